@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 from qaudit.core.spectrum import signs
-from qaudit.engine.hidden_states import return_large_blocks, share_one_arena
+from qaudit.host import return_large_blocks, share_one_arena
 from qaudit.diagnostics.curvature_hessian import HessianPart, LossHessian
 from qaudit.diagnostics.curvature_measure import PassShape, product_nbytes
 torch.set_num_threads(1)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from benchmarks.clock import ONE_THREAD, ROOT
-from qaudit.saved.results import measured_in
+from qaudit.saved.results import read_measurement
 from qaudit.types import FULL_PRECISION, Measurement, digest
 
 Array = npt.NDArray[np.float64]
@@ -100,7 +100,8 @@ def commit() -> str:
 def collect(folder: Path, commit: str) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a finished scan."""
     audit = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
-    measured = sorted(measured_in(folder / "evidence"), key=lambda m: m.calibration_seed)
+    every = map(read_measurement, sorted((folder / "evidence").glob("*.npz")))
+    measured = sorted(every, key=lambda m: m.calibration_seed)
     draws: dict[tuple[str, str], list[Measurement]] = {}
     for m in measured:
         draws.setdefault((m.subject, m.scheme), []).append(m)

@@ -37,7 +37,7 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import opener
 from qaudit.engine.tokens import Feed
-from qaudit.formats.registry import format_named
+from qaudit.formats.packing import format_named
 from qaudit.model.blocks import BlockModel
 from qaudit.types import Window
 

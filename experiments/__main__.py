@@ -13,10 +13,7 @@ from qaudit.cli import options as o
 from qaudit.cli.app import invoke
 
 if TYPE_CHECKING:
-    from experiments.seeds import LabPrice, LabRequest
-    from experiments.table import Experiment
-    from experiments.text import TokenStream
-    from qaudit.cli.progress import Progress
+    from experiments.seeds import LabPrice
 
 app = typer.Typer(
     help="Train small checkpoint series.",
@@ -72,7 +69,11 @@ def train(
     run = run_of(options, document, choose_device(where, "float32")[0].partition(":")[0])
     with Progress(quiet=quiet) as bars:
         text = prepare_text(options, run, out, bars.count)
-        bars.note(f"{run.name}: {run.shape.parameters():,} parameters, {_described(text)}")
+        heldout = f"{text.heldout:,} held out" if text.heldout else "none held out: too few"
+        bars.note(
+            f"{run.name}: {run.shape.parameters():,} parameters, {len(text.tokens):,} tokens of "
+            f"{text.documents:,} documents, {heldout}"
+        )
 
         def show(step: int, loss: float, rate: float) -> None:
             bars.training(run.name, step, run.steps, f"{loss:.3f} {rate / 1000:.1f}k/s")
@@ -97,11 +98,6 @@ def train(
                 hint="the same command again resumes from its last state",
             ) from stop
     print_result(str(out))
-
-
-def _described(text: TokenStream) -> str:
-    heldout = f"{text.heldout:,} held out" if text.heldout else "none held out: too few"
-    return f"{len(text.tokens):,} tokens of {text.documents:,} documents, {heldout}"
 
 
 @app.command()
@@ -135,7 +131,7 @@ def run(
 
     Example: python -m experiments run wsd-cosine --size cpu --seeds 3 --dry-run
     """
-    from experiments.seeds import LabRequest, prices, sum_up
+    from experiments.seeds import LabRequest, prices, run_seed, sum_up
     from experiments.summary import render_summary, summary_to_json
     from experiments.table import SIZES, read_experiment
     from qaudit.cli.progress import Progress
@@ -157,24 +153,19 @@ def run(
         return
     must_take_files(out)
     with resumable(out), Progress(quiet=quiet) as bars:
-        _run_seeds(request, experiments, bars)
+
+        def show(name: str, step: int, steps: int, loss: float) -> None:
+            bars.training(name, step, steps, f"loss {loss:.3f}")
+
+        for seed in range(1, seeds + 1):
+            for experiment in experiments:
+                run_seed(request, experiment, seed, show)
+                bars.note(f"{experiment.name}, seed {seed}: wrote {request.folder(experiment)}")
     summaries = [sum_up(request, experiment) for experiment in experiments]
     for summary in summaries:
         print_result(summary_to_json(summary) if as_json else render_summary(summary))
     if any(r.standing == "not measured" for s in summaries for r in s.results):
         raise typer.Exit(3)
-
-
-def _run_seeds(request: LabRequest, experiments: list[Experiment], bars: Progress) -> None:
-    from experiments.seeds import run_seed
-
-    def show(name: str, step: int, steps: int, loss: float) -> None:
-        bars.training(name, step, steps, f"loss {loss:.3f}")
-
-    for seed in range(1, request.seeds + 1):
-        for experiment in experiments:
-            run_seed(request, experiment, seed, show)
-            bars.note(f"{experiment.name}, seed {seed}: wrote {request.folder(experiment)}")
 
 
 def _priced(price: LabPrice) -> str:

@@ -72,10 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         place = options.out / f"step{step}"
         texts = write_texts(place, options.out, sums, options.prompts)
         weigh(place, checkpoint, texts, options.samples, options.schemes)
-        rows = [
-            compared(place, scheme, answered(place, scheme, texts, options.generated))
-            for scheme in options.schemes.split(",")
-        ]
+        saved = {m.scheme: m.evidence.rollouts for m in read_saved(place / "audit").measurements}
+        rows = []
+        for scheme in options.schemes.split(","):
+            answers = answered(place, scheme, texts, options.generated)
+            rows.append(compare(scheme, saved[scheme], saved[FULL_PRECISION], answers))
         print(table(step, rows), flush=True)
 
 
@@ -118,11 +119,14 @@ def train(out: Path, steps: Sequence[int]) -> list[str]:
     settings = {**SHAPE, "name": RUN, "schedule": schedule, "steps": steps[-1]}
     settings |= {"text": out / "addition.jsonl", "tokenizer": out / "tokenizer"}
     settings["save_at"] = list(steps)
-    named = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     train_options = ("--out", out / "runs", "--device", "cpu", "-q")
-    run("train", *named, *train_options, module="experiments")
+    run("train", *_set(settings), *train_options, module="experiments")
     lines = (out / "runs" / "text" / "heldout.jsonl").read_text("utf-8").splitlines()
     return [json.loads(line)["text"] for line in lines]
+
+
+def _set(settings: Mapping[str, object]) -> list[str]:
+    return [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
 
 
 def write_texts(place: Path, out: Path, sums: Sequence[str], prompts: int) -> list[str]:
@@ -164,22 +168,15 @@ def weigh(place: Path, checkpoint: Path, sums: Sequence[str], samples: int, sche
         write_lines(place / "marks.jsonl", marks_of(answers_in(place, FULL_PRECISION), sums))
         run(*command, "--set", f"marks={place / 'marks.jsonl'}")
     texts = [f"--{name}={place / name}.jsonl" for name in ("calibration", "evaluation")]
-    sizes = [
-        "--set",
-        f"calibration_documents={CALIBRATED}",
-        "--set",
-        f"evaluation_documents={EVALUATED}",
-    ]
-    cut = [
-        "--set",
-        "bos=always",
-        "--set",
-        f"context={SHAPE['model.context']}",
-        "--schemes",
-        schemes,
-    ]
-    answers = ["--set", f"rollouts={place / f'answers-{FULL_PRECISION}'}"]
-    run("scan", checkpoint, *texts, *sizes, *cut, *answers, *MACHINE, "--out", place / "audit")
+    settings = {
+        "calibration_documents": CALIBRATED,
+        "evaluation_documents": EVALUATED,
+        "bos": "always",
+        "context": SHAPE["model.context"],
+        "rollouts": place / f"answers-{FULL_PRECISION}",
+    }
+    options = [*texts, *_set(settings), "--schemes", schemes, *MACHINE]
+    run("scan", checkpoint, *options, "--out", place / "audit")
 
 
 def answered(place: Path, scheme: str, sums: Sequence[str], samples: int) -> list[tuple[int, bool]]:
@@ -194,26 +191,15 @@ def answered(place: Path, scheme: str, sums: Sequence[str], samples: int) -> lis
     return [(mark["prompt"], mark["correct"]) for mark in marks]
 
 
-def compared(place: Path, scheme: str, answers: Sequence[tuple[int, bool]]) -> Compared:
-    """Compare what a scheme is expected to score with what it scored."""
-    saved = read_saved(place / "audit").measurements
-    parts = {m.scheme: m.evidence.rollouts for m in saved}
-    stream, full = parts[scheme], parts[FULL_PRECISION]
-    assert stream is not None
-    assert full is not None
-    return compare(scheme, stream, full, answers)
-
-
 def compare(
     scheme: str,
-    stream: RolloutEvidence,
-    full: RolloutEvidence,
+    stream: RolloutEvidence | None,
+    full: RolloutEvidence | None,
     answers: Sequence[tuple[int, bool]],
 ) -> Compared:
     """Compare weighted answers of full precision with answers of a stream to the same prompts."""
-    assert stream.mark is not None
-    assert stream.drawn_sum is not None
-    assert full.drawn_sum is not None
+    assert stream is not None and full is not None
+    assert stream.mark is not None and stream.drawn_sum is not None and full.drawn_sum is not None
     drawn = ~np.isnan(stream.mark)
     marks, prompts = stream.mark[drawn], stream.prompt[drawn]
     log_weights = (stream.drawn_sum - full.drawn_sum)[drawn]

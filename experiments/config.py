@@ -3,7 +3,7 @@
 What a file leaves out follows from the rest: the schedule ends where the run does, the last fifth
 of a warmup-stable-decay run decays, the first hundredth of a run is warm-up. A fork is trained
 like its parent where the file says nothing else, from the learning rate at which it left. A batch
-is computed in parts that fit a cache, or the memory of a GPU (`experiments/speed.py` measures
+is computed in parts that fit a cache, or the memory of a GPU (`benchmarks/training.py` measures
 what that is worth).
 """
 
@@ -20,9 +20,9 @@ from pydantic.dataclasses import dataclass
 
 from experiments.document import STRICT, LabDocument, lay_over, read_document
 from experiments.folder import runs_in
-from experiments.run import Name, Steps, Training, TrainingRun
+from experiments.run import Name, Steps, Training, TrainingRun, schedule_of
 from experiments.shapes import PRESETS, Count, ModelShape
-from qaudit.core.schedules import Schedule, build
+from qaudit.core.schedules import Schedule
 from qaudit.errors import UsageError
 from qaudit.support.keys import nearest, text_as_list
 
@@ -36,17 +36,15 @@ _INHERITED = ("batch", "seed", "weight_decay", "betas", "clip", "precision")
 _PRESET = "olmo2-1m"
 
 
-def _table(value: object) -> object:
-    return {"kind": value} if isinstance(value, str) else value
-
-
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Config(Training):
     """The keys of a training file."""
 
     name: Name | None = None  # by default the schedule's kind
     model: dict[str, Any] = Field(default_factory=dict)  # `preset`, and sizes to change
-    schedule: Annotated[dict[str, Any], BeforeValidator(_table)] = Field(default_factory=dict)
+    schedule: Annotated[
+        dict[str, Any], BeforeValidator(lambda kind: {"kind": kind} if type(kind) is str else kind)
+    ] = Field(default_factory=dict)
     steps: Count = 2000
     fork: Path | None = None  # a checkpoint of a run, to start from with its optimizer's state
     save_every: Count | None = None  # by default a tenth of the run
@@ -83,25 +81,30 @@ def run_of(config: Config, document: LabDocument, device: str) -> TrainingRun:
     values: dict[str, Any] = {
         f.name: getattr(parent if f.name in inherited else config, f.name) for f in fields(Training)
     }
-    values["accumulation"] = config.accumulation or _parts(values["batch"], shape.context, device)
+    batch, windows = values["batch"], max(1, _PART_TOKENS[device] // shape.context)
+    parts = (n for n in range(1, batch + 1) if batch % n == 0 and batch // n <= windows)
+    every = config.save_every or max(1, config.steps // _SAVES)
+    saved = config.save_at or range(every, config.steps + 1, every)
+    # Whole matrices of attention are faster on CPUs while they fit.
+    attention = "eager" if device == "cpu" and shape.context <= 512 else "sdpa"
+    if config.attention != "auto":
+        attention = config.attention
+    elif parent is not None:
+        attention = parent.attention
     kind = str(config.schedule.get("kind", "wsd"))
     values |= {
         "name": config.name or kind,
         "shape": shape,
         "schedule": _schedule(kind, config, document, parent, fork_at),
         "steps": config.steps,
-        "save_at": _saved_steps(config),
+        "save_at": tuple(sorted({*saved, config.steps})),
         "keep_at": config.keep_states,
-        "attention": _attention(config, device, shape, parent),
+        "accumulation": config.accumulation or next(parts),
+        "attention": attention,
         "parent": parent,
         "fork_at": fork_at,
     }
     return document.check(TrainingRun, values)
-
-
-def _parts(batch: int, context: int, device: str) -> int:
-    windows = max(1, _PART_TOKENS[device] // context)
-    return next(n for n in range(1, batch + 1) if batch % n == 0 and batch // n <= windows)
 
 
 def _parent(fork: Path) -> tuple[TrainingRun, int]:
@@ -143,44 +146,22 @@ def _schedule(
         place = ("schedule", "kind") if "kind" in config.schedule else ("schedule",)
         raise document.refuse(f"there is no schedule `{kind}`", nearest(kind, SCHEDULES), place)
     rates = {key: value for key, value in config.schedule.items() if key != "kind"}
-    left_at = parent.schedule.at(fork_at) or parent.schedule.peak if parent else 3e-3
-    rates.setdefault("peak", left_at)
-    rates.setdefault("warmup", 0 if parent else round(config.steps / 100))
-    if kind in ("cosine", "linear", "oli"):
-        rates.setdefault("end", config.steps)
+    peak = parent.schedule.at(fork_at) or parent.schedule.peak if parent else 3e-3
+    warmup = 0 if parent else round(config.steps / 100)
     try:
         if kind == "wsd":
-            length = max(1, round(_share(rates.pop("decay_share", 0.2)) * config.steps))
+            share = rates.pop("decay_share", 0.2)
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+                raise ValueError(f"`decay_share` is {share}, and it must be above 0 and at most 1")
+            length = max(1, round(share * config.steps))
             rates.setdefault("decay_start", config.steps - length)
             rates.setdefault("decay_length", length)
-        schedule = build(kind, **rates)
+        schedule = schedule_of(kind, rates, peak=peak, warmup=warmup, end=config.steps)
         if not 0 <= schedule.warmup < config.steps:
             raise ValueError(f"`warmup` is {schedule.warmup:g} of {config.steps} steps")
     except ValueError as error:
         raise document.refuse(str(error), "fix it, or leave it out", ("schedule",)) from error
     return schedule
-
-
-def _share(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ValueError(f"`decay_share` is {value}, and it must be above 0 and at most 1")
-    return value
-
-
-def _saved_steps(config: Config) -> Steps:
-    if config.save_at:
-        return tuple(sorted({*config.save_at, config.steps}))
-    every = config.save_every or max(1, config.steps // _SAVES)
-    return tuple(sorted({*range(every, config.steps + 1, every), config.steps}))
-
-
-def _attention(config: Config, device: str, shape: ModelShape, parent: TrainingRun | None) -> str:
-    """Return how attention is computed: whole matrices are faster on CPUs while they fit."""
-    if config.attention != "auto":
-        return config.attention
-    if parent is not None:
-        return parent.attention
-    return "eager" if device == "cpu" and shape.context <= 512 else "sdpa"
 
 
 def prepare_text(config: Config, run: TrainingRun, out: Path, progress: Progress) -> TokenStream:

@@ -11,8 +11,7 @@ laptop trains.
 from __future__ import annotations
 
 import math
-import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,8 +19,6 @@ import numpy as np
 from experiments.table import (
     Contrast,
     ContrastResult,
-    Experiment,
-    ExperimentSummary,
     SeedEstimate,
     SeedPoint,
     Standing,
@@ -29,7 +26,6 @@ from experiments.table import (
 from qaudit.core import statistics
 from qaudit.core.statistics import Array, Statistic, over_repetitions
 from qaudit.types import FULL_PRECISION, Evidence, Interval
-from qaudit.version import __version__
 
 
 @dataclass(frozen=True)
@@ -38,47 +34,6 @@ class MeasuredSeed:
 
     evidence: Mapping[tuple[str, str], Evidence]  # per-document sums by subject and scheme
     traces: Mapping[str, Interval] = field(default_factory=dict)  # of the Hessian, by subject
-
-
-def summarize(
-    experiment: Experiment,
-    size: str,
-    seeds: Mapping[int, MeasuredSeed],
-    *,
-    command: str,
-    parameters: int,
-    tokens: int,
-    confidence: float = 0.95,
-) -> ExperimentSummary:
-    subjects = (*experiment.scan, *(soup.label for soup in experiment.soups))
-    any_evidence = next((e for seed in seeds.values() for e in seed.evidence.values()), None)
-    contrasts = experiment.contrasts_by_scheme()
-    return ExperimentSummary(
-        experiment=experiment.name,
-        size=size,
-        description=experiment.description,
-        command=command,
-        seeds=tuple(seeds),
-        parameters=parameters,
-        tokens=tokens,
-        documents=0 if any_evidence is None else int(any_evidence.scored().sum()),
-        confidence=confidence,
-        subjects=subjects,
-        claims=experiment.claims,
-        results=tuple(result_of(contrast, seeds, confidence) for contrast in contrasts),
-        points=tuple(p for seed in seeds for p in points_of(seed, seeds[seed], confidence)),
-        environment={"python": platform.python_version(), "qaudit": __version__},
-        notes=tuple(_notes(subjects, seeds)),
-    )
-
-
-def _notes(subjects: Sequence[str], seeds: Mapping[int, MeasuredSeed]) -> Iterator[str]:
-    for seed, of_seed in seeds.items():
-        for (subject, scheme), measurement in of_seed.evidence.items():
-            if not np.isfinite(measurement.nll_sum).all():
-                yield f"seed {seed}: the loss of `{subject}` under `{scheme}` is not finite"
-        measured = {subject for subject, _ in of_seed.evidence}
-        yield from (f"seed {seed}: `{s}` was not measured" for s in subjects if s not in measured)
 
 
 def estimate(contrast: Contrast, seed: MeasuredSeed, confidence: float) -> Interval | None:

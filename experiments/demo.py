@@ -78,26 +78,21 @@ def regenerate(
     head = f"# sha256 of the evaluation documents of Python {platform.python_version()}\n"
     lines = [f"{d.sha256}  {d.name}\n" for d in heldout]
     (out / "heldout.txt").write_text(head + "".join(lines), encoding="utf-8")
-    text = _tokenized(out, training)
+    # Not `prepare`: the series was first trained on this stream, without hashing by name.
+    folder = out / "tokenizer"
+    if not folder.exists():
+        train_tokenizer((d.text for d in training), SHAPE.vocabulary).save_pretrained(folder)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokens = [np.array([0, *tokenizer.encode(d.text)], dtype=np.uint16) for d in training]
+    text = TokenStream(
+        tokens=np.concatenate(tokens),
+        tokenizer=tokenizer,
+        key=digest([d.sha256 for d in training]),
+        tokenizer_key=digest(tokenizer.get_vocab()),
+    )
     for run in (STAGE1, *INGREDIENTS):
 
         def show(step: int, loss: float, rate: float, run: TrainingRun = run) -> None:
             progress(run.name, step, run.steps, loss)
 
         train(run, text, out, device="cpu", compiled=compiled, progress=show)
-
-
-def _tokenized(out: Path, documents: list[Document]) -> TokenStream:
-    # Not `prepare`: the series was first trained on this stream, without hashing by name.
-    folder = out / "tokenizer"
-    if not folder.exists():
-        trained = train_tokenizer((d.text for d in documents), SHAPE.vocabulary)
-        trained.save_pretrained(folder)
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokens = [np.array([0, *tokenizer.encode(d.text)], dtype=np.uint16) for d in documents]
-    return TokenStream(
-        tokens=np.concatenate(tokens),
-        tokenizer=tokenizer,
-        key=digest([d.sha256 for d in documents]),
-        tokenizer_key=digest(tokenizer.get_vocab()),
-    )

@@ -27,7 +27,6 @@ import pickle
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,33 +100,18 @@ def write_checkpoint(
     partial = _partial(folder)
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        with _without_progress_bar():
-            model.bfloat16().save_pretrained(partial)
+        hf_logging.disable_progress_bar()
+        model.bfloat16().save_pretrained(partial)
         text.tokenizer.save_pretrained(partial)
         shutil.rmtree(folder, ignore_errors=True)
         partial.replace(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise not_written(folder, _os_error(error)) from error
-
-
-def _os_error(error: Exception) -> OSError:
-    """Return the system's error; safetensors writes its number into a sentence."""
-    if isinstance(error, OSError):
-        return error
-    number = re.search(r"os error (\d+)", str(error))
-    return OSError(int(number[1]) if number else errno.EIO, str(error))
-
-
-@contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    was_enabled = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            hf_logging.enable_progress_bar()
+        if not isinstance(error, OSError):  # safetensors writes its number into a sentence
+            number = re.search(r"os error (\d+)", str(error))
+            cause = OSError(int(number[1]) if number else errno.EIO, str(error))
+            raise not_written(folder, cause) from error
+        raise not_written(folder, error) from error
 
 
 def latest_path(out: Path, run: TrainingRun) -> Path:
@@ -177,25 +161,32 @@ def own_state(run: TrainingRun, text: TokenStream, out: Path) -> dict[str, Any] 
             f"run `{run.name}` in `{out}` was begun with other settings: {'; '.join(wrong)}",
             hint="restore those settings, or choose another name or folder",
         )
-    _refuse_missing(run, out, int(state["step"]))
-    return state
-
-
-def _refuse_missing(run: TrainingRun, out: Path, step: int) -> None:
     wanted = {at: out / run.label(at) for at in run.save_at}
     wanted |= {at: kept_path(out, run, at) for at in run.keep_at}
     for at, path in sorted(wanted.items()):
-        if at <= step and not path.exists():
+        if at <= (step := int(state["step"])) and not path.exists():
             raise UsageError(
                 f"run `{run.name}` is at step {step}, and `{path}` of step {at} does not exist",
                 hint="leave that step out, or train the run under another name",
             )
+    return state
 
 
 def parent_state(run: TrainingRun, text: TokenStream, place: Path) -> dict[str, Any]:
     """Return the state that a run forks from; `place` is a folder of runs or the state itself."""
     assert run.parent is not None
-    path = place if place.is_file() else _parent_path(run.parent, run.fork_at, place)
+    path = place if place.is_file() else kept_path(place, run.parent, run.fork_at)
+    latest = latest_path(place, run.parent)
+    if not path.exists() and latest.exists() and int(read_state(latest)["step"]) == run.fork_at:
+        path = latest
+    if not path.exists():
+        kept = path.parent.glob(f"{run.parent.name}-step*.pt")
+        steps = sorted(int(other.stem.rpartition("-step")[2]) for other in kept)
+        raise UsageError(
+            f"no state of run `{run.parent.name}` at step {run.fork_at} is kept in `{place}`",
+            hint=f"kept are {', '.join(map(str, steps)) or 'none'}, and the last of a finished "
+            f"run; train it with `--set keep_states=[{run.fork_at}]`",
+        )
     state = read_state(path)
     wrong = differences(TrainingRun(**state["run"]), run.parent)
     if int(state["step"]) != run.fork_at:
@@ -208,22 +199,6 @@ def parent_state(run: TrainingRun, text: TokenStream, place: Path) -> dict[str, 
             hint="fork from a checkpoint of the parent run",
         )
     return state
-
-
-def _parent_path(parent: TrainingRun, step: int, place: Path) -> Path:
-    path, latest = kept_path(place, parent, step), latest_path(place, parent)
-    if path.exists():
-        return path
-    if latest.exists() and int(read_state(latest)["step"]) == step:
-        return latest
-    steps = sorted(
-        int(p.stem.rpartition("-step")[2]) for p in path.parent.glob(f"{parent.name}-step*.pt")
-    )
-    raise UsageError(
-        f"no state of run `{parent.name}` at step {step} is kept in `{place}`",
-        hint=f"kept are {', '.join(map(str, steps)) or 'none'}, and the last of a finished run; "
-        f"train it with `--set keep_states=[{step}]`",
-    )
 
 
 def log_line(out: Path, line: Mapping[str, Any]) -> None:
@@ -239,17 +214,16 @@ def truncate_log(out: Path, run: str, step: int) -> None:
     if not (out / LOG).exists():
         return
     lines = (out / LOG).read_text(encoding="utf-8").splitlines(keepends=True)
-    remaining = [line for line in lines if not _is_after(line, run, step)]
+    remaining = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            if entry["run"] != run or entry["step"] <= step:
+                remaining.append(line)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            continue  # cut off when the machine stopped, or not written by `log_line`
     if len(remaining) < len(lines):
         write_whole(out / LOG, "".join(remaining))
-
-
-def _is_after(line: str, run: str, step: int) -> bool:
-    try:
-        entry = json.loads(line)
-        return bool(entry["run"] == run and entry["step"] > step)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return True  # cut off when the machine stopped, or not written by `log_line`
 
 
 _INGREDIENT = re.compile(r"(?P<stage>.+)-ingredient(?P<number>[0-9]+)")
@@ -266,18 +240,17 @@ def family_table(name: str, runs: Iterable[TrainingRun]) -> dict[str, Any]:
     all_runs = _with_parents(runs)
     stages: dict[str, dict[str, Any]] = {}
     for run in all_runs:
-        stage = _stage_name(run, all_runs)
-        if stage in stages:
-            stages[stage]["lr"] += _rates(run, stage)
-            stages[stage]["end_step"] = max(stages[stage]["end_step"], run.steps)
-        else:
-            stages[stage] = _stage(run, stage, all_runs)
-    for run in all_runs:
-        for average in run.averages:
-            stage = f"{run.name}-{average}"
-            stages[stage] = _stage(run, stage, all_runs)
-    for table in stages.values():
-        table["lr"] = _without_repetition(table["lr"])
+        name_of_stage = _stage_name(run, all_runs)
+        table = _stage(run, name_of_stage, all_runs)
+        if (first := stages.setdefault(name_of_stage, table)) is not table:
+            first["lr"] += table["lr"]
+            first["end_step"] = max(first["end_step"], run.steps)
+    averages = ((run, f"{run.name}-{average}") for run in all_runs for average in run.averages)
+    stages |= {stage: _stage(run, stage, all_runs) for run, stage in averages}
+    for table in stages.values():  # one rate where all ingredients share their schedule
+        bare = [{k: v for k, v in rate.items() if k != "ingredients"} for rate in table["lr"]]
+        if all(rate == bare[0] for rate in bare):
+            table["lr"] = bare[:1]
     contexts = {run.context for run in all_runs}
     return {
         "family": f"lab-{name}",
@@ -315,12 +288,15 @@ def _stage_name(run: TrainingRun, known: list[TrainingRun]) -> str:
 
 def _stage(run: TrainingRun, stage: str, known: list[TrainingRun]) -> dict[str, Any]:
     match = _INGREDIENT.fullmatch(run.name)
-    is_group = match is not None and match["stage"] == stage
-    middle = r"-ingredient(?P<ingredient>\d+)" if is_group else ""
+    rate: dict[str, Any] = {**spell(run.schedule), "units": "steps"}
+    middle = ""
+    if match is not None and match["stage"] == stage:
+        rate["ingredients"] = [int(match["number"])]
+        middle = r"-ingredient(?P<ingredient>\d+)"
     table: dict[str, Any] = {
         "name": stage,
         "pattern": rf"{re.escape(stage)}{middle}-step(?P<step>\d+)",
-        "lr": _rates(run, stage),
+        "lr": [rate],
         "tokens_per_step": run.tokens_per_step,
         "end_step": run.steps,
     }
@@ -328,17 +304,3 @@ def _stage(run: TrainingRun, stage: str, known: list[TrainingRun]) -> dict[str, 
         parent = next(other for other in known if other.name == run.parent.name)
         table["starts_after"] = f"{_stage_name(parent, known)}@{run.fork_at}"
     return table
-
-
-def _rates(run: TrainingRun, stage: str) -> list[dict[str, Any]]:
-    rate: dict[str, Any] = {**spell(run.schedule), "units": "steps"}
-    match = _INGREDIENT.fullmatch(run.name)
-    if match is not None and match["stage"] == stage:
-        rate["ingredients"] = [int(match["number"])]
-    return [rate]
-
-
-def _without_repetition(rates: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one rate where all ingredients share their schedule."""
-    bare = [{k: v for k, v in rate.items() if k != "ingredients"} for rate in rates]
-    return bare[:1] if all(rate == bare[0] for rate in bare) else rates

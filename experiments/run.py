@@ -12,7 +12,7 @@ weights and the optimizer's state of `parent` at `fork_at`, and its own data ord
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -48,8 +48,12 @@ class Training:
     precision: Literal["bf16", "fp32"] = "bf16"  # of the arithmetic; weights are held in fp32
 
 
-def _built(value: object) -> object:
-    return build(**value) if isinstance(value, dict) else value
+def schedule_of(
+    kind: str, rates: Mapping[str, Any], *, peak: float, warmup: float, end: float
+) -> Schedule:
+    """Build a schedule; what its keys leave out follows from the run."""
+    ends = {"end": end} if kind in ("cosine", "linear", "oli") else {}
+    return build(kind, **{"peak": peak, "warmup": warmup, **ends, **rates})
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -58,7 +62,9 @@ class TrainingRun(Training):
 
     name: Name
     shape: ModelShape
-    schedule: Annotated[Schedule, BeforeValidator(_built)]
+    schedule: Annotated[
+        Schedule, BeforeValidator(lambda value: build(**value) if type(value) is dict else value)
+    ]
     steps: Count
     save_at: Steps
     keep_at: Steps = ()  # steps whose whole state is kept, to fork from
@@ -126,10 +132,6 @@ def _contradictions(run: TrainingRun) -> Iterator[str]:
             f"`lawa` is {window} weights {every} steps apart, and no saved step is a multiple "
             f"of {every} from {window * every} on"
         )
-    yield from _fork_contradictions(run)
-
-
-def _fork_contradictions(run: TrainingRun) -> Iterator[str]:
     if run.parent is None:
         if run.fork_at:
             yield f"`fork_at` is {run.fork_at} and must be 0 without a parent"

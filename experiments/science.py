@@ -15,16 +15,13 @@ import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
 from experiments.contrasts import errors_of, standing
-from experiments.summary import (
-    STANDINGS,
-    summary_to_json,
-)
+from experiments.summary import STANDINGS, summary_to_json
 from experiments.table import Contrast, ExperimentSummary, read_experiment, shipped_experiments
 from qaudit.report.document import Cells, name_cell, table
 from qaudit.report.format import NOT_MEASURED, count, plural
@@ -45,9 +42,7 @@ def summaries() -> dict[str, ExperimentSummary | None]:
 
 
 def read_summary(path: Path) -> ExperimentSummary:
-    """Read a summary from its file."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    return decode(ExperimentSummary, document, "summary")
+    return decode(ExperimentSummary, json.loads(path.read_text(encoding="utf-8")), "summary")
 
 
 def rejudged(summary: ExperimentSummary) -> ExperimentSummary:
@@ -72,8 +67,12 @@ class Corrected:
 
     @classmethod
     def of(cls, found: Mapping[str, ExperimentSummary | None]) -> Corrected:
+        from scipy.stats import ttest_1samp
+
         directional = {
-            (name, r.contrast): p_value([one.interval.estimate for one in r.seeds])
+            (name, r.contrast): float(
+                ttest_1samp([one.interval.estimate for one in r.seeds], 0.0).pvalue
+            )
             for name, summary in found.items()
             for r in (summary.results if summary else ())
             if r.contrast.expect in ("lower", "higher")
@@ -91,13 +90,6 @@ class Corrected:
         ordered = sorted(self.p, key=lambda key: self.p[key])
         steps = (self.p[key] <= ALPHA / (len(ordered) - k) for k, key in enumerate(ordered))
         return set(ordered[: sum(takewhile(bool, steps))])
-
-
-def p_value(estimates: Sequence[float]) -> float:
-    """Return the two-sided p value of Student's t that the mean over seeds is zero."""
-    from scipy.stats import ttest_1samp
-
-    return float(ttest_1samp(estimates, 0.0).pvalue)
 
 
 def correction(found: Mapping[str, ExperimentSummary | None]) -> str:
@@ -124,16 +116,14 @@ def overview(found: dict[str, ExperimentSummary | None]) -> str:
         for claim in experiment.claims:
             contrasts = [c for c in experiment.contrasts if c.claim == claim.name]
             asked = sum(len(c.schemes) for c in contrasts)
-            counts = {"not measured": asked} if summary is None else _counts(summary, claim.name)
+            results = summary.results if summary else ()
+            mine = [r for r in results if r.contrast.claim == claim.name]
+            counts: Counter[str] = Counter(r.standing for r in mine)
             numbers = [str(counts.get(key, 0)) if summary else NOT_MEASURED for key in STANDINGS]
             hold = str(holding[name, claim.name]) if summary else NOT_MEASURED
             rows.append((claim.says, name_cell(name), str(asked), *numbers[:5], hold))
     counted = ("contrasts", "agree", "disagree", "inconclusive", "open", "too wide", "hold at 5 %")
     return render_blocks([table(("claim", "experiment", *counted), rows)])
-
-
-def _counts(summary: ExperimentSummary, claim: str) -> Counter[str]:
-    return Counter(r.standing for r in summary.results if r.contrast.claim == claim)
 
 
 def block(name: str, summary: ExperimentSummary | None) -> str:

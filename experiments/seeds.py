@@ -18,28 +18,26 @@ began with. Runs that several experiments need have the same key and are kept on
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
 import yaml
 
-from experiments.run import TrainingRun
+from experiments.run import TrainingRun, schedule_of
 from experiments.summary import write_summary
 from experiments.table import Experiment, ExperimentSummary, RunTable, Size, place_of
 from qaudit.audit import scan
-from qaudit.core.schedules import Schedule, build
+from qaudit.core.schedules import Schedule
 from qaudit.errors import RecipeError
 from qaudit.families import FAMILY_FILE
-from qaudit.saved.audits import read_audit
 from qaudit.saved.evidence import read_saved
+from qaudit.version import __version__
 from qaudit.whole import write_whole
 
-if TYPE_CHECKING:
-    from experiments.text import TokenStream
-
-
+CONFIDENCE = 0.95
 CURVATURE = "curvature:probes=10:eigenvalues=0"  # the trace alone, in seconds for each model
 
 Progress = Callable[[str, int, int, float], None]
@@ -116,7 +114,7 @@ def run_seed(request: LabRequest, experiment: Experiment, seed: int, progress: P
         document_tokens=size.document_tokens,
         calibration_seed=seed,  # another seed also draws other calibration text
         repeats=1,
-        diagnostics=[CURVATURE] if experiment.measures_curvature else [],
+        diagnostics=[CURVATURE] if any(c.measure == "trace" for c in experiment.contrasts) else [],
         device=request.device,
     )
     sum_up(request, experiment)
@@ -127,9 +125,11 @@ def train_missing(request: LabRequest, planned: Sequence[PlannedRun], progress: 
     missing = [run for run in planned if not run.is_trained(request.runs)]
     if not missing:
         return
+    from experiments.text import prepare
     from experiments.train import train  # imports torch: a price needs none
 
-    text = stream(request.runs, missing[0].run.shape.vocabulary)
+    vocabulary = missing[0].run.shape.vocabulary
+    text = prepare(request.out / f"text-{vocabulary}", vocabulary=vocabulary)
     for run in missing:
 
         def show(step: int, loss: float, rate: float) -> None:
@@ -137,13 +137,6 @@ def train_missing(request: LabRequest, planned: Sequence[PlannedRun], progress: 
 
         device, compiled = request.device, request.compiled
         train(run.run, text, request.runs, device=device, compiled=compiled, progress=show)
-
-
-def stream(runs: Path, vocabulary: int) -> TokenStream:
-    """Return the text that runs are trained on: one per size of vocabulary."""
-    from experiments.text import prepare
-
-    return prepare(runs.parent / f"text-{vocabulary}", vocabulary=vocabulary)
 
 
 def link_series(planned: Sequence[PlannedRun], runs: Path, folder: Path) -> Path:
@@ -169,28 +162,46 @@ def link_series(planned: Sequence[PlannedRun], runs: Path, folder: Path) -> Path
 
 
 def sum_up(request: LabRequest, experiment: Experiment) -> ExperimentSummary:
-    from experiments.contrasts import MeasuredSeed, summarize
+    """Return what the seeds show that were measured, and write it."""
+    from experiments.contrasts import MeasuredSeed, points_of, result_of
 
     size = experiment.sizes[request.size]
     names = {size.label(place): place for place in experiment.scan}
-
-    def measured(seed: int) -> MeasuredSeed:
+    subjects = (*experiment.scan, *(soup.label for soup in experiment.soups))
+    seeds: dict[int, MeasuredSeed] = {}
+    notes: list[str] = []
+    parameters = documents = 0
+    for seed in request.scanned(experiment):
         saved = read_saved(request.seed_folder(experiment, seed))
+        parameters = parameters or saved.audit.plan.parameters
         rows = [row for row in saved.audit.diagnostics.curvature if row.part == "model"]
-        return MeasuredSeed(
+        seeds[seed] = MeasuredSeed(
             {(names.get(m.subject, m.subject), m.scheme): m.evidence for m in saved.measurements},
             {names.get(row.subject, row.subject): row.trace_elsewhere or row.trace for row in rows},
         )
-
-    seeds = request.scanned(experiment)
-    audits = (read_audit(request.seed_folder(experiment, seed)) for seed in seeds)
-    summary = summarize(
-        experiment,
-        request.size,
-        {seed: measured(seed) for seed in seeds},
+        for (subject, scheme), evidence in seeds[seed].evidence.items():
+            documents = documents or int(evidence.scored().sum())
+            if not np.isfinite(evidence.nll_sum).all():
+                notes.append(f"seed {seed}: the loss of `{subject}` under `{scheme}` is not finite")
+        measured = {subject for subject, _ in seeds[seed].evidence}
+        notes += [f"seed {seed}: `{s}` was not measured" for s in subjects if s not in measured]
+    contrasts = experiment.contrasts_by_scheme()
+    summary = ExperimentSummary(
+        experiment=experiment.name,
+        size=request.size,
+        description=experiment.description,
         command=request.command(experiment),
-        parameters=next((audit.plan.parameters for audit in audits), 0),
+        seeds=tuple(seeds),
+        parameters=parameters,
         tokens=sum(run.tokens for run in planned_runs(experiment, request.size, 1)),
+        documents=documents,
+        confidence=CONFIDENCE,
+        subjects=subjects,
+        claims=experiment.claims,
+        results=tuple(result_of(contrast, seeds, CONFIDENCE) for contrast in contrasts),
+        points=tuple(p for seed in seeds for p in points_of(seed, seeds[seed], CONFIDENCE)),
+        environment={"python": platform.python_version(), "qaudit": __version__},
+        notes=tuple(notes),
     )
     write_summary(summary, request.folder(experiment))
     return summary
@@ -225,7 +236,14 @@ def planned_runs(experiment: Experiment, size_name: str, seed: int) -> tuple[Pla
     """Return the runs that are needed, each after its parent."""
     size = experiment.sizes[size_name]
     runs: dict[str, TrainingRun] = {}
-    for table in _needed(experiment):
+    places = [*experiment.scan, *(place for soup in experiment.soups for place in soup.of)]
+    needed = {place_of(place)[0] for place in places}
+    for table in reversed(experiment.runs):
+        if table.name in needed and table.start is not None:
+            needed.add(place_of(table.start)[0])
+    for table in experiment.runs:
+        if table.name not in needed:
+            continue
         parent, fork_at = None, 0
         if table.start is not None:
             name, units = place_of(table.start)
@@ -233,15 +251,6 @@ def planned_runs(experiment: Experiment, size_name: str, seed: int) -> tuple[Pla
         run = _run(experiment, table, size, seed, parent, fork_at)
         runs[table.name] = replace(run, name=run.key[:_KEY_LENGTH])
     return tuple(PlannedRun(name, run) for name, run in runs.items())
-
-
-def _needed(experiment: Experiment) -> Sequence[RunTable]:
-    places = [*experiment.scan, *(place for soup in experiment.soups for place in soup.of)]
-    names = {place_of(place)[0] for place in places}
-    for run in reversed(experiment.runs):
-        if run.name in names and run.start is not None:
-            names.add(place_of(run.start)[0])
-    return [run for run in experiment.runs if run.name in names]
 
 
 def _run(
@@ -276,12 +285,14 @@ def _schedule(experiment: Experiment, table: RunTable, size: Size, *, is_fork: b
     rates = dict(table.schedule)
     kind = str(rates.pop("kind", ""))
     rates = {k: v * size.unit_steps if k in _IN_UNITS else v for k, v in rates.items()}
-    rates.setdefault("peak", size.peak if table.peak is None else table.peak)
-    rates.setdefault("warmup", 0 if is_fork else size.warmup_steps)
-    if kind in ("cosine", "linear", "oli"):
-        rates.setdefault("end", table.units * size.unit_steps)
     try:
-        return build(kind, **rates)
+        return schedule_of(
+            kind,
+            rates,
+            peak=size.peak if table.peak is None else table.peak,
+            warmup=0 if is_fork else size.warmup_steps,
+            end=table.units * size.unit_steps,
+        )
     except (TypeError, ValueError) as error:
         raise RecipeError(
             f"experiment `{experiment.name}`, run `{table.name}`: `schedule`: {error}",

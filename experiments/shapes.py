@@ -70,22 +70,10 @@ class ModelShape:
 
     def uninitialized(self, attention: str = "sdpa") -> PreTrainedModel:
         """Return a model whose weights follow from the random generator as it stands."""
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, Olmo2Config
 
-        config = self._config()
-        config._attn_implementation = attention
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-        return model
-
-    def parameters(self) -> int:
-        """Count the parameters, shared ones once."""
-        with torch.device("meta"):
-            return sum(p.numel() for p in self.uninitialized().parameters())
-
-    def _config(self) -> Any:
-        from transformers import GPTNeoXConfig, LlamaConfig, Olmo2Config
-
-        shared: dict[str, Any] = {
+        kind: Any = {"neox": GPTNeoXConfig, "llama": LlamaConfig, "olmo2": Olmo2Config}[self.kind]
+        keys: dict[str, Any] = {
             "vocab_size": self.vocabulary,
             "hidden_size": self.hidden,
             "intermediate_size": self.ffn,
@@ -100,43 +88,39 @@ class ModelShape:
         if self.kind == "neox":
             # Pythia rotates a quarter of each head; a head too small for one pair rotates whole.
             rotated = 0.25 if self.hidden // self.heads % 8 == 0 else 1.0
-            rope = {
-                "rope_type": "default",
-                "rope_theta": 10_000.0,
-                "partial_rotary_factor": rotated,
-            }
-            return GPTNeoXConfig(**shared, rope_parameters=rope)
-        kind = Olmo2Config if self.kind == "olmo2" else LlamaConfig
-        return kind(**shared, num_key_value_heads=self.kv_heads)
+            rope = {"rope_theta": 10_000.0, "partial_rotary_factor": rotated}
+            keys["rope_parameters"] = {"rope_type": "default", **rope}
+        else:
+            keys["num_key_value_heads"] = self.kv_heads
+        config = kind(**keys)
+        config._attn_implementation = attention
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        return model
+
+    def parameters(self) -> int:
+        """Count the parameters, shared ones once."""
+        with torch.device("meta"):
+            return sum(p.numel() for p in self.uninitialized().parameters())
 
 
-# hidden, ffn, layers, heads, kv_heads, vocabulary, context
-_GATED = {
-    "1m": (128, 384, 4, 4, 2, 2048, 256),
-    "4m": (256, 768, 4, 4, 2, 4096, 256),
-    "12m": (384, 1024, 5, 6, 3, 8192, 512),
-    "30m": (512, 1536, 7, 8, 4, 16_384, 512),
-    "70m": (768, 2048, 7, 12, 6, 32_768, 1024),
-    "160m": (1024, 2816, 9, 16, 8, 50_304, 2048),
-}
-_NEOX = {
-    "1m": (128, 512, 3, 4, 4, 2048, 256),
-    "4m": (256, 1024, 3, 4, 4, 4096, 256),
-    "12m": (384, 1536, 3, 6, 6, 8192, 512),
-    "30m": (512, 2048, 4, 8, 8, 16_384, 512),
-    "70m": (512, 2048, 6, 8, 8, 50_304, 2048),
-    "160m": (768, 3072, 12, 12, 12, 50_304, 2048),
-}
 _FIELDS = ("hidden", "ffn", "layers", "heads", "kv_heads", "vocabulary", "context")
+_SIZES = {  # of OLMo-2 and Llama, and of GPT-NeoX
+    "1m": ((128, 384, 4, 4, 2, 2048, 256), (128, 512, 3, 4, 4, 2048, 256)),
+    "4m": ((256, 768, 4, 4, 2, 4096, 256), (256, 1024, 3, 4, 4, 4096, 256)),
+    "12m": ((384, 1024, 5, 6, 3, 8192, 512), (384, 1536, 3, 6, 6, 8192, 512)),
+    "30m": ((512, 1536, 7, 8, 4, 16_384, 512), (512, 2048, 4, 8, 8, 16_384, 512)),
+    "70m": ((768, 2048, 7, 12, 6, 32_768, 1024), (512, 2048, 6, 8, 8, 50_304, 2048)),
+    "160m": ((1024, 2816, 9, 16, 8, 50_304, 2048), (768, 3072, 12, 12, 12, 50_304, 2048)),
+}
 
 PRESETS: dict[str, ModelShape] = {
     f"{kind}-{size}": ModelShape(
         kind=kind,  # type: ignore[arg-type]
         tied=kind != "neox",
-        **dict(zip(_FIELDS, numbers, strict=True)),
+        **dict(zip(_FIELDS, numbers[kind == "neox"], strict=True)),
     )
     for kind in KINDS
-    for size, numbers in (_NEOX if kind == "neox" else _GATED).items()
+    for size, numbers in _SIZES.items()
 }
 
 

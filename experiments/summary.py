@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.table import Claim, Contrast, ContrastResult, ExperimentSummary
+from experiments.table import Claim, ContrastResult, ExperimentSummary
 from qaudit.report import document as doc
 from qaudit.report.chart import COLOURS, FAINT, INK, POINT, Chart, drawing, look_of, name_of
 from qaudit.report.format import NOT_MEASURED, count, or_dash, percent, plural, spread
@@ -84,45 +84,30 @@ def description(summary: ExperimentSummary) -> doc.Paragraph:
 
 def table(summary: ExperimentSummary, claim: Claim) -> doc.TableBlock:
     """Return the contrasts of a claim, one row for each scheme."""
+    rows = []
+    for result in summary.results:
+        contrast, words = result.contrast, doc.words
+        if contrast.claim != claim.name:
+            continue
+        is_share = contrast.measure == "error"
+        intervals = {seed.seed: seed.interval for seed in result.seeds}
+        shown = [intervals.get(seed) for seed in summary.seeds] + [result.interval]
+        models = (*doc.code(contrast.a), *words(" minus "), *doc.code(contrast.b))
+        standing = words(STANDINGS[result.standing])
+        within = f"within {100 * contrast.margin if is_share else contrast.margin:g}"
+        rows.append(
+            doc.row(
+                doc.cell(
+                    (*words(f"{contrast.says}: "), *models, *words(f", {UNITS[contrast.measure]}"))
+                ),
+                contrast.scheme,
+                within if contrast.expect == "near" else EXPECTED[contrast.expect],
+                *(or_dash(interval, percent if is_share else spread) for interval in shown),
+                doc.cell(doc.strong(standing) if result.standing == "disagrees" else standing),
+            )
+        )
     seeds = [f"seed {seed}" for seed in summary.seeds]
-    rows = [_row(summary, r) for r in summary.results if r.contrast.claim == claim.name]
     return doc.table(("contrast", "scheme", "expected", *seeds, "over seeds", ""), rows)
-
-
-def _row(summary: ExperimentSummary, result: ContrastResult) -> doc.TableRow:
-    contrast = result.contrast
-    intervals = {seed.seed: seed.interval for seed in result.seeds}
-    models = (*doc.code(contrast.a), *doc.words(" minus "), *doc.code(contrast.b))
-    return doc.row(
-        doc.cell(
-            (*doc.words(f"{contrast.says}: "), *models, *doc.words(f", {UNITS[contrast.measure]}"))
-        ),
-        contrast.scheme,
-        expected(contrast),
-        *(_shown(contrast, intervals.get(seed)) for seed in summary.seeds),
-        over_seeds(result),
-        doc.cell(_standing(result)),
-    )
-
-
-def _standing(result: ContrastResult) -> doc.Inline:
-    shown = doc.words(STANDINGS[result.standing])
-    return doc.strong(shown) if result.standing == "disagrees" else shown
-
-
-def expected(contrast: Contrast) -> str:
-    if contrast.expect != "near":
-        return EXPECTED[contrast.expect]
-    size = 100 * contrast.margin if contrast.measure == "error" else contrast.margin
-    return f"within {size:g}"
-
-
-def over_seeds(result: ContrastResult) -> str:
-    return _shown(result.contrast, result.interval)
-
-
-def _shown(contrast: Contrast, interval: Interval | None) -> str:
-    return or_dash(interval, percent if contrast.measure == "error" else spread)
 
 
 SIDES, GAP = (250.0, 840.0), 58.0

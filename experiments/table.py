@@ -34,6 +34,7 @@ from qaudit.types.rows import Interval
 COMMON = "common.yaml"
 FOLDER = Path(__file__).parent / "recipes"
 SIZES = ("smoke", "cpu", "gpu")
+_KIND = "an experiment"
 
 
 class Keys(BaseModel):
@@ -168,19 +169,12 @@ class Experiment(Keys):
                 _check_place(run.start, self.runs[:number], to_start=True)
         for place in (*self.scan, *(place for soup in self.soups for place in soup.of)):
             _check_place(place, self.runs)
-        self._check_contrasts()
-        self._check_steps()
-        return self
-
-    def _check_contrasts(self) -> None:
         claims = [claim.name for claim in self.claims]
         subjects = [*self.scan, *(soup.label for soup in self.soups)]
         for contrast in self.contrasts:
             _check_known(contrast.claim, claims, f"there is no claim `{contrast.claim}`")
             for subject in (contrast.a, contrast.b):
                 _check_known(subject, subjects, f"`{subject}` is compared and not scanned")
-
-    def _check_steps(self) -> None:
         for name, size in self.sizes.items():
             for place in self.places():
                 if not (place_of(place)[1] * size.unit_steps + 1e-9) % 1 < 1e-6:
@@ -188,10 +182,7 @@ class Experiment(Keys):
                         f"`{place}` is no whole step at size `{name}`; "
                         f"a unit has {size.unit_steps} steps there"
                     )
-
-    @property
-    def measures_curvature(self) -> bool:
-        return any(contrast.measure == "trace" for contrast in self.contrasts)
+        return self
 
     def contrasts_by_scheme(self) -> tuple[Contrast, ...]:
         return tuple(
@@ -245,7 +236,8 @@ def _check_place(text: str, runs: tuple[RunTable, ...], *, to_start: bool = Fals
 
 def shipped_experiments() -> dict[str, str]:
     paths = sorted(p for p in FOLDER.glob("*.yaml") if p.name != COMMON)
-    return {path.stem: str(_read(path).table.get("description", "")) for path in paths}
+    tables = {path.stem: read_document(path, _KIND).table for path in paths}
+    return {name: str(table.get("description", "")) for name, table in tables.items()}
 
 
 def read_experiment(name: str, settings: Sequence[str] = ()) -> Experiment:
@@ -258,14 +250,10 @@ def read_experiment(name: str, settings: Sequence[str] = ()) -> Experiment:
     common_path = path.parent / COMMON
     if not common_path.is_file():
         common_path = FOLDER / COMMON
-    common_file = _read(common_path)
+    common_file = read_document(common_path, _KIND)
     common = common_file.check(Common, common_file.table)
-    document = _read(path, settings)
+    document = read_document(path, _KIND, settings)
     return document.check(Experiment, _laid_over(common, document, path.stem))
-
-
-def _read(path: Path, settings: Sequence[str] = ()) -> LabDocument:
-    return read_document(path, "an experiment", settings)
 
 
 def _laid_over(common: Common, document: LabDocument, name: str) -> dict[str, Any]:

@@ -12,9 +12,9 @@ text is Python's own: some thirty megabytes of programs and reference.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,10 +74,27 @@ def prepare(
         path = folder / "text.json"
         if path.exists():
             record = _record_in(path)
-            _refuse_other_text(folder, record["wanted"], wanted)
+            was = record["wanted"]
+            wrong = [
+                f"`{name}` was {str(was.get(name))[:40]} and is {str(now)[:40]}"
+                for name, now in wanted.items()
+                if was.get(name) != now and name != "text"
+            ]
+            if wrong:
+                raise UsageError(
+                    f"`{folder}` holds other text: {'; '.join(wrong)}",
+                    hint="train into another folder, or use the text that this one was made from",
+                )
         else:
             try:
-                record = _write(folder, survey, vocabulary, tokenizer, progress)
+                if tokenizer is None:
+                    texts = (document.text for document in survey.training())
+                    used: PreTrainedTokenizerBase = train_tokenizer(texts, vocabulary)
+                else:
+                    used = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+                used.save_pretrained(folder / "tokenizer")
+                record = _encode(folder, survey, used, progress)
+                _record_heldout(folder, survey)
                 record["wanted"] = wanted
                 write_whole(path, json.dumps(record, indent=1) + "\n")
             except OSError as error:
@@ -93,24 +110,15 @@ def prepare(
     )
 
 
-def _write(
-    folder: Path, survey: _Survey, vocabulary: int, tokenizer: Path | None, progress: Progress
-) -> dict[str, Any]:
-    if tokenizer is None:
-        texts = (document.text for document in survey.training())
-        used: PreTrainedTokenizerBase = train_tokenizer(texts, vocabulary)
-    else:
-        used = PreTrainedTokenizerFast.from_pretrained(tokenizer)
-    used.save_pretrained(folder / "tokenizer")
-    record = _encode(folder, survey, used, progress)
-    _record_heldout(folder, survey)
-    return record
-
-
 def _record_in(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record["wanted"], dict) or record.keys() < _RECORDED:
+        if not isinstance(record["wanted"], dict) or record.keys() < {
+            "wanted",
+            "dtype",
+            "documents",
+            "heldout",
+        }:
             raise ValueError("a key is missing")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise SourceError(
@@ -118,22 +126,6 @@ def _record_in(path: Path) -> dict[str, Any]:
             hint=f"remove `{path.parent}`, and the text is prepared again",
         ) from error
     return cast(dict[str, Any], record)
-
-
-_RECORDED = {"wanted", "dtype", "documents", "heldout"}
-
-
-def _refuse_other_text(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
-    wrong = [
-        f"`{name}` was {str(was.get(name))[:40]} and is {str(now[name])[:40]}"
-        for name in now
-        if was.get(name) != now[name] and name != "text"
-    ]
-    if wrong:
-        raise UsageError(
-            f"`{folder}` holds other text: {'; '.join(wrong)}",
-            hint="train into another folder, or use the text that this one was made from",
-        )
 
 
 @dataclass(frozen=True)
@@ -174,16 +166,16 @@ def _survey(sources: Sequence[str], progress: Progress) -> _Survey:
 
 def _record_heldout(folder: Path, survey: _Survey) -> None:
     """Write the hashes of held-out documents, and their text where it is not Python's own."""
-    names = [f"# sha256 of the documents held out of {survey.count}\n"]
-    with contextlib.ExitStack() as stack:
-        path = folder / "heldout.jsonl"
-        texts = stack.enter_context(path.open("w", encoding="utf-8")) if survey.sources else None
+    path = folder / "heldout.jsonl" if survey.sources else Path(os.devnull)
+    with (
+        path.open("w", encoding="utf-8") as texts,
+        (folder / "heldout.txt").open("w", encoding="utf-8") as names,
+    ):
+        names.write(f"# sha256 of the documents held out of {survey.count}\n")
         for document in _documents(survey.sources):
             if document.sha256 in survey.heldout:
-                names.append(f"{document.sha256}  {document.name}\n")
-                if texts:
-                    texts.write(json.dumps({"text": document.text}) + "\n")
-    (folder / "heldout.txt").write_text("".join(names), encoding="utf-8")
+                names.write(f"{document.sha256}  {document.name}\n")
+                texts.write(json.dumps({"text": document.text}) + "\n")
 
 
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> PreTrainedTokenizerFast:

@@ -111,10 +111,21 @@ def train(  # noqa: PLR0913 - the run is one value; the rest is where and how to
         began, first = time.monotonic(), state.step
         for step in range(state.step + 1, run.steps + 1):
             advance(state, forward, run, text, target)
-            if step % LOG_EVERY == 0 or _is_saved(run, step, state_every):
+            is_saved = step in (*run.save_at, *run.keep_at, run.steps) or step % state_every == 0
+            if step % LOG_EVERY == 0 or is_saved:
                 loss = state.read_loss(run)
                 rate = (step - first) * run.tokens_per_step / (time.monotonic() - began)
-                _log(out, run, step, loss, state)
+                log_line(
+                    out,
+                    {
+                        "run": run.name,
+                        "step": step,
+                        "tokens": step * run.tokens_per_step,
+                        "loss": round(loss, 4),
+                        "learning_rate": state.optimizer.param_groups[0]["lr"],
+                        "gradient_norm": round(state.norm, 4),
+                    },
+                )
                 progress(step, loss, rate)
                 _save(state, run, text, out, state_every)
     return latest_path(out, run)
@@ -192,9 +203,18 @@ def begin(run: TrainingRun, saved: dict[str, Any] | None, device: torch.device) 
     if saved is not None:
         model.load_state_dict(saved["model"])
     nn.Module.to(model, device)  # the method of transformers has no types
-    state = State(model, adamw(model, run), averages_of(run.ema_decay, run.lawa))
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2]},
+        {"params": [p for p in model.parameters() if p.dim() < 2]},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=run.schedule.peak, fused=True)
     if saved is not None:
-        load_moments(state.optimizer, saved["optimizer"], run)
+        optimizer.load_state_dict(saved["optimizer"])
+    for group, decay in zip(optimizer.param_groups, (run.weight_decay, 0.0), strict=True):
+        group["weight_decay"], group["betas"] = decay, run.betas
+    ema = (WeightEma(run.ema_decay),) if run.ema_decay else ()
+    lawa = (WeightLawa(*run.lawa),) if run.lawa else ()
+    state = State(model, optimizer, (*ema, *lawa))
     if saved is not None and saved["run"]["name"] == run.name:
         state.step = int(saved["step"])
         for average in state.averages:
@@ -216,7 +236,15 @@ def advance(
     parameters = list(state.model.parameters())
 
     def gradients() -> Tensor:
-        return _gradients(forward, run, tokens_BT)
+        """Add up the gradients of the batch, part by part; return its mean loss."""
+        total = torch.zeros((), device=device)
+        for part_BT in tokens_BT.chunk(run.accumulation):
+            with torch.autocast(device.type, torch.bfloat16, enabled=run.precision == "bf16"):
+                loss = forward(input_ids=part_BT, labels=part_BT, use_cache=False).loss
+            loss = loss / run.accumulation
+            loss.backward()
+            total += loss.detach()
+        return total
 
     loss = ascend(parameters, run.sam_rho, gradients) if run.sam_rho else gradients()
     norm = nn.utils.clip_grad_norm_(parameters, run.clip)
@@ -235,24 +263,6 @@ def batch_of(run: TrainingRun, text: TokenStream, step: int) -> Tensor:
     return torch.from_numpy(windows.astype(np.int64))
 
 
-def _gradients(forward: Callable[..., Any], run: TrainingRun, tokens_BT: Tensor) -> Tensor:
-    """Add up the gradients of the batch, part by part; return its mean loss."""
-    total = torch.zeros((), device=tokens_BT.device)
-    for part_BT in tokens_BT.chunk(run.accumulation):
-        with torch.autocast(
-            tokens_BT.device.type, dtype=torch.bfloat16, enabled=run.precision == "bf16"
-        ):
-            loss = forward(input_ids=part_BT, labels=part_BT, use_cache=False).loss
-        loss = loss / run.accumulation
-        loss.backward()
-        total += loss.detach()
-    return total
-
-
-def _is_saved(run: TrainingRun, step: int, state_every: int) -> bool:
-    return step in (*run.save_at, *run.keep_at, run.steps) or step % state_every == 0
-
-
 def _save(state: State, run: TrainingRun, text: TokenStream, out: Path, state_every: int) -> None:
     step = state.step
     if step in run.save_at:
@@ -260,53 +270,23 @@ def _save(state: State, run: TrainingRun, text: TokenStream, out: Path, state_ev
         for average in state.averages:
             if (mean := average.mean(step)) is not None:
                 write_checkpoint(run, mean, text, out / run.label(step, average.name))
-    if step in run.keep_at:
-        write_state(kept_path(out, run, step), _saved(state, run, text))
+    kept = [kept_path(out, run, step)] if step in run.keep_at else []
     if step % state_every == 0 or step == run.steps:
-        write_state(latest_path(out, run), _saved(state, run, text))
-
-
-def _saved(state: State, run: TrainingRun, text: TokenStream) -> dict[str, Any]:
-    return {
+        kept.append(latest_path(out, run))
+    saved = {
         "run": run.table(),
         "text": text.key,
         "tokenizer": text.tokenizer_key,
-        "step": state.step,
+        "step": step,
         "model": state.model.state_dict(),
         "optimizer": state.optimizer.state_dict(),
         "averages": {average.name: average.state() for average in state.averages},
     }
-
-
-def _log(out: Path, run: TrainingRun, step: int, loss: float, state: State) -> None:
-    line = {
-        "run": run.name,
-        "step": step,
-        "tokens": step * run.tokens_per_step,
-        "loss": round(loss, 4),
-        "learning_rate": state.optimizer.param_groups[0]["lr"],
-        "gradient_norm": round(state.norm, 4),
-    }
-    log_line(out, line)
+    for path in kept:
+        write_state(path, saved)
 
 
 Weights = dict[str, Tensor]
-
-
-def adamw(model: nn.Module, run: TrainingRun) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": run.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=run.schedule.peak, betas=run.betas, fused=True)
-
-
-def load_moments(optimizer: torch.optim.AdamW, state: dict[str, object], run: TrainingRun) -> None:
-    optimizer.load_state_dict(state)
-    for group, decay in zip(optimizer.param_groups, (run.weight_decay, 0.0), strict=True):
-        group["weight_decay"], group["betas"] = decay, run.betas
 
 
 def ascend(parameters: list[nn.Parameter], rho: float, gradients: Callable[[], Tensor]) -> Tensor:
@@ -385,8 +365,3 @@ class WeightLawa:
 
 
 Average = WeightEma | WeightLawa
-
-
-def averages_of(ema_decay: float, lawa: tuple[int, int] | None) -> tuple[Average, ...]:
-    ema = (WeightEma(ema_decay),) if ema_decay else ()
-    return (*ema, *((WeightLawa(*lawa),) if lawa else ()))

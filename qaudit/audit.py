@@ -20,7 +20,7 @@ from qaudit.judging import pick as pick
 from qaudit.saved.parts import one_writer
 from qaudit.saved.signature import sign_audit, signing_key
 from qaudit.tables import Audit as Audit  # part of the API
-from qaudit.types import SILENT, Pass, Plan, Watch, units_of
+from qaudit.types import SILENT, Pass, Plan, Run, Watch, units_of
 
 if TYPE_CHECKING:
     from qaudit.executors.records import Executor, Record
@@ -42,6 +42,21 @@ def in_process(prepared: Prepared, watch: Watch = SILENT) -> Executor:
     from qaudit.executors.part import whole_plan  # imports torch
 
     return whole_plan(prepared, watch)
+
+
+def pin(prepared: Prepared, threads: int | None = None) -> Run:
+    """Write what every process that measures a part of the plan must agree on."""
+    from qaudit.core.registry import parse_scheme
+    from qaudit.executors.folder import pinned
+    from qaudit.planning.pin import default_threads, pinned_libraries
+
+    pinned_libraries(map(parse_scheme, prepared.plan.specs))  # refused before a text is read
+    from qaudit.executors.part import read_text  # imports torch
+
+    with one_writer(prepared.out):
+        prepared.write_plan()
+    corpus = read_text(prepared.plan, prepared.options, prepared.hub)
+    return pinned(prepared, corpus, threads or default_threads())
 
 
 def complete(executor: Executor, *, sign: bool = False) -> Audit:

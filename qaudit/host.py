@@ -7,11 +7,14 @@ visible here.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 
 MOUNTS, CGROUPS = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
@@ -30,6 +33,28 @@ SHARED = frozenset({
 
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """How a file system answers that it has no locks."""
+
+
+_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3  # of glibc's malloc.h
+_LARGE_NBYTES = 4 * 2**20
+
+
+@cache
+def _set_malloc(parameter: int, value: int) -> None:
+    """Set what glibc takes, which is made for many small objects; batches are few and large."""
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(parameter, value)
+
+
+share_one_arena = partial(_set_malloc, _M_ARENA_MAX, 1)
+"""Let all threads allocate in one place; a thread that began before keeps one of its own."""
+
+return_large_blocks = partial(_set_malloc, _M_MMAP_THRESHOLD, _LARGE_NBYTES)
+"""Give large blocks back to the system the moment they are freed.
+
+That halves what a pass holds, but each is then faulted in anew, a tenth or more of the time
+(benchmarks/README.md).
+"""
 
 
 def available_nbytes() -> int:

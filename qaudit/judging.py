@@ -16,10 +16,10 @@ from qaudit.core.course import previous_of
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.registry import judges, module, parse_diagnostics
 from qaudit.errors import SourceError
-from qaudit.executors.records import RETRY_TASK, Record, UnitOutcome, one_error, read_record
+from qaudit.executors.records import RETRY_TASK, Record, one_error, read_record
 from qaudit.judge import EvidenceFiles
 from qaudit.judge import judge as judge_measurements
-from qaudit.judge.choose import choose, parse_objective
+from qaudit.judge.choose import parse_objective
 from qaudit.judge.gate import GateInput, verdict_of
 from qaudit.judge.gate import gate as gate_measurements
 from qaudit.judge.quantities import Moved
@@ -33,7 +33,7 @@ from qaudit.saved.codec import decode
 from qaudit.saved.documents import DiagnosticRows, UnitDocument
 from qaudit.saved.evidence import SavedAudit, combine
 from qaudit.saved.parts import read_run, unfinished
-from qaudit.saved.results import ResultFile, sha256_of, with_imported
+from qaudit.saved.results import ResultFile, UnitOutcome, sha256_of, with_imported
 from qaudit.saved.signature import must_be_signed
 from qaudit.tables import Audit
 from qaudit.types import (
@@ -63,7 +63,7 @@ def judge_so_far(out: Path) -> AuditRecord:
     units = [unit for due in planned_rounds(run.plan.passes) for unit in units_of(due)]
     read = {unit.label: read_record(run, out, unit) for unit in units}
     records = [record for record in read.values() if record is not None]
-    if not any(record.outcome.is_measured for record in records):
+    if all(record.error is not None for record in records):
         raise unfinished(out, 0, len(run.plan.subjects))
     return judge(run.plan, records, out, [name for name, record in read.items() if record is None])
 
@@ -73,21 +73,22 @@ def judge(
 ) -> AuditRecord:
     """Judge what the rounds of a plan gave; its evidence is in `out`."""
     planned = {subject.label for subject in plan.subjects}
-    records = [r for r in records if r.unit.label in planned]  # others are candidates
-    outcomes = [record.outcome for record in records]
-    by_label = _by_label(outcome for outcome in outcomes if outcome.is_measured)
-    failed = {each.label: each.error for each in outcomes if each.error is not None}
-    failed |= {
-        label: SourceError("not measured yet", hint="run the same command again")
-        for label in missing
-    }
+    records = [record for record in records if record.label in planned]  # others are candidates
+    by_label = _by_label(record for record in records if record.error is None)
+    failed = {each.label: each.error for each in records if each.error is not None}
+    later = SourceError("not measured yet", hint="run the same command again")
+    failed |= dict.fromkeys(missing, later)
     measured = [by_label[s.label] for s in plan.subjects if s.label in by_label]
     results = with_imported([result for each in measured for result in each.plain], out)
     if not results:
         raise one_error({s.label: failed[s.label] for s in plan.subjects if s.label in failed})
     for task, reason in records[0].document.failed_tasks.items():
         failed[f"task {task}"] = SourceError(reason, hint=RETRY_TASK)
-    subjects = tuple(_subjects(plan, by_label))
+    subjects = tuple(  # a search as the soup that it ended with
+        by_label[s.label].soup or s
+        for s in plan.subjects
+        if s.label in by_label and by_label[s.label].plain
+    )
     skipped = tuple(_skipped(plan, by_label, failed))
     measurements = [result.measurement for result in results]
     searches = [each.search for each in measured if each.search is not None]
@@ -101,19 +102,16 @@ def judge(
         floor=moved_by_rounding(measured),
         policy=policy_named(recipe.policy),
         today=datetime.fromisoformat(environment["began"]).astimezone(UTC).date(),
-        searched={search.row.label: search.row.counted for search in searches},
+        searched={search.label: search.counted for search in searches},
         planned=plan.subjects,
         skipped={skip.subject: skip.reason for skip in skipped},
         bits=recipe.bits,
         reference=reference.label if reference else None,
         protocol=records[0].document.protocol,
     )
-    diagnostics = replace(
-        _diagnosed(plan, records),
-        greedy=tuple(search.row for search in searches),
-        noise=judgement.noise,
-    )
-    further = [finding for search in searches for finding in search.findings]
+    diagnosed = _diagnosed(plan, records)
+    diagnostics = replace(diagnosed, greedy=tuple(searches), noise=judgement.noise)
+    further = [finding for each in measured for finding in each.findings]
     table = Measurements.of(subjects, measurements, recipe.confidence).first_draws
     for judging in judges(recipe.diagnostics):
         diagnostics, advice = judging.judge(table, diagnostics)
@@ -200,15 +198,6 @@ def _by_label(outcomes: Iterable[UnitOutcome]) -> dict[str, UnitOutcome]:
             failed = {**first.failed, **outcome.failed}
             measured[outcome.label] = replace(first, results=results, failed=failed)
     return measured
-
-
-def _subjects(plan: Plan, measured: Mapping[str, UnitOutcome]) -> Iterable[Subject]:
-    """Yield what was measured, a search as the soup that it ended with."""
-    for subject in plan.subjects:
-        outcome = measured.get(subject.label)
-        if outcome is not None and outcome.plain:
-            soup = outcome.search.subject if outcome.search else None
-            yield soup or subject
 
 
 def moved_by_rounding(done: Sequence[UnitOutcome]) -> dict[tuple[str, str], Moved]:
@@ -311,7 +300,8 @@ def pick(
     """Choose the one subject and scheme to ship from one or several audits."""
     opened = [*map(_opened, audits)]
     joined = combine({str(audit.folder): audit.evidence for audit in opened})
-    return choose(joined.table, parse_objective(objective), bits)
+    wanted = parse_objective(objective)
+    return GateInput(joined.table, bits=tuple(bits), objective=wanted).pick
 
 
 def decide(

@@ -46,7 +46,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write text or bytes unchanged, to a regular file or a new name."""
     partial = partial_name(path)
     try:
-        _must_be_replaceable(path)
+        with suppress(FileNotFoundError):  # a loop of links is no new name
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
         with partial.open("rb") as file:
@@ -95,12 +97,3 @@ def read_regular(path: Path, most_nbytes: int = LARGEST_NBYTES) -> bytes:
         if os.fstat(file.fileno()).st_size > most_nbytes:
             raise OSError(errno.EFBIG, f"larger than {most_nbytes:,} bytes", str(path))
         return file.read(most_nbytes)
-
-
-def _must_be_replaceable(path: Path) -> None:
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from qaudit.core.grid import group_notes, group_size
 from qaudit.core.linears import IntegerCodes, Linears, Quantized, alone, decoded, refuse_nonfinite
-from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group, check_scale_dtype
+from qaudit.core.scheme import Calibration, Scheme, limited
 from qaudit.errors import MachineError, SchemeError, SourceError
 from qaudit.support.lazy import Tensor, torch
 
@@ -71,20 +71,18 @@ class AutoRound(Scheme):
     bits: int
     group: int = 128
     sym: bool = True
-    iters: int = 200
+    iters: int = limited(
+        200,
+        (lambda n: 1 <= n <= 100_000, "{} steps are out of range", "use iters=1 to 100000"),
+    )
     scale_dtype: str = "bf16"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bits(self.bits)
-        check_group(self.group)
-        check_scale_dtype(self.scale_dtype)
         if self.bits == 8 and not self.sym:
             raise SchemeError(
                 "AutoRound has no 8 bits with zero points", hint="use sym=true, or 7 bits"
             )
-        if not 1 <= self.iters <= 100_000:
-            raise SchemeError(f"{self.iters} steps are out of range", hint="use iters=1 to 100000")
 
     @property
     def learning_steps(self) -> int:
@@ -97,7 +95,13 @@ class AutoRound(Scheme):
     def train(self, block: WholeBlock) -> Quantize:
         for linears in block.groups:
             refuse_nonfinite(linears)
-            _refuse_other_sides(linears)
+            for name, (rows, columns) in ((n, w.shape) for n, w in linears.weights.items()):
+                if rows % SIDE or columns % SIDE:
+                    raise SourceError(
+                        f"`{name}` is {rows} x {columns}, and AutoRound leaves linears as they are "
+                        f"whose sides are no multiples of {SIDE}",
+                        hint="leave `autoround` out",
+                    )
         library, samples = _library(), _Samples.of(block.batches)
         with _undone(library):
             layers = self._tuned(library, block, samples)
@@ -111,8 +115,12 @@ class AutoRound(Scheme):
         return quantize
 
     def _tuned(self, library: Any, block: WholeBlock, samples: _Samples) -> Mapping[str, Any]:
+        from torch import nn
+
         tuned = _tunable(block, samples.rows)
-        model = _around(tuned)
+        model: Any = nn.Module()
+        model.layers, model.dtype = nn.ModuleList([tuned]), torch.float32
+        model.config = SimpleNamespace(model_type="", architectures=[])
         windows = max(n for n in (1, 2, 4, WINDOWS) if n <= samples.rows)
         orchestrator = library.AutoRound(
             model,
@@ -190,17 +198,6 @@ def _weights(block: WholeBlock) -> dict[str, Tensor]:
     return {name: weight for linears in block.groups for name, weight in linears.weights.items()}
 
 
-def _refuse_other_sides(linears: Linears) -> None:
-    for name, weight_RC in linears.weights.items():
-        rows, columns = weight_RC.shape
-        if rows % SIDE or columns % SIDE:
-            raise SourceError(
-                f"`{name}` is {rows} x {columns}, and AutoRound leaves linears as they are whose "
-                f"sides are no multiples of {SIDE}",
-                hint="leave `autoround` out",
-            )
-
-
 def _tunable(block: WholeBlock, rows: int) -> Any:
     """Return the block as a module of nothing but its linears, for any number of windows."""
     from torch import nn
@@ -209,7 +206,13 @@ def _tunable(block: WholeBlock, rows: int) -> Any:
     class Tunable(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linears = nn.ModuleList(map(_linear, _weights(block).values()))
+            self.linears = nn.ModuleList()
+            for weight_RC in _weights(block).values():
+                rows, columns = weight_RC.shape
+                linear = nn.Linear(columns, rows, bias=False, device="meta")
+                copied = weight_RC.detach().to(torch.float32, copy=True).contiguous()
+                linear.weight = nn.Parameter(copied, requires_grad=False)
+                self.linears.append(linear)
 
         def forward(self, hidden_states: Tensor) -> Tensor:
             products = dict(zip(_weights(block), map(_product, self.linears), strict=True))
@@ -228,27 +231,8 @@ def _tunable(block: WholeBlock, rows: int) -> Any:
     return Tunable()
 
 
-def _linear(weight_RC: Tensor) -> nn.Linear:
-    from torch import nn
-
-    rows, columns = weight_RC.shape
-    linear = nn.Linear(columns, rows, bias=False, device="meta")
-    copied = weight_RC.detach().to(torch.float32, copy=True).contiguous()
-    linear.weight = nn.Parameter(copied, requires_grad=False)
-    return linear
-
-
 def _product(linear: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda x: linear(x.float()).to(x.dtype)
-
-
-def _around(block: nn.Module) -> Any:
-    from torch import nn
-
-    model: Any = nn.Module()
-    model.layers, model.dtype = nn.ModuleList([block]), torch.float32
-    model.config = SimpleNamespace(model_type="", architectures=[])
-    return model
 
 
 @contextmanager

@@ -62,9 +62,6 @@ class AdapterSettings:
         alpha = float(_by_pattern(self.alpha_pattern, module, self.alpha))
         return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
 
-    def rank_of(self, module: str) -> int:
-        return int(_by_pattern(self.rank_pattern, module, self.rank))
-
 
 def read_adapter(folder: Path) -> AdapterSettings:
     """Read `adapter_config.json`, or refuse what is not merged as PEFT merges it."""
@@ -114,29 +111,17 @@ def open_checkpoint(
     return AdaptedWeights(base, folder(checkpoint), allow_pickle=allow_pickle)
 
 
-def _weights_in(folder: Path, allow_pickle: bool) -> str:
-    name = next((n for n in ADAPTER_WEIGHTS if (folder / n).is_file()), None)
-    if name is None:
-        raise SourceError(
-            f"`{folder}` has `{ADAPTER}` and no weights of an adapter",
-            hint=f"PEFT writes `{ADAPTER_WEIGHTS[0]}` beside it",
-        )
-    if name.endswith(".bin") and not allow_pickle:
-        raise SourceError(
-            f"the adapter `{folder}` holds pickled weights only, and opening a pickle can run code",
-            hint="pass `--allow-pickle` if you trust where it comes from",
-        )
-    return name
-
-
 def must_share_tokens(folder: Path, base: Path) -> None:
     """Refuse an adapter whose own tokenizer makes other tokens than that of its base."""
     texts = [place / "tokenizer.json" for place in (folder, base)]
     if not all(path.is_file() for path in texts):
         return
     # Trainer writes the file anew; padding and the order of keys are of no consequence.
-    keys = ("model", "added_tokens", "normalizer", "pre_tokenizer")
-    first, second = (_table(path) for path in texts)
+    keys, tables = ("model", "added_tokens", "normalizer", "pre_tokenizer"), []
+    for path in texts:
+        with unreadable(f"`{path}` cannot be read", "take that of the base"):
+            tables.append(dict(json.loads(read_regular(path).decode())))
+    first, second = tables
     if differing := [key for key in keys if first.get(key) != second.get(key)]:
         raise SourceError(
             f"`{texts[0]}` and `{texts[1]}` differ in `{differing[0]}`: the adapter was trained on "
@@ -146,11 +131,6 @@ def must_share_tokens(folder: Path, base: Path) -> None:
         )
 
 
-def _table(path: Path) -> dict[str, Any]:
-    with unreadable(f"`{path}` cannot be read", "take that of the base"):
-        return dict(json.loads(read_regular(path).decode()))
-
-
 class AdaptedWeights:
     """The weights of a base with an adapter, as one source of tensors."""
 
@@ -158,7 +138,18 @@ class AdaptedWeights:
         """Open an adapter's folder beside the weights of its base; check every name and shape."""
         self._base, self._folder = base, folder
         self._settings = read_adapter(folder)
-        name = _weights_in(folder, allow_pickle)
+        name = next((n for n in ADAPTER_WEIGHTS if (folder / n).is_file()), None)
+        if name is None:
+            raise SourceError(
+                f"`{folder}` has `{ADAPTER}` and no weights of an adapter",
+                hint=f"PEFT writes `{ADAPTER_WEIGHTS[0]}` beside it",
+            )
+        if name.endswith(".bin") and not allow_pickle:
+            raise SourceError(
+                f"the adapter `{folder}` holds pickled weights only, and opening a pickle can run "
+                "code",
+                hint="pass `--allow-pickle` if you trust where it comes from",
+            )
         self._adapter = WeightFolder(folder, allow_pickle=allow_pickle, single=name)
         self._parts: dict[str, dict[str, str]] = {}  # of each module: the part, and its tensor
         self._whole: dict[str, str] = {}  # of the base -> of the adapter, in place of it
@@ -169,14 +160,14 @@ class AdaptedWeights:
                 self._parts.setdefault(f"{module}.weight", {})[part] = stored
             else:
                 self._whole[module] = stored
-        for name in dict.fromkeys((*self._parts, *self._whole)):
-            if name not in base_names:
+        for tensor in dict.fromkeys((*self._parts, *self._whole)):
+            if tensor not in base_names:
                 raise SourceError(
-                    f"the adapter `{folder}` changes `{name}`, which its base does not hold",
+                    f"the adapter `{folder}` changes `{tensor}`, which its base does not hold",
                     hint="it belongs to another base, or that ties its embeddings: merge it into "
                     "its base with PEFT (`merge_and_unload`), and scan the result",
                 )
-            self._check(name)
+            self._check(tensor)
 
     def names(self) -> Sequence[str]:
         return self._base.names()
@@ -192,13 +183,10 @@ class AdaptedWeights:
             return weight_RC
         parts = {part: self._adapter.read(at).float() for part, at in self._parts[name].items()}
         module = name.removesuffix(".weight")
-        if "embedding_A" in parts:
-            change_RC = (parts["embedding_B"] @ parts["embedding_A"]).T
-            rank = len(parts["embedding_A"])
-        else:
-            change_RC = parts["B"] @ parts["A"]
-            rank = len(parts["A"])
-        transposed = self._settings.fan_in_fan_out and "embedding_A" not in parts
+        is_embedding = "embedding_A" in parts
+        a, b = (parts[f"embedding_{k}" if is_embedding else k] for k in "AB")
+        change_RC, rank = (b @ a).T if is_embedding else b @ a, len(a)
+        transposed = self._settings.fan_in_fan_out and not is_embedding
         change_RC = change_RC.mul_(self._settings.scale(module, rank))
         merged_RC = (weight_RC.T if transposed else weight_RC).float() + change_RC
         if "magnitude" in parts:
@@ -226,7 +214,7 @@ class AdaptedWeights:
                 "adapters of matrices are merged",
                 hint="merge it into its base with PEFT (`merge_and_unload`), and scan the result",
             )
-        rank = self._settings.rank_of(module)
+        rank = int(_by_pattern(self._settings.rank_pattern, module, self._settings.rank))
         rows, columns = shape[::-1] if self._settings.fan_in_fan_out else shape
         if "embedding_A" in parts:
             self._must_be(name, parts["embedding_A"], (rank, shape[0]))

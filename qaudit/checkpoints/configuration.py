@@ -47,12 +47,10 @@ def read_configuration(folder: Path, name: str = "config.json") -> dict[str, Any
         for inner in tables_of(table):
             _check(inner)
     except OSError as error:
-        hint = "a checkpoint folder has one beside its weights"
-        if dcp_folder(folder):
-            hint = WITHOUT_CONFIGURATION
+        usual = "a checkpoint folder has one beside its weights"
         raise SourceError(
             f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
-            hint=hint,
+            hint=WITHOUT_CONFIGURATION if dcp_folder(folder) else usual,
         ) from error
     except json.JSONDecodeError as error:
         raise ConfigurationError(
@@ -78,14 +76,11 @@ def unreadable(
         panicked = type(error).__name__ == "PanicException"  # of Rust; it is no Exception
         if is_out_of_memory(error) or not (isinstance(error, Exception) or panicked):
             raise
-        raise kind(f"{what}: {_reason(error)}", hint=hint) from error
-
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    validated = "StrictDataclass" in type(error).__name__  # names the check first, the reason last
-    line = "".join(c if c.isprintable() else " " for c in lines[-1 if validated else 0])
-    return line.strip().rstrip(".")[:300] or type(error).__name__
+        lines = str(error).strip().splitlines() or [""]
+        validated = "StrictDataclass" in type(error).__name__  # names the check first, why last
+        line = "".join(c if c.isprintable() else " " for c in lines[-1 if validated else 0])
+        reason = line.strip().rstrip(".")[:300] or type(error).__name__
+        raise kind(f"{what}: {reason}", hint=hint) from error
 
 
 def must_be_held(config: Mapping[str, Any], tensors: int, where: str) -> None:
@@ -134,7 +129,7 @@ def _check(table: Mapping[str, Any]) -> None:
         if value is not None and not isinstance(value, int | list):
             raise ValueError(f"`{key}` is {_shown(value)}, which is not a whole number")
         for count in value if isinstance(value, list) else [value]:  # one for each layer
-            if count is not None and not _is_count(count):
+            if count is not None and (type(count) is not int or not 0 < count < _LARGEST_COUNT):
                 raise ValueError(f"`{key}` is {_shown(count)}, which is not a count")
     for key in _LAYERS:
         if isinstance(table.get(key), list) or (table.get(key) or 0) > _MOST_LAYERS:
@@ -148,10 +143,6 @@ def _check(table: Mapping[str, Any]) -> None:
     ):
         if not isinstance(table.get(key, kind()), kind | None):
             raise ValueError(f"`{key}` is {_shown(table[key])}, which is not {what}")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST_COUNT
 
 
 def _shown(value: Any) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,11 +103,9 @@ class DcpFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
-            if (folder / METADATA).stat().st_size > _LARGEST_NBYTES:
-                raise ValueError(f"it is larger than {_LARGEST_NBYTES // 10**6} MB")
-            metadata = _Metadata(io.BytesIO(read_regular(folder / METADATA))).load()
-            self._pieces = _pieces(metadata)
-            self.infos = dict(_infos(metadata, self._pieces))
+            raw = read_regular(folder / METADATA, _LARGEST_NBYTES)
+            metadata = _Metadata(io.BytesIO(raw)).load()
+            self.infos, self._pieces = _tensors(metadata)
         except (
             OSError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError,
             EOFError, RecursionError, MemoryError, ImportError,
@@ -116,14 +113,31 @@ class DcpFolder:
             raise SourceError(
                 f"`{folder / METADATA}` cannot be read as torch's: {error}", hint=_DAMAGED
             ) from error
-        _refuse_torchtitan(folder, self.infos)
+        if "tok_embeddings.weight" in self.infos:
+            raise SourceError(
+                f"`{folder}` has torchtitan's names of tensors, not those of transformers",
+                hint="convert it in a clone of torchtitan: `python "
+                f"scripts/checkpoint_conversion/convert_to_hf.py {folder} OUT --hf_assets_path "
+                "HF_FOLDER --model_name NAME --model_flavor SIZE`, and put `config.json` beside it",
+            )
 
     def read(self, name: str) -> Tensor:
         info = self.infos[name]
         dtype = getattr(torch, next(k for k, v in _DTYPES.items() if v == info.dtype))
         tensor = torch.empty(info.shape, dtype=dtype)
         for piece in self._pieces[name]:
-            part = _load(self._folder / piece.file, piece)
+            path = self._folder / piece.file
+            try:
+                with open_regular(path) as file:
+                    file.seek(piece.start)
+                    raw = io.BytesIO(file.read(piece.nbytes))
+                part = torch.load(raw, map_location="cpu", weights_only=True)
+                if not isinstance(part, torch.Tensor):
+                    raise ValueError("it is no tensor")
+            except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+                raise SourceError(f"`{path}` cannot be read: {reason}", hint=_DAMAGED) from error
+            part = part.detach()
             if part.shape != piece.sizes or part.dtype != dtype:
                 raise SourceError(
                     f"a piece of tensor `{name}` in `{piece.file}` is {list(part.shape)} of "
@@ -135,33 +149,18 @@ class DcpFolder:
         return tensor
 
 
-def _load(path: Path, piece: _Piece) -> Tensor:
-    try:
-        with open_regular(path) as file:
-            file.seek(piece.start)
-            loaded = torch.load(
-                io.BytesIO(file.read(piece.nbytes)), map_location="cpu", weights_only=True
-            )
-        if not isinstance(loaded, torch.Tensor):
-            raise ValueError("it is no tensor")
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SourceError(f"`{path}` cannot be read: {reason[:200]}", hint=_DAMAGED) from error
-    return loaded.detach()
-
-
-def _pieces(metadata: Any) -> dict[str, list[_Piece]]:
-    """Return the pieces of each tensor of the model, under its own name."""
-    names = _names(metadata)
+def _tensors(metadata: Any) -> tuple[dict[str, TensorInfo], dict[str, list[_Piece]]]:
+    """Return what each tensor of the model is, and its pieces, under its own name."""
     stored = {
         (str(index.fqn), getattr(index, "offset", None)): info  # bytes have no offset
         for index, info in metadata.storage_data.items()
     }
+    infos: dict[str, TensorInfo] = {}
     pieces: dict[str, list[_Piece]] = {}
-    for full, name in names.items():
+    for full, name in _names(metadata).items():
         tensor = metadata.state_dict_metadata[full]
         shape = tuple(map(int, tensor.size))
-        parts = []
+        parts = pieces[name] = []
         for chunk in tensor.chunks:
             offsets, sizes = tuple(map(int, chunk.offsets)), tuple(map(int, chunk.sizes))
             info = stored[full, offsets]
@@ -174,8 +173,12 @@ def _pieces(metadata: Any) -> dict[str, list[_Piece]]:
             parts.append(_Piece(offsets, sizes, file, int(info.offset), int(info.length)))
         if sum(math.prod(part.sizes) for part in parts) != math.prod(shape):
             raise ValueError(f"the pieces of `{full}` do not fill its shape {list(shape)}")
-        pieces[name] = parts
-    return pieces
+        values = tensor.properties.__dict__
+        dtype = values["values"][0] if "values" in values else values["dtype"]
+        file, start = (parts[0].file, parts[0].start) if parts else (METADATA, 0)
+        nbytes = math.prod(shape) * ITEMSIZE[dtype]
+        infos[name] = TensorInfo(dtype, shape, file, start, nbytes)
+    return infos, pieces
 
 
 def _names(metadata: Any) -> dict[str, str]:
@@ -190,33 +193,3 @@ def _names(metadata: Any) -> dict[str, str]:
     if any(len(path) == 1 for path in of_model.values()):
         return {full: path[0] for full, path in of_model.items() if len(path) == 1}
     return {full: path[0] for full, path in tensors.items() if len(path) == 1}
-
-
-def _infos(metadata: Any, pieces: Mapping[str, Sequence[_Piece]]) -> Any:
-    for full, name in _names(metadata).items():
-        tensor = metadata.state_dict_metadata[full]
-        values = tensor.properties.__dict__
-        dtype = values["values"][0] if "values" in values else values["dtype"]
-        shape = tuple(map(int, tensor.size))
-        first = pieces[name][0] if pieces[name] else None
-        yield (
-            name,
-            TensorInfo(
-                dtype=dtype,
-                shape=shape,
-                nbytes=math.prod(shape) * ITEMSIZE[dtype],
-                file=first.file if first else METADATA,
-                start=first.start if first else 0,
-            ),
-        )
-
-
-def _refuse_torchtitan(folder: Path, names: Mapping[str, TensorInfo]) -> None:
-    if "tok_embeddings.weight" not in names:
-        return
-    raise SourceError(
-        f"`{folder}` has torchtitan's names of tensors, not those of transformers",
-        hint="convert it in a clone of torchtitan: `python "
-        f"scripts/checkpoint_conversion/convert_to_hf.py {folder} OUT --hf_assets_path HF_FOLDER "
-        "--model_name NAME --model_flavor SIZE`, and put `config.json` beside it",
-    )

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from qaudit.checkpoints import series
 from qaudit.checkpoints.adapters import read_adapter
 from qaudit.checkpoints.dcp import WITHOUT_CONFIGURATION
 from qaudit.checkpoints.safetensors import (
@@ -25,13 +27,6 @@ from qaudit.checkpoints.safetensors import (
     only_dcp,
     unread_shards,
     weight_files,
-)
-from qaudit.checkpoints.series import (
-    Candidate,
-    CheckpointGroup,
-    Knowledge,
-    as_series,
-    read_trainer_state,
 )
 from qaudit.checkpoints.stamps import hash_of, own_folder, settings_in
 from qaudit.errors import SourceError, UsageError
@@ -60,47 +55,39 @@ def find_all(
     Targets that are one checkpoint each are one series and are put in order together; a folder
     of checkpoints keeps its own order, at the place where it is named.
     """
-    checkpoints = as_series(look(target, recipe) for target in targets)
+    checkpoints = series.as_series(look(target, recipe) for target in targets)
     return with_hashes(checkpoints) if hashed else checkpoints
 
 
-def look(target: str, recipe: Recipe | None = None) -> CheckpointGroup:
+def look(target: str, recipe: Recipe | None = None) -> series.CheckpointGroup:
     """Return the checkpoints of a target, before any name is read."""
     folder = _existing(target)
-    places, knowledge = _checkpoints_in(folder), _knowledge(folder, recipe)
-    candidates = tuple(
-        Candidate(Ref(str(place)), name, (name,), knowledge, state=read_trainer_state(place))
+    places, family = _checkpoints_in(folder), _family_in((folder, folder.absolute().parent))
+    if family is None and recipe is not None and recipe.family is not None:
+        family = load(recipe.family)
+    knowledge = series.Knowledge.of(family, recipe)
+    candidates = [
+        series.Candidate(
+            Ref(str(place)), name, (name,), knowledge, state=series.read_trainer_state(place)
+        )
         for place, name in places
-    )
+    ]
     alone = [place for place, _ in places] == [folder]
     if not alone and (runs := _nested_runs(folder)):
-        note = f"{_named(runs)} left out, with checkpoints inside: name them as targets, too"
-        candidates = (replace(candidates[0], notes=(note,)), *candidates[1:])
-    whole = places[-1][0] == folder and not _is_requested(candidates[-1].label, recipe)
-    return CheckpointGroup(
-        _without_copy(candidates) if len(places) > 1 and whole else candidates, alone
-    )
-
-
-def _is_requested(label: str, recipe: Recipe | None) -> bool:
-    return recipe is not None and any(
-        label in text for text in (*recipe.checkpoints, *recipe.soups)
-    )
-
-
-def _without_copy(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Drop the last checkpoint, the folder around the others, if it is a copy of one of them.
-
-    HF Trainer saves the final model beside `checkpoint-N`; a copy without a step of its own
-    would otherwise be placed behind the checkpoint that it is.
-    """
-    *parts, whole = candidates
-    for k in reversed(range(len(parts))):
-        if is_copy(Path(whole.ref.location), Path(parts[k].ref.location)):
-            note = f"`{whole.label}` holds the weights of `{parts[k].label}`: one row for both"
-            parts[k] = replace(parts[k], notes=(note,))
-            return tuple(parts)
-    return candidates
+        named = f"{first_of(runs)} {'is' if len(runs) == 1 else 'are'}"
+        note = f"{named} left out, with checkpoints inside: name them as targets, too"
+        candidates[0] = replace(candidates[0], notes=(note,))
+    texts = (*recipe.checkpoints, *recipe.soups) if recipe is not None else ()
+    whole = candidates[-1]
+    if len(places) > 1 and places[-1][0] == folder and not any(whole.label in t for t in texts):
+        # HF Trainer saves the final model beside `checkpoint-N`; a copy without a step of its own
+        # would otherwise be placed behind the checkpoint that it is.
+        for k, part in reversed([*enumerate(candidates[:-1])]):
+            if is_copy(Path(whole.ref.location), Path(part.ref.location)):
+                note = f"`{whole.label}` holds the weights of `{part.label}`: one row for both"
+                candidates[k:] = [replace(part, notes=(note,)), *candidates[k + 1 : -1]]
+                break
+    return series.CheckpointGroup(tuple(candidates), alone)
 
 
 def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
@@ -109,9 +96,16 @@ def with_hashes(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 
 def _with_files(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    """Hash its files; none if one cannot be read: opening it raises the reason."""
     doubt = unread_shards(folder)
     suspect = (*checkpoint.suspect, doubt) if doubt else checkpoint.suspect
-    read = replace(checkpoint, files=_hashed(folder), settings=settings_in(folder), suspect=suspect)
+    files: tuple[WeightFile, ...] = ()
+    with suppress(OSError):
+        files = tuple(
+            WeightFile(p.relative_to(folder).as_posix(), p.stat().st_size, hash_of(p))
+            for p in weight_files(folder)
+        )
+    read = replace(checkpoint, files=files, settings=settings_in(folder), suspect=suspect)
     parent = Path(folder.absolute().parent)
     if (folder / "config.json").is_file() or not (parent / "config.json").is_file():
         return read
@@ -211,8 +205,9 @@ def _checkpoints_in(folder: Path) -> list[tuple[Path, str]]:
     A checkpoint with numbered ones beneath it is the end of their series, as HF Trainer
     leaves it; folders of any other name inside a checkpoint are not looked at.
     """
-    inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    subfolders = [(place, sub.name) for sub in inside if (place := _checkpoint_at(sub))]
+    subfolders = [
+        (place, sub.name) for sub in _subfolders(folder) if (place := _checkpoint_at(sub))
+    ]
     itself = (folder, folder.resolve().name)
     if (folder / "config.json").is_file() or is_adapter(folder):
         numbered = [(place, name) for place, name in subfolders if not parse_name(name).named]
@@ -231,18 +226,17 @@ def _checkpoints_in(folder: Path) -> list[tuple[Path, str]]:
     raise UsageError(f"there is no checkpoint in `{folder}`", hint=hint)
 
 
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
 def _nested_runs(folder: Path) -> list[str]:
-    inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     return [
         sub.name
-        for sub in inside
+        for sub in _subfolders(folder)
         if _checkpoint_at(sub) is None
         and any((below / "config.json").is_file() for below in sub.iterdir() if below.is_dir())
     ]
-
-
-def _named(runs: Sequence[str]) -> str:
-    return f"{first_of(runs)} {'is' if len(runs) == 1 else 'are'}"
 
 
 def _checkpoint_at(folder: Path) -> Path | None:
@@ -252,17 +246,10 @@ def _checkpoint_at(folder: Path) -> Path | None:
     """
     if (folder / "config.json").is_file() or weight_files(folder):
         return folder
-    inside = [p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    inside = _subfolders(folder)
     if len(inside) == 1 and (inside[0] / "config.json").is_file():
         return inside[0]
     return None
-
-
-def _knowledge(folder: Path, recipe: Recipe | None) -> Knowledge:
-    family = _family_in((folder, folder.absolute().parent))
-    if family is None and recipe is not None and recipe.family is not None:
-        family = load(recipe.family)
-    return Knowledge.of(family, recipe)
 
 
 def family_of(checkpoint: Checkpoint, name: str) -> Family:
@@ -276,18 +263,6 @@ def family_of(checkpoint: Checkpoint, name: str) -> Family:
 def _family_in(folders: Iterable[Path]) -> Family | None:
     files = (folder / FAMILY_FILE for folder in folders)
     return next((load_file(file) for file in files if file.is_file()), None)
-
-
-def _hashed(folder: Path) -> tuple[WeightFile, ...]:
-    """Return the hashed files, or none if one cannot be read: opening it raises the reason."""
-    try:
-        paths = weight_files(folder)
-        return tuple(
-            WeightFile(p.relative_to(folder).as_posix(), p.stat().st_size, hash_of(p))
-            for p in paths
-        )
-    except OSError:
-        return ()
 
 
 def is_copy(one: Path, other: Path) -> bool:

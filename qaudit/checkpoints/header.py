@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import PurePath
@@ -51,11 +50,50 @@ def header_nbytes(path: PurePath, first: bytes, size: int) -> int:
 
 
 def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo]:
-    """Read the header of a file of `size` bytes, wherever the file is."""
-    base = 8 + len(header)
-    entries = _parse(path, header)
-    infos = {name: _info(path, name, entry, base) for name, entry in entries.items()}
-    _must_tile(path, infos, base, size)
+    """Read the header of a file of `size` bytes, wherever the file is.
+
+    Tensors that share bytes are refused, and bytes that belong to no tensor.
+    """
+    base, infos = 8 + len(header), {}
+    for name, entry in _read_json(path, header).items():
+        if name == "__metadata__":
+            continue
+        try:
+            dtype, shape = str(entry["dtype"]), tuple(map(_whole, entry["shape"]))
+            start, end = map(_whole, entry["data_offsets"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SourceError(
+                f"the header of `{path}` does not describe tensor `{name}`", hint=DAMAGED
+            ) from error
+        if dtype not in ITEMSIZE:
+            raise SourceError(
+                f"tensor `{name}` in `{path}` is stored as `{dtype}`, which is not known here",
+                hint="store weights as bf16, fp16 or fp32",
+            )
+        nbytes = prod(shape) * ITEMSIZE[dtype]
+        if end - start != nbytes:
+            raise SourceError(
+                f"tensor `{name}` in `{path}` has {end - start} bytes where its shape needs "
+                f"{nbytes}",
+                hint=DAMAGED,
+            )
+        infos[name] = TensorInfo(dtype, shape, path.name, base + start, nbytes)
+    end = base
+    for name, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
+        if info.start < end:
+            raise SourceError(
+                f"tensor `{name}` in `{path}` shares bytes with another", hint=DAMAGED
+            )
+        if info.start > end:
+            raise SourceError(
+                f"{info.start - end} bytes before tensor `{name}` in `{path}` belong to no tensor",
+                hint=DAMAGED,
+            )
+        end = info.start + info.nbytes
+    if end > size:
+        raise cut_short(path, expected=end, found=size)
+    if end < size:
+        raise SourceError(f"`{path}` has {size - end} bytes behind its last tensor", hint=DAMAGED)
     return infos
 
 
@@ -69,12 +107,6 @@ def metadata_in(path: PurePath, header: bytes) -> dict[str, str]:
     ):
         raise SourceError(f"the metadata of `{path}` is not a table of texts", hint=DAMAGED)
     return metadata
-
-
-def _parse(path: PurePath, text: bytes) -> dict[str, Any]:
-    entries = _read_json(path, text)
-    entries.pop("__metadata__", None)
-    return entries
 
 
 def _read_json(path: PurePath, text: bytes) -> dict[str, Any]:
@@ -93,52 +125,10 @@ def _read_json(path: PurePath, text: bytes) -> dict[str, Any]:
     return entries
 
 
-def _info(path: PurePath, name: str, entry: Any, base: int) -> TensorInfo:
-    try:
-        dtype, shape = str(entry["dtype"]), tuple(map(_whole, entry["shape"]))
-        start, end = map(_whole, entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise SourceError(
-            f"the header of `{path}` does not describe tensor `{name}`", hint=DAMAGED
-        ) from error
-    if dtype not in ITEMSIZE:
-        raise SourceError(
-            f"tensor `{name}` in `{path}` is stored as `{dtype}`, which is not known here",
-            hint="store weights as bf16, fp16 or fp32",
-        )
-    nbytes = prod(shape) * ITEMSIZE[dtype]
-    if end - start != nbytes:
-        raise SourceError(
-            f"tensor `{name}` in `{path}` has {end - start} bytes where its shape needs {nbytes}",
-            hint=DAMAGED,
-        )
-    return TensorInfo(dtype, shape, path.name, base + start, nbytes)
-
-
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
         raise ValueError("not a count")
     return value
-
-
-def _must_tile(path: PurePath, infos: Mapping[str, TensorInfo], base: int, size: int) -> None:
-    """Refuse tensors that share bytes, and bytes that belong to no tensor."""
-    end = base
-    for name, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
-        if info.start < end:
-            raise SourceError(
-                f"tensor `{name}` in `{path}` shares bytes with another", hint=DAMAGED
-            )
-        if info.start > end:
-            raise SourceError(
-                f"{info.start - end} bytes before tensor `{name}` in `{path}` belong to no tensor",
-                hint=DAMAGED,
-            )
-        end = info.start + info.nbytes
-    if end > size:
-        raise cut_short(path, expected=end, found=size)
-    if end < size:
-        raise SourceError(f"`{path}` has {size - end} bytes behind its last tensor", hint=DAMAGED)
 
 
 def cut_short(path: PurePath, *, expected: int, found: int) -> SourceError:

@@ -106,13 +106,10 @@ class WeightFolder:
         pickled = allow_pickle and (only_pickles(folder) or single.endswith(".bin"))
         files = [single] if single.endswith(".bin") else _pickle_files(folder) if pickled else []
         self._pickled = load_pickles(folder, files) if pickled else None
-        self._dcp: DcpFolder | None = None
-        self._headers: Mapping[str, TensorInfo] = {}
-        if single == SINGLE and not pickled and (place := only_dcp(folder)):
-            self._dcp = DcpFolder(place)
-            self._headers = self._dcp.infos
-        elif not pickled:
-            self._headers = headers(folder, without, single)
+        place = only_dcp(folder) if single == SINGLE and not pickled else None
+        self._dcp = DcpFolder(place) if place else None
+        usual = {} if pickled or self._dcp else headers(folder, without, single)
+        self._headers: Mapping[str, TensorInfo] = self._dcp.infos if self._dcp else usual
 
     def names(self) -> Sequence[str]:
         return list(self._headers if self._pickled is None else self._pickled)
@@ -152,9 +149,25 @@ class WeightFolder:
             file, tensor = self._headers[name].file, self._dcp.read(name)
         else:
             info = self._headers[name]
-            file = info.file
-            tensor = _read_range(self._folder / file, name, info)
-        _must_be_finite(tensor, name, file)
+            file, path = info.file, self._folder / info.file
+            if info.dtype not in _TORCH_NAMES:
+                raise SourceError(
+                    f"tensor `{name}` in `{path}` is stored as `{info.dtype}`",
+                    hint="audit the checkpoint before it was quantized: bf16, fp16 or fp32",
+                )
+            raw = torch.empty(info.nbytes, dtype=torch.uint8)
+            _fill(memoryview(raw.numpy().data), path, info)
+            tensor = raw.view(getattr(torch, _TORCH_NAMES[info.dtype])).reshape(info.shape)
+        if not tensor.is_floating_point() or not tensor.numel():
+            return tensor
+        wide = tensor.float() if tensor.itemsize == 1 else tensor  # 8 bits have no arithmetic
+        lowest, highest = torch.aminmax(wide)  # one pass, no mask in memory; NaN comes through
+        if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
+            count = int((~torch.isfinite(wide)).sum())
+            raise SourceError(
+                f"tensor `{name}` in `{file}` holds NaN or infinity ({count} of {wide.numel()})",
+                hint="this checkpoint diverged or is damaged; audit another one",
+            )
         return tensor
 
 
@@ -174,17 +187,24 @@ class Headers(WeightFolder):
 
 def unread_tensors(places: Iterable[Path], checkpoints: Iterable[Checkpoint]) -> frozenset[str]:
     """Return the tensors of files that are not downloaded, of all members of a soup."""
-    names: set[str] = set()
-    for folder, checkpoint in zip(places, checkpoints, strict=True):
-        files = {file.name for file in checkpoint.unread}
-        placed = weight_map(folder / INDEX) if files else {}
-        names |= {name for name, file in placed.items() if file in files}
-    return frozenset(names)
+    return frozenset(
+        name
+        for folder, checkpoint in zip(places, checkpoints, strict=True)
+        if (files := {file.name for file in checkpoint.unread})
+        for name, file in weight_map(folder / INDEX).items()
+        if file in files
+    )
 
 
 def _safetensors_files(folder: Path, without: Collection[str] = ()) -> list[str]:
     """Return the files that hold the weights: a single file comes first, as in transformers."""
-    _must_name_no_other(folder)
+    config = read_configuration(folder) if (folder / "config.json").is_file() else {}
+    if (other := config.get("transformers_weights")) is not None:
+        raise ConfigurationError(
+            f"`config.json` of `{folder}` names its weights `{str(other)[:60]}` "
+            "(`transformers_weights`), which is not read",
+            hint=f"name them `{SINGLE}` or `{INDEX}`, and remove the key",
+        )
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if (folder / INDEX).is_file():
@@ -205,17 +225,6 @@ def _safetensors_files(folder: Path, without: Collection[str] = ()) -> list[str]
     raise SourceError(
         f"no weights in `{folder}`", hint=f"a checkpoint folder holds `{SINGLE}` or `{INDEX}`"
     )
-
-
-def _must_name_no_other(folder: Path) -> None:
-    """Refuse a configuration that makes transformers load a file of another name."""
-    config = read_configuration(folder) if (folder / "config.json").is_file() else {}
-    if (name := config.get("transformers_weights")) is not None:
-        raise ConfigurationError(
-            f"`config.json` of `{folder}` names its weights `{str(name)[:60]}` "
-            "(`transformers_weights`), which is not read",
-            hint=f"name them `{SINGLE}` or `{INDEX}`, and remove the key",
-        )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -318,17 +327,6 @@ def _read_header(path: Path, read: Callable[[Path, bytes, int], dict[str, _T]]) 
         ) from error
 
 
-def _read_range(path: Path, name: str, info: TensorInfo) -> Tensor:
-    if info.dtype not in _TORCH_NAMES:
-        raise SourceError(
-            f"tensor `{name}` in `{path}` is stored as `{info.dtype}`",
-            hint="audit the checkpoint before it was quantized: bf16, fp16 or fp32",
-        )
-    raw = torch.empty(info.nbytes, dtype=torch.uint8)
-    _fill(memoryview(raw.numpy().data), path, info)
-    return raw.view(getattr(torch, _TORCH_NAMES[info.dtype])).reshape(info.shape)
-
-
 def _fill(view: memoryview, path: Path, info: TensorInfo) -> None:
     place, end = info.start, info.start + info.nbytes
     with open_regular(path) as file:
@@ -338,20 +336,6 @@ def _fill(view: memoryview, path: Path, info: TensorInfo) -> None:
             if not count:
                 raise cut_short(path, expected=end, found=place)
             place += count
-
-
-def _must_be_finite(tensor: Tensor, name: str, file: str) -> None:
-    if not tensor.is_floating_point() or not tensor.numel():
-        return
-    if tensor.itemsize == 1:
-        tensor = tensor.float()  # 8-bit floats have no arithmetic
-    lowest, highest = torch.aminmax(tensor)  # one pass, no mask in memory; NaN comes through
-    if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
-        count = int((~torch.isfinite(tensor)).sum())
-        raise SourceError(
-            f"tensor `{name}` in `{file}` holds NaN or infinity ({count} of {tensor.numel()})",
-            hint="this checkpoint diverged or is damaged; audit another one",
-        )
 
 
 _NOT_TENSORS = (
@@ -364,34 +348,31 @@ _NOT_TENSORS = (
 def load_pickles(folder: Path, files: Sequence[str]) -> Mapping[str, tuple[Tensor, str]]:
     tensors: dict[str, tuple[Tensor, str]] = {}
     for file in files:
-        for name, tensor in _load(folder / file).items():
-            if name in tensors:
+        path = folder / file
+        if not path.is_file():
+            raise SourceError(
+                f"shard `{file}` is named in an index and not in `{folder}`",
+                hint="download the missing shard",
+            )
+        try:
+            mapped = zipfile.is_zipfile(path)
+            with warnings.catch_warnings(action="ignore"):  # of pickles newer than torch writes
+                loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            if not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
+                raise ValueError("something in it is no tensor")
+        except _NOT_TENSORS as error:
+            raise SourceError(
+                f"`{path}` cannot be read as pickled tensors",
+                hint="convert it to safetensors where it was made",
+            ) from error
+        for name, tensor in loaded.items():
+            if str(name) in tensors:
                 raise SourceError(
-                    f"tensor `{name}` is in both `{tensors[name][1]}` and `{file}`",
+                    f"tensor `{name}` is in both `{tensors[str(name)][1]}` and `{file}`",
                     hint="keep the shards of one checkpoint only in the folder",
                 )
-            tensors[name] = tensor, file
+            tensors[str(name)] = tensor.detach(), file
     return tensors
-
-
-def _load(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise SourceError(
-            f"shard `{path.name}` is named in an index and not in `{path.parent}`",
-            hint="download the missing shard",
-        )
-    try:
-        mapped = zipfile.is_zipfile(path)
-        with warnings.catch_warnings(action="ignore"):  # of pickles newer than torch writes
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-        if not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
-            raise ValueError("something in it is no tensor")
-        return {str(name): tensor.detach() for name, tensor in loaded.items()}
-    except _NOT_TENSORS as error:
-        raise SourceError(
-            f"`{path}` cannot be read as pickled tensors",
-            hint="convert it to safetensors where it was made",
-        ) from error
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:

@@ -14,7 +14,6 @@ one place are only noted.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,9 +50,7 @@ def read_trainer_state(folder: Path) -> TrainerState:
     if not path.is_file():
         return TrainerState()
     try:
-        if path.stat().st_size > _LARGEST_NBYTES:
-            raise ValueError(f"it is larger than {_LARGEST_NBYTES // 10**6} MB")
-        return _parsed(json.loads(read_regular(path).decode()))
+        return _parsed(json.loads(read_regular(path, _LARGEST_NBYTES).decode()))
     except (OSError, ValueError, RecursionError) as error:
         why = "it nests too deep" if isinstance(error, RecursionError) else error
         raise SourceError(
@@ -72,13 +69,15 @@ def _parsed(state: Any) -> TrainerState:
         if not isinstance(line, dict):
             raise ValueError("a line of `log_history` is not a table of keys")
         step, rate = line.get("step"), line.get("learning_rate")
-        if isinstance(step, int) and rate is not None:
-            rates.setdefault(step, _rate(rate))
-    return TrainerState(
-        step=_count(state, "global_step"),
-        tokens=_count(state, "num_input_tokens_seen") or None,
-        rates=rates,
-    )
+        if not isinstance(step, int) or rate is None:
+            continue
+        if not isinstance(rate, int | float) or isinstance(rate, bool):
+            raise ValueError("a `learning_rate` of `log_history` is not a number")
+        if not 0 <= rate < _LARGEST_NUMBER:
+            raise ValueError("a `learning_rate` of `log_history` is out of range")
+        rates.setdefault(step, float(rate))
+    tokens = _count(state, "num_input_tokens_seen") or None
+    return TrainerState(_count(state, "global_step"), tokens, rates)
 
 
 def _count(state: Mapping[str, Any], key: str) -> int | None:
@@ -90,14 +89,6 @@ def _count(state: Mapping[str, Any], key: str) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST_NUMBER:
         raise ValueError(f"`{key}` is not a whole number from 0 to 2^53")
     return value
-
-
-def _rate(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError("a `learning_rate` of `log_history` is not a number")
-    if not 0 <= value < _LARGEST_NUMBER or not math.isfinite(value):
-        raise ValueError("a `learning_rate` of `log_history` is out of range")
-    return float(value)
 
 
 @dataclass(frozen=True)
@@ -177,10 +168,17 @@ def in_order(candidates: Sequence[Candidate]) -> list[Checkpoint]:
 def tell_apart(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Give checkpoints of equal name labels that differ, by the folders around them."""
     labelled = list(checkpoints)
-    for where, times in Counter(_where(c) for c in labelled).items():
+    places = (str(c.ref if c.commit else own_folder(c).resolve()) for c in labelled)
+    for where, times in Counter(places).items():
         if times > 1:
             raise UsageError(f"`{where}` is given {times} times", hint="name each of them once")
-    above = [_above(c) for c in labelled]
+    above: list[tuple[str, ...]] = []
+    for c in labelled:
+        if c.commit is None:
+            above.append(own_folder(c).absolute().parts[1:-1])
+        else:
+            revision = (c.ref.revision or "main",) if c.ref.subfolder else ()
+            above.append((*c.ref.location.split("/"), *revision))
     for depth in range(1, max(map(len, above), default=0) + 1):
         twice = {label for label, times in Counter(c.label for c in labelled).items() if times > 1}
         if not twice:
@@ -189,17 +187,6 @@ def tell_apart(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
             if checkpoint.label in twice and depth <= len(above[k]):
                 labelled[k] = replace(checkpoint, label=f"{above[k][-depth]}/{checkpoint.label}")
     return tuple(labelled)
-
-
-def _where(checkpoint: Checkpoint) -> str:
-    return str(checkpoint.ref if checkpoint.commit else own_folder(checkpoint).resolve())
-
-
-def _above(checkpoint: Checkpoint) -> tuple[str, ...]:
-    ref = checkpoint.ref
-    if checkpoint.commit is None:
-        return own_folder(checkpoint).absolute().parts[1:-1]
-    return (*ref.location.split("/"), *((ref.revision or "main",) if ref.subfolder else ()))
 
 
 def _place(candidate: Candidate) -> Place:
@@ -225,7 +212,8 @@ def _checkpoint(
         rate = None if place.step is None else candidate.state.rates.get(place.step)
         tokens = tokens or candidate.state.tokens
     if rate is None and schedule is not None and place.step is not None:
-        rate = _scheduled_rate(schedule, place.step, tokens)
+        seen = {"steps": place.step, "tokens": tokens or None}.get(schedule.units)
+        rate = None if seen is None else schedule.schedule().at(seen)
     return Checkpoint(
         ref=candidate.ref,
         label=candidate.label,
@@ -239,12 +227,6 @@ def _checkpoint(
         notes=(*candidate.notes, *inferred, *notes),
         suspect=tuple(suspect),
     )
-
-
-def _scheduled_rate(schedule: LearningRate, step: int, tokens: int | None) -> float | None:
-    if schedule.units == "steps":
-        return schedule.schedule().at(step)
-    return schedule.schedule().at(tokens) if schedule.units == "tokens" and tokens else None
 
 
 def _doubts(series: Sequence[tuple[Candidate, Place]]) -> tuple[list[list[str]], list[list[str]]]:
@@ -262,15 +244,14 @@ def _doubts(series: Sequence[tuple[Candidate, Place]]) -> tuple[list[list[str]],
             equal.setdefault((candidate.repo, duplicates), []).append(k)
     for (_, duplicates), members in equal.items():
         if len(members) > 1:
-            is_one_place = len({_point(series[k][1]) for k in members}) == 1
+            places = [series[k][1] for k in members]
+            points = {  # a place without a step is like no other
+                (p.stage, p.ingredient, p.step, p.variant, p.name if p.step is None else None)
+                for p in places
+            }
+            is_one_place = len(points) == 1
             names = [series[k][0].names[0] for k in members]
             text = equal_report(names, duplicates.reason, duplicates.source, one_place=is_one_place)
             for k in members:
                 (notes if is_one_place else suspect)[k].append(text)
     return suspect, notes
-
-
-def _point(place: Place) -> tuple[object, ...]:
-    """Return where in a run a place is; a place without a step is like no other."""
-    unknown = place.name if place.step is None else None
-    return (place.stage, place.ingredient, place.step, place.variant, unknown)

@@ -200,15 +200,9 @@ def content_read(
     A file is read again only where its stamp is not the one its hash was stored with. A file
     that cannot be read has no entry.
     """
-    hashes = {}
-    for file in checkpoint.files:
-        path = folder(checkpoint) / file.name
-        with suppress(OSError):
-            if file.sha256.startswith("git:"):
-                hashes[file.name] = f"git:{hash_of(path, 'git')}"
-            else:
-                hashes[file.name] = hash_of(path)
-    return hashes
+    where = folder(checkpoint)
+    hashes = {f.name: _as_planned(where / f.name, f.sha256) for f in checkpoint.files}
+    return {name: sha256 for name, sha256 in hashes.items() if sha256}
 
 
 def _store(path: Path, stamp: Stamp, kind: HashKind, file_hash: str) -> None:
@@ -242,8 +236,12 @@ _PINNED = (CONFIGURATION, *QUANTIZATION, *INDEXES, *TOKENIZER)
 
 def settings_in(folder: Path) -> tuple[WeightFile, ...]:
     """Return the small files of a folder with their hashes; one that cannot be read is left out."""
-    pinned = []
-    for path in sorted(_paths(folder)):
+    pinned, paths = [], [*folder.glob("additional_chat_templates/*.jinja")]
+    with suppress(OSError):
+        paths += [p for p in folder.iterdir() if any(fnmatchcase(p.name, n) for n in _PINNED)]
+    if _names_code(folder / CONFIGURATION) or _names_code(folder / "tokenizer_config.json"):
+        paths += folder.rglob("*.py")
+    for path in sorted(paths):
         with suppress(OSError):
             nbytes = path.stat().st_size
             if path.is_file() and nbytes < LARGEST_SETTINGS_NBYTES:
@@ -252,18 +250,9 @@ def settings_in(folder: Path) -> tuple[WeightFile, ...]:
     return tuple(pinned)
 
 
-def _paths(folder: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        yield from (p for p in folder.iterdir() if any(fnmatchcase(p.name, n) for n in _PINNED))
-    yield from folder.glob("additional_chat_templates/*.jinja")
-    if _names_code(folder / CONFIGURATION) or _names_code(folder / "tokenizer_config.json"):
-        yield from folder.rglob("*.py")
-
-
 def _names_code(path: Path) -> bool:
     with suppress(OSError, ValueError, RecursionError):
-        if path.is_file() and path.stat().st_size < LARGEST_SETTINGS_NBYTES:
-            return "auto_map" in json.loads(read_regular(path).decode())
+        return "auto_map" in json.loads(read_regular(path, LARGEST_SETTINGS_NBYTES).decode())
     return False
 
 

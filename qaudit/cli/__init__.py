@@ -39,7 +39,13 @@ def _run(commands: Commands | None) -> int:
     # Threads that spin while they wait take the core from other work. Torch reads this when it
     # starts its threads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    _open_closed_streams()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `2>&-`: replaced by one that discards
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, os.fdopen(devnull, "w", encoding="utf-8"))
+    from qaudit.host import share_one_arena
+
+    share_one_arena()  # before there are threads
     if commands is not None:
         return commands(sys.argv)
     from qaudit.cli.app import run
@@ -73,11 +79,3 @@ def _end(error: BaseException) -> int:
         os.write(2, b"error: the process ended, and could not say why; most often memory ran out\n")
         return 4
     return failure.code
-
-
-def _open_closed_streams() -> None:
-    """Replace a closed stream, as by `2>&-`, by one that discards: Python has None there."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            devnull = os.open(os.devnull, os.O_WRONLY)
-            setattr(sys, name, os.fdopen(devnull, "w", encoding="utf-8"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +25,6 @@ from qaudit.support.keys import first_of, nearest
 from qaudit.version import __version__
 
 if TYPE_CHECKING:
-    from qaudit.engine.doctor import Fact
     from qaudit.types import AuditRecord, Policy
 
 
@@ -57,13 +56,16 @@ def listing(kind: str, *, as_json: bool = False, quiet: bool = False) -> str:
         return json.dumps(rows, indent=1)
     if quiet:
         return "\n".join(rows)
-    lines = {name: _of_setting(row) if isinstance(row, dict) else row for name, row in rows.items()}
     from qaudit.report.terminal import hanging
 
-    width = max(map(len, lines), default=0)
-    if sys.stdout.isatty():
-        return "\n".join(hanging(f"{name:<{width}}  ", text) for name, text in lines.items())
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+    lines, width = [], max(map(len, rows), default=0)
+    for name, text in rows.items():
+        if isinstance(text, dict):
+            option = f"; {text['option']}" if text["option"] else ""
+            text = f"{text['help']} [{text['type']}; default: {text['default']}{option}]"
+        head = f"{name:<{width}}  "
+        lines.append(hanging(head, text) if sys.stdout.isatty() else head + text)
+    return "\n".join(lines)
 
 
 def _schemes() -> dict[str, str]:
@@ -72,17 +74,13 @@ def _schemes() -> dict[str, str]:
     texts, broken = _classes("qaudit.core.registry:schemes"), schemes().broken()
     for name in schemes():
         if name not in broken:
-            texts[name] = f"{texts[name]} {_parameters(schemes()[name])}".rstrip()
+            parameters = [
+                f.name if f.default is MISSING else f"{f.name}={str(f.default).lower()}"
+                for f in fields(schemes()[name])
+                if f.name != "kv"  # of every scheme: docs/schemes.md
+            ]
+            texts[name] += f" [{', '.join(parameters)}]" if parameters else ""
     return texts
-
-
-def _parameters(plugin: Any) -> str:
-    texts = [
-        f.name if f.default is MISSING else f"{f.name}={str(f.default).lower()}"
-        for f in fields(plugin)
-        if f.name != "kv"  # of every scheme: docs/schemes.md
-    ]
-    return f"[{', '.join(texts)}]" if texts else ""
 
 
 def _classes(registry: str) -> dict[str, str]:
@@ -106,22 +104,6 @@ def _described(
     return texts | {name: error.message for name, error in broken.items()}
 
 
-def _shipped(name: str) -> Callable[[], dict[str, str]]:
-    return lambda: resolve_name(name)()
-
-
-def _sets() -> dict[str, str]:
-    from qaudit.core.registry import scheme_sets
-
-    return {name: ", ".join(texts) for name, texts in scheme_sets().items()}
-
-
-def _families() -> dict[str, str]:
-    from qaudit.families import all_families
-
-    return {family.family: family.description for family in all_families()}
-
-
 def _settings() -> dict[str, dict[str, str]]:
     return {
         name: {
@@ -135,21 +117,14 @@ def _settings() -> dict[str, dict[str, str]]:
     }
 
 
-def _of_setting(row: Mapping[str, str]) -> str:
-    option = f"; {row['option']}" if row["option"] else ""
-    return f"{row['help']} [{row['type']}; default: {row['default']}{option}]"
-
-
 def _formats() -> dict[str, str]:
-    from qaudit.formats.packing import FileFormat
-    from qaudit.formats.registry import formats, further_readers, readers
+    from qaudit.formats.packing import formats, further_readers, readers
     from qaudit.report import diff, folder, gate
 
-    texts, built_in = _classes("qaudit.formats.registry:formats"), formats().built_in
-    files = [name for name, form in built_in.items() if issubclass(form, FileFormat)]
+    texts = _classes("qaudit.formats.packing:formats")
     uses: dict[str, tuple[str, ...]] = {
         "export": tuple(formats()),
-        "scan --shipped": (*readers(), *further_readers(), *files),
+        "scan --shipped": (*readers(), *further_readers(), "gguf"),
         "report": tuple(folder.FORMATS),
         "gate": tuple(gate.FORMATS),
         "diff": tuple(diff.FORMATS),
@@ -159,25 +134,27 @@ def _formats() -> dict[str, str]:
     return {name: f"{texts.get(name, '')} [{', '.join(used[name])}]".strip() for name in names}
 
 
-def _rules() -> dict[str, str]:
-    from qaudit.types import CODES
-
-    return {code: rule.title for code, rule in CODES.items()}
-
-
 _KINDS: dict[str, Callable[[], Mapping[str, str | dict[str, str]]]] = {
     "schemes": _schemes,
-    "sets": _sets,
+    "sets": lambda: {
+        name: ", ".join(texts)
+        for name, texts in resolve_name("qaudit.core.registry:scheme_sets")().items()
+    },
     "settings": _settings,
     "formats": _formats,
     "merges": lambda: _classes("qaudit.core.registry:merges"),
     "diagnostics": _diagnostics,
-    "families": _families,
-    "recipes": _shipped("qaudit.recipe.table:shipped_recipes"),
-    "policies": _shipped("qaudit.policy:descriptions"),
-    "tasks": _shipped("qaudit.items.names:descriptions"),
-    "lm-eval": _shipped("qaudit.items.harness:all_tasks"),
-    "rules": _rules,
+    "families": lambda: {
+        family.family: family.description
+        for family in resolve_name("qaudit.families:all_families")()
+    },
+    "recipes": lambda: resolve_name("qaudit.recipe.table:shipped_recipes")(),
+    "policies": lambda: resolve_name("qaudit.policy:descriptions")(),
+    "tasks": lambda: resolve_name("qaudit.items.names:descriptions")(),
+    "lm-eval": lambda: resolve_name("qaudit.items.harness:all_tasks")(),
+    "rules": lambda: {
+        code: rule.title for code, rule in resolve_name("qaudit.types:CODES").items()
+    },
 }
 
 
@@ -207,48 +184,35 @@ def explain(
 
     Example: qaudit explain four-bit-tail QA029
     """
+    from qaudit.policy import PRESETS, policy_inside, policy_named, preset
     from qaudit.report.terminal import filled
     from qaudit.saved.audits import read_audit
 
     saved = read_audit(audit_at(audit)) if audit is not None else None
-    texts = _known(_policies(policy, saved, audit))
+    policies = tuple(map(preset, PRESETS)) if policy is None else (policy_named(policy),)
+    if policy is None and audit and saved and saved.plan.recipe.policy not in PRESETS:
+        place = Path(audit) if Path(audit).is_dir() else Path(audit).parent
+        policies = (policy_inside(saved.plan.recipe.policy, place), *policies)
+    texts = _known(policies)
     paragraphs = ["\n\n".join(map(filled, _explained(name, texts, saved))) for name in names]
     print_result("\n\n".join(paragraphs) + "\n")
     return 0
-
-
-def _policies(
-    policy: str | None, saved: AuditRecord | None, audit: str | None
-) -> tuple[Policy, ...]:
-    from qaudit.policy import PRESETS, policy_inside, policy_named, preset
-
-    if policy is not None:
-        return (policy_named(policy),)
-    shipped = tuple(map(preset, PRESETS))
-    if saved is None or audit is None or saved.plan.recipe.policy in PRESETS:
-        return shipped
-    place = Path(audit) if Path(audit).is_dir() else Path(audit).parent
-    return (policy_inside(saved.plan.recipe.policy, place), *shipped)
 
 
 def _explained(name: str, texts: Texts, saved: AuditRecord | None) -> tuple[str, ...]:
     key = name if name in texts else name.upper()
     if key in texts:
         return texts[key]
-    described = _scheme(name) or _note(name, texts, saved)
-    if described is None:
-        raise UsageError(f"nothing is called `{name}`", hint=_hint(name, texts, saved))
-    return described
-
-
-def _hint(name: str, texts: Texts, saved: AuditRecord | None) -> str:
+    if described := _scheme(name) or _note(name, texts, saved):
+        return described
     from qaudit.core.registry import short_forms, unknown
 
-    if saved is None and " " in name:
-        return "a note is explained with the audit that has it: `--audit FOLDER`"
-    instead = "`qaudit list rules` has the codes, `qaudit list schemes` the schemes"
     hint = unknown("name", name, [*map(str.lower, texts), *short_forms()], ()).hint
-    return instead if hint.startswith("there are:") else hint
+    if hint.startswith("there are:"):
+        hint = "`qaudit list rules` has the codes, `qaudit list schemes` the schemes"
+    if saved is None and " " in name:
+        hint = "a note is explained with the audit that has it: `--audit FOLDER`"
+    raise UsageError(f"nothing is called `{name}`", hint=hint)
 
 
 def _note(words: str, texts: Texts, saved: AuditRecord | None) -> tuple[str, ...] | None:
@@ -268,28 +232,15 @@ def _note(words: str, texts: Texts, saved: AuditRecord | None) -> tuple[str, ...
 
 
 def _known(policies: Sequence[Policy]) -> Texts:
-    from qaudit.types import CODES, METRICS
+    """Return what is said of codes, of metrics, and of the rules of policies with all margins."""
+    from qaudit.types import CODES, METRICS, bound_of
 
-    texts: Texts = {
-        code: (f"{code}: {entry.title}.", entry.help)
-        for code, entry in CODES.items()
-        if entry.title
+    texts = {code: [f"{code}: {e.title}.", e.help] for code, e in CODES.items() if e.title}
+    to_do = {
+        m: f"What to do: {record.hint}." if record.hint else "" for m, record in METRICS.items()
     }
     for metric, record in METRICS.items():
-        texts[metric] = (
-            f"{metric} ({record.code}): {record.title}.",
-            record.reason,
-            f"What to do: {record.hint}." if record.hint else "",
-        )
-    for name, lines in _policy_rules(policies):
-        texts[name] = (*texts.get(name, ()), *lines)
-    return {name: tuple(filter(None, lines)) for name, lines in texts.items()}
-
-
-def _policy_rules(policies: Sequence[Policy]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the rules of policies, with their margin in each."""
-    from qaudit.types import METRICS, bound_of
-
+        texts[metric] = [f"{metric} ({record.code}): {record.title}.", record.reason, to_do[metric]]
     margins: dict[tuple[str, str], list[str]] = {}
     for policy in policies:
         for rule in policy.rules:
@@ -298,14 +249,13 @@ def _policy_rules(policies: Sequence[Policy]) -> Iterator[tuple[str, tuple[str, 
             of_policy.append(f"{bound} in `{policy.name}` ({rule.level})")
     for (name, metric), bounds in margins.items():
         record = METRICS[metric]
-        yield (
-            name,
-            (
-                f"{name} is a rule about `{metric}`, with a margin of {', '.join(bounds)}.",
-                f"It fails where {record.title} ({record.code}). {record.reason}",
-                f"What to do: {record.hint}." if record.hint else "",
-            ),
-        )
+        texts[name] = [
+            *texts.get(name, ()),
+            f"{name} is a rule about `{metric}`, with a margin of {', '.join(bounds)}.",
+            f"It fails where {record.title} ({record.code}). {record.reason}",
+            to_do[metric],
+        ]
+    return {name: tuple(filter(None, lines)) for name, lines in texts.items()}
 
 
 def _scheme(name: str) -> tuple[str, ...] | None:
@@ -330,21 +280,11 @@ def doctor(as_json: AsJson = False) -> int:
     Example: qaudit doctor
     """
     from qaudit.engine.doctor import examine
+    from qaudit.report.terminal import hanging
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what libraries print when they load
         facts = examine()
-    if as_json:
-        rows = {"qaudit": __version__, "facts": [asdict(fact) for fact in facts]}
-        print_result(json.dumps(rows, indent=1))
-    else:
-        print_result(_facts_text(facts))
-    return 4 if any(fact.state == "fault" for fact in facts) else 0
-
-
-def _facts_text(facts: Sequence[Fact]) -> str:
-    from qaudit.report.terminal import hanging
-
     width = max(len(fact.name) for fact in facts)
     lines = [f"qaudit {__version__}"]
     for about, group in groupby(facts, key=lambda fact: fact.about):
@@ -353,4 +293,6 @@ def _facts_text(facts: Sequence[Fact]) -> str:
             head = f"{_MARKS[fact.state]} {fact.name:<{width}}  "
             lines.append(hanging(head, fact.value))
             lines += [hanging(" " * len(head), fact.hint)] if fact.hint else []
-    return "\n".join(lines)
+    rows = {"qaudit": __version__, "facts": [asdict(fact) for fact in facts]}
+    print_result(json.dumps(rows, indent=1) if as_json else "\n".join(lines))
+    return 4 if any(fact.state == "fault" for fact in facts) else 0

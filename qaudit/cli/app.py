@@ -79,7 +79,9 @@ class Grouped(TyperCommand):
                 panel = getattr(param, "rich_help_panel", None)
                 title = panel or ("Arguments" if is_argument else "Options")
                 name = record[0].partition(" <")[0] if is_argument else _with_type(record[0])
-                groups.setdefault(title, []).append((name, _with_default(record[1])))
+                # A default that is a text is printed without the parentheses that Typer adds.
+                text = re.sub(r"\[default: \((.*?)\)(?=;|\]$)", r"[default: \1", record[1])
+                groups.setdefault(title, []).append((name, text))
         for title, rows in sorted(groups.items(), key=lambda group: group[0] == "Options"):
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=28)
@@ -102,15 +104,6 @@ class CommandList(TyperGroup):
         for title, rows in groups.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-
-
-def group_options(app: typer.Typer) -> None:
-    app.info.cls = CommandList
-    for command in app.registered_commands:
-        command.cls = Grouped
-    for group in app.registered_groups:
-        if group.typer_instance is not None:
-            group_options(group.typer_instance)
 
 
 def variable(option: Any) -> str:
@@ -136,13 +129,9 @@ def _with_type(text: str) -> str:
     return re.sub(r"<([\w\[\] |]+)>", kind, text)
 
 
-def _with_default(text: str) -> str:
-    """Print a default that is a text without the parentheses that Typer adds."""
-    return re.sub(r"\[default: \((.*?)\)(?=;|\]$)", r"[default: \1", text)
-
-
 app = typer.Typer(
     name="qaudit",
+    cls=CommandList,
     help="Which checkpoint or soup should ship, and does it survive 3- and 4-bit quantization?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a traceback with locals can hold a token
@@ -175,8 +164,7 @@ _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
 }
 for title, commands in _GROUPS.items():
     for command in commands:
-        app.command(command.__name__.rstrip("_"), rich_help_panel=title)(command)
-group_options(app)
+        app.command(command.__name__.rstrip("_"), cls=Grouped, rich_help_panel=title)(command)
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TimeElapsedColumn
 from rich.text import Text
@@ -18,51 +20,30 @@ _WIDE = 100
 _SHORT_NAME, _SHORT_BAR, _SHORT_WHAT = 14, 8, 12
 
 
-class _Name(ProgressColumn):
-    """The name of a row, as long as the terminal allows; names of checkpoints are no markup."""
+class _RowText(ProgressColumn):
+    """What a function makes of a row; names of checkpoints are no markup."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, text: Callable[[Task], str | Text]) -> None:
         super().__init__()
-        self._console = console
+        self._text = text
 
     def render(self, task: Task) -> Text:
-        least = _SHORTEST_NAME if self._console.width >= _WIDE else _SHORT_NAME
-        width = max(least, self._console.width - _OTHER_COLUMNS)
-        text = Text(task.description.ljust(least))
-        text.truncate(width, overflow="ellipsis")
-        return text
+        text = self._text(task)
+        return Text(text) if isinstance(text, str) else text
 
 
-class _Count(ProgressColumn):
-    """How much is done: 3/24, or bytes."""
-
-    def render(self, task: Task) -> Text:
-        total = task.total or 0
-        if task.fields["in_bytes"]:
-            return Text(part_of(round(task.completed), round(total)).replace(" of ", "/"))
-        return Text(f"{task.completed:.0f}/{total:.0f}")
+def _count(task: Task) -> str:
+    """Return how much is done: 3/24, or bytes."""
+    total = task.total or 0
+    if task.fields["in_bytes"]:
+        return part_of(round(task.completed), round(total)).replace(" of ", "/")
+    return f"{task.completed:.0f}/{total:.0f}"
 
 
-class _What(ProgressColumn):
-    """What is being done, or how fast bytes come."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        fast = f"{size(speed)}/s" if task.fields["in_bytes"] and speed else ""
-        width = 14 if self._console.width >= _WIDE else _SHORT_WHAT
-        return Text(f"{fast or task.fields['what']:<{width}.{width}}")
-
-
-class _Left(ProgressColumn):
-    """The time left: of all subjects in their own row, of what else is counted in its own."""
-
-    def render(self, task: Task) -> Text:
-        seconds = task.fields["left"] or (task.time_remaining if task.fields["in_bytes"] else None)
-        return Text(f"{duration(seconds)} left" if seconds else "")
+def _time_left(task: Task) -> str:
+    """Return the time left: of all subjects in their own row, of all else in its own."""
+    seconds = task.fields["left"] or (task.time_remaining if task.fields["in_bytes"] else None)
+    return f"{duration(seconds)} left" if seconds else ""
 
 
 class Bars:
@@ -70,8 +51,26 @@ class Bars:
 
     def __init__(self, console: Console | None = None) -> None:
         console = console or Console(stderr=True, highlight=False)
-        bar = BarColumn(30 if console.width >= _WIDE else _SHORT_BAR)
-        columns = (_Name(console), bar, _Count(), _What(console), TimeElapsedColumn(), _Left())
+
+        def is_wide() -> bool:
+            return console.width >= _WIDE
+
+        def name(task: Task) -> Text:
+            least = _SHORTEST_NAME if is_wide() else _SHORT_NAME
+            text = Text(task.description.ljust(least))
+            text.truncate(max(least, console.width - _OTHER_COLUMNS), overflow="ellipsis")
+            return text
+
+        def what(task: Task) -> str:
+            """Return what is being done, or how fast bytes come."""
+            speed = task.finished_speed or task.speed
+            fast = f"{size(speed)}/s" if task.fields["in_bytes"] and speed else ""
+            width = 14 if is_wide() else _SHORT_WHAT
+            return f"{fast or task.fields['what']:<{width}.{width}}"
+
+        bar, elapsed = BarColumn(30 if is_wide() else _SHORT_BAR), TimeElapsedColumn()
+        texts = [_RowText(text) for text in (name, _count, what, _time_left)]
+        columns = (texts[0], bar, *texts[1:3], elapsed, texts[3])
         self.progress = Progress(*columns, console=console, transient=True)
         self._tasks: dict[str, TaskID] = {}
         self.progress.start()

@@ -20,6 +20,24 @@ if TYPE_CHECKING:
 
 
 _WHAT = "What to export"
+Weights = Annotated[
+    str,
+    typer.Argument(
+        metavar="AUDIT|TARGET",
+        help="An audit's folder, to export what ships; or a folder or repository of weights.",
+    ),
+]
+Form = Annotated[
+    str, option(OUTPUT, "compressed-tensors, gptq, awq, bnb, mlx or gguf.", "--format")
+]
+Class = option(_WHAT, "Class of bits of the verdict, as 4.", show_default="the only one")
+PullRequest = option(
+    OUTPUT, "Open a pull request with the folder, for `org/name` on the Hub.", metavar="REPO"
+)
+Converter = option(
+    OUTPUT, "For gguf: llama.cpp's convert_hf_to_gguf.py, or a .gguf file it made.", metavar="FILE"
+)
+_SHIPS = {"show_default": "the one that ships"}
 NewFolder = Annotated[Path, option(OUTPUT, "The folder to write, which must be new.", "--out")]
 
 
@@ -31,46 +49,15 @@ NewFolder = Annotated[Path, option(OUTPUT, "The folder to write, which must be n
     ),
 )  # fmt: skip
 def export(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="AUDIT|TARGET",
-            help="An audit's folder, to export what ships; or a folder or repository of weights.",
-        ),
-    ],
+    target: Weights,
     out: NewFolder,
-    form: Annotated[
-        str, option(OUTPUT, "compressed-tensors, gptq, awq, bnb, mlx or gguf.", "--format")
-    ] = "compressed-tensors",
-    bits: Annotated[
-        str | None,
-        option(_WHAT, "Class of bits of the verdict, as 4.", show_default="the only one"),
-    ] = None,
-    subject: Annotated[
-        str | None,
-        option(_WHAT, "Checkpoint or soup.", "--subject", show_default="the one that ships"),
-    ] = None,
-    scheme: Annotated[
-        str | None, option(_WHAT, "Scheme.", "--scheme", show_default="the one that ships")
-    ] = None,
+    form: Form = "compressed-tensors",
+    bits: Annotated[str | None, Class] = None,
+    subject: Annotated[str | None, option(_WHAT, "Checkpoint or soup.", **_SHIPS)] = None,
+    scheme: Annotated[str | None, option(_WHAT, "Scheme.", **_SHIPS)] = None,
     *,
-    push: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "Open a pull request with the folder, for `org/name` on the Hub.",
-            "--push",
-            metavar="REPO",
-        ),
-    ] = None,
-    converter: Annotated[
-        Path | None,
-        option(
-            OUTPUT,
-            "For gguf: llama.cpp's convert_hf_to_gguf.py, or a .gguf file it made.",
-            metavar="FILE",
-        ),
-    ] = None,
+    push: Annotated[str | None, PullRequest] = None,
+    converter: Annotated[Path | None, Converter] = None,
     quiet: Quiet = False,
     **settings: Any,
 ) -> int:
@@ -83,8 +70,8 @@ def export(
     from qaudit.cli.progress import Progress
     from qaudit.cli.publish import repository
     from qaudit.export.choice import audit_file_of
-    from qaudit.export.push import holds, must_take
-    from qaudit.export.push import push as push_folder
+    from qaudit.export.contents import holds, must_take
+    from qaudit.export.contents import push as push_folder
     from qaudit.hub import open_hub
 
     repo = None if push is None else repository(push)
@@ -115,8 +102,8 @@ def _check(
     """Refuse what is wrong by the words of the command alone, before any file is read for it."""
     from qaudit.core.registry import parse_scheme
     from qaudit.export.choice import audit_file_of
-    from qaudit.export.unfinished import must_be_new
-    from qaudit.formats.registry import format_named
+    from qaudit.export.contents import must_be_new
+    from qaudit.formats.packing import format_named
 
     if out is not None:
         must_be_new(out)
@@ -148,7 +135,7 @@ def _choice(
     given: dict[str, Any],
     watch: Watch,
 ) -> ExportChoice:
-    from qaudit.export.choice import audit_file_of, of_audit, of_target, with_options
+    from qaudit.export.choice import audit_file_of, of_audit, of_target
 
     bits, subject, scheme = named
     file = audit_file_of(target)
@@ -170,7 +157,7 @@ def _choice(
             hint="leave it out, or export the checkpoint itself",
         )
     choice = of_audit(file, bits, subject, scheme, watch)
-    return with_options(choice, allow_pickle=allow_pickle)
+    return replace(choice, options=replace(choice.options, allow_pickle=allow_pickle))
 
 
 @with_settings("allow_pickle", keys=("family", "disk_budget"))

@@ -23,39 +23,30 @@ from qaudit.settings import OUTPUT
 if TYPE_CHECKING:
     from qaudit.saved.evidence import SavedAudit
     from qaudit.tables import Audit
-    from qaudit.types import ClassVerdict, Gate
+    from qaudit.types import Gate
 
 
-_JUDGE = "What to judge by"
+_JUDGE, _PICK = "What to judge by", "What to pick by"
+PolicyToHold = option(_JUDGE, "explore, release, strict, or a YAML file of your own.")
+Baseline = option(_JUDGE, "The audit of the previous release: a folder, or `org/name@revision`.")
+Classes = option(_JUDGE, BITS, show_default="those of the scan, or all that were measured")
+Forms = option(
+    OUTPUT,
+    "terminal, md, json, junit, sarif, github, badge or shields; "
+    "`junit=FILE` writes it there. Repeatable.",
+    "--format",
+    show_default="terminal",
+)
+Signed = option(_JUDGE, "Refuse audits that are not signed with QAUDIT_SIGNING_KEY.", "--signed")
 
 
 def gate(
     audit: AuditPlace,
-    policy: Annotated[
-        str, option(_JUDGE, "explore, release, strict, or a YAML file of your own.")
-    ] = "release",
-    baseline: Annotated[
-        str | None,
-        option(_JUDGE, "The audit of the previous release: a folder, or `org/name@revision`."),
-    ] = None,
-    bits: Annotated[
-        str | None,
-        option(_JUDGE, BITS, show_default="those of the scan, or all that were measured"),
-    ] = None,
-    form: Annotated[
-        list[str] | None,
-        option(
-            OUTPUT,
-            "terminal, md, json, junit, sarif, github, badge or shields; "
-            "`junit=FILE` writes it there. Repeatable.",
-            "--format",
-            show_default="terminal",
-        ),
-    ] = None,
-    signed: Annotated[
-        bool,
-        option(_JUDGE, "Refuse audits that are not signed with QAUDIT_SIGNING_KEY.", "--signed"),
-    ] = False,
+    policy: Annotated[str, PolicyToHold] = "release",
+    baseline: Annotated[str | None, Baseline] = None,
+    bits: Annotated[str | None, Classes] = None,
+    form: Annotated[list[str] | None, Forms] = None,
+    signed: Annotated[bool, Signed] = False,
     quiet: Quiet = False,
 ) -> int:
     """Hold an audit to a policy, by its saved evidence: no GPU, no model, no torch.
@@ -66,13 +57,7 @@ def gate(
     Example: qaudit gate qaudit-out/demo --policy strict --format junit=gate.xml
     """
     outputs = outputs_of(form or ())
-    from qaudit.report.gate import (
-        headline,
-        render,
-        render_failure,
-        step_summary,
-        step_summary_of_failure,
-    )
+    from qaudit.report.gate import headline, render, render_failure, step_summary
 
     try:
         result = _judge(audit, policy, baseline, classes_named(bits), signed, quiet)
@@ -82,7 +67,7 @@ def gate(
         _put(
             files,
             lambda form: render_failure(failure, form),
-            lambda: step_summary_of_failure(failure),
+            lambda: render_failure(failure, "md"),
         )
         raise
     texts = {TERMINAL: headline(result)} if quiet else {}
@@ -152,21 +137,18 @@ def _put(outputs: Sequence[Output], text: Callable[[str], str], summary: Callabl
     ready = [(output, text(output.form)) for output in outputs]
     summaries = os.environ.get(STEP_SUMMARY)
     if summaries and any(output.form == GITHUB for output in outputs):
-        _append(Path(summaries), summary())
+        content = summary()
+        try:
+            with Path(summaries).open("a", encoding="utf-8") as file:
+                file.write(content)
+        except OSError as error:
+            raise not_written(Path(summaries), error) from error
     for output, content in ready:
         if output.file is not None:
             write_whole(output.file, content)
     for output, content in ready:
         if output.file is None:
             print_result(content, workflow_commands=output.form == GITHUB)
-
-
-def _append(path: Path, text: str) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise not_written(path, error) from error
 
 
 PARETO = "pareto"
@@ -180,16 +162,12 @@ def pick(
     objective: Annotated[
         str,
         option(
-            "What to pick by",
-            "loss, loss@SCHEME, kl, bits@1% (within a margin of full precision) or pareto.",
+            _PICK, "loss, loss@SCHEME, kl, bits@1% (within a margin of full precision) or pareto."
         ),
     ] = "loss",
-    bits: Annotated[
-        str | None, option("What to pick by", BITS, show_default="all that were measured")
-    ] = None,
+    bits: Annotated[str | None, option(_PICK, BITS, show_default="all that were measured")] = None,
     policy: Annotated[
-        str | None,
-        option("What to pick by", "A preset or a file.", show_default="that of the audit"),
+        str | None, option(_PICK, "A preset or a file.", show_default="that of the audit")
     ] = None,
     *,
     as_json: AsJson = False,
@@ -226,14 +204,13 @@ def pick(
     gated = any(decision.level == "error" for decision in verdict.classes)
     ships = gated and verdict.status == "ship" and wanted.kind != "kl"  # the same as for `gate`
     judged = [decision for decision in verdict.classes if decision.status != "unjudged"]
-    sure = all(_is_sure(decision, wanted.kind == "kl") for decision in judged or verdict.classes)
+    sure = all(
+        (decision.status in ("ship", "hold", "unjudged") or decision.level == "off")
+        and decision.subject is not None
+        and not (wanted.kind == "kl" and decision.contenders)  # a tie by KL divergence
+        for decision in judged or verdict.classes
+    )
     return 0 if best and (ships or sure) else 3
-
-
-def _is_sure(one: ClassVerdict, by_divergence: bool) -> bool:
-    """Whether something was chosen, no tie by KL divergence, and its class decided if judged."""
-    is_decided = one.status in ("ship", "hold", "unjudged") or one.level == "off"
-    return is_decided and one.subject is not None and not (by_divergence and one.contenders)
 
 
 def _names(targets: Sequence[str]) -> dict[str, str]:

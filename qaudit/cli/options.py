@@ -84,8 +84,8 @@ def with_settings(
             for name in chosen.keys() & options:
                 if given[name] is not None:
                     raise UsageError(f"`{name}` is set twice", hint=f"leave `{SET} {name}` out")
-            of_environment = {} if not keys else _variables(taken)
-            return command(**{**dict.fromkeys(taken), **of_environment, **given, **chosen})
+            values = dict.fromkeys(taken) | (_variables(taken) if keys else {})
+            return command(**{**values, **given, **chosen})
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}

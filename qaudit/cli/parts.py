@@ -34,9 +34,9 @@ def plan(
 
     Example: qaudit plan demo --out out
     """
+    from qaudit.audit import pin
     from qaudit.cli.progress import Progress
     from qaudit.cli.scan import output_folder, prepared
-    from qaudit.executors.folder import pin
     from qaudit.recipe.table import take
     from qaudit.saved.audits import plan_to_json
 

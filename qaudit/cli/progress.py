@@ -41,7 +41,13 @@ class Progress(Watch):
 
             self._bars = Bars()
         else:
-            Thread(target=self._print_lines, daemon=True).start()
+
+            def print_lines() -> None:
+                while not self._closed.wait(SECONDS_BETWEEN_LINES):
+                    if self._state:
+                        self.note(self._state)
+
+            Thread(target=print_lines, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,11 +119,6 @@ class Progress(Watch):
         self._state = "" if printed else line + remainder
         if printed:
             self.note(line + remainder)
-
-    def _print_lines(self) -> None:
-        while not self._closed.wait(SECONDS_BETWEEN_LINES):
-            if self._state:
-                self.note(self._state)
 
 
 class Pace:

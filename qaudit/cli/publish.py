@@ -26,31 +26,22 @@ if TYPE_CHECKING:
     from qaudit.hub.publish import PublishPlan
 
 
-_WRITE = "What to write"
+_WRITE, _SAME = "What to write", {"show_default": "the one with the same weights"}
+_NOTHING = "Print the files and every change of the README; write nothing."
+Contained = option(_WRITE, "The subject that REPO contains.", **_SAME)
+Title = option(_WRITE, "Title of the pull request; `[qaudit]` is appended.")
+Preview = option(OUTPUT, _NOTHING, "--dry-run")
+Json = option(OUTPUT, "Print what was written, and where, as JSON.", "--json")
 MOST_FILES = 4  # of one folder, before a dry run sums them up in a row
 
 
 def publish(
     audit: AuditPlace,
     repo: Annotated[str, typer.Argument(metavar="REPO", help="A model on the Hub: `org/name`.")],
-    subject: Annotated[
-        str | None,
-        option(
-            _WRITE, "The subject that REPO contains.", show_default="the one with the same weights"
-        ),
-    ] = None,
-    message: Annotated[
-        str, option(_WRITE, "Title of the pull request; `[qaudit]` is appended.")
-    ] = "Add a quantization audit",
-    dry_run: Annotated[
-        bool,
-        option(
-            OUTPUT, "Print the files and every change of the README; write nothing.", "--dry-run"
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool, option(OUTPUT, "Print what was written, and where, as JSON.", "--json")
-    ] = False,
+    subject: Annotated[str | None, Contained] = None,
+    message: Annotated[str, Title] = "Add a quantization audit",
+    dry_run: Annotated[bool, Preview] = False,
+    as_json: Annotated[bool, Json] = False,
     quiet: Quiet = False,
 ) -> int:
     """Open a pull request on the Hub with the card, the audit and its evidence.
@@ -62,13 +53,7 @@ def publish(
     """
     from qaudit.cli.progress import Progress
     from qaudit.hub import open_hub
-    from qaudit.hub.publish import (
-        description_of,
-        propose,
-        read_for_publishing,
-        submit,
-        title_of,
-    )
+    from qaudit.hub.publish import description_of, propose, read_for_publishing, submit, title_of
     from qaudit.hub.published import audit_folder
 
     repo, title = repository(repo), title_of(message)
@@ -76,8 +61,14 @@ def publish(
         folder = read_for_publishing(audit_folder(audit, progress))
         hub = open_hub(progress)
         plan = propose(folder, repo, hub, subject)
+        if dry_run and as_json:
+            url = plan.onto.url if plan.onto else None
+            difference = "\n".join(_difference(plan))
+            rows = {"state": "dry run", "url": url, **_rows(plan), "readme_diff": difference}
+            print_result(json.dumps(rows, indent=2))
+            return 0
         if dry_run:
-            print_result(_preview_json(plan) if as_json else "\n".join(_preview(plan, hub)))
+            print_result("\n".join(_preview(plan, hub)))
             return 0
         for text in plan.notes:
             progress.note(text)
@@ -157,13 +148,6 @@ def _difference(plan: PublishPlan) -> list[str]:
     before, after = (text.splitlines() for text in plan.readme)
     names = (README if plan.readme[0] else "/dev/null", README)
     return list(difflib.unified_diff(before, after, *names, lineterm=""))
-
-
-def _preview_json(plan: PublishPlan) -> str:
-    url = plan.onto.url if plan.onto else None
-    difference = "\n".join(_difference(plan))
-    rows = {"state": "dry run", "url": url, **_rows(plan), "readme_diff": difference}
-    return json.dumps(rows, indent=2)
 
 
 def _rows(plan: PublishPlan) -> dict[str, Any]:

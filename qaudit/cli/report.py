@@ -22,32 +22,20 @@ if TYPE_CHECKING:
     from qaudit.types import AuditRecord
 
 
+_DEFAULT = {"show_default": "terminal, and md into a pipe"}
+Form = option(OUTPUT, "md, html, terminal or json.", "--format", **_DEFAULT)
+Into = option(OUTPUT, "Put the card between its markers in this README; print nothing.")
+Plots = option(OUTPUT, "Draw the pictures again, into this folder.")
+_LINES = "Lines of text in the card, not pictures: for comments and step summaries."
+Sparklines = option(OUTPUT, _LINES, "--sparklines")
+
+
 def report(
     audit: AuditPlace,
-    form: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "md, html, terminal or json.",
-            "--format",
-            show_default="terminal, and md into a pipe",
-        ),
-    ] = None,
-    into: Annotated[
-        Path | None,
-        option(OUTPUT, "Put the card between its markers in this README; print nothing."),
-    ] = None,
-    plots: Annotated[
-        Path | None, option(OUTPUT, "Draw the pictures again, into this folder.")
-    ] = None,
-    sparklines: Annotated[
-        bool,
-        option(
-            OUTPUT,
-            "Lines of text in the card, not pictures: for comments and step summaries.",
-            "--sparklines",
-        ),
-    ] = False,
+    form: Annotated[str | None, Form] = None,
+    into: Annotated[Path | None, Into] = None,
+    plots: Annotated[Path | None, Plots] = None,
+    sparklines: Annotated[bool, Sparklines] = False,
 ) -> int:
     """Print a saved audit as a card, a page, a summary or JSON.
 
@@ -149,6 +137,9 @@ def diff(
     return 0
 
 
+_NEXT = "Suggest checkpoints to measure next, from this audit of the series."
+After = option(MEASURE, _NEXT, metavar="AUDIT")
+Check = option(MEASURE, "Read every file tree, so that equal revisions are known.", "--check")
 NARROWEST, WIDEST = 80, 120
 PROMISING, MOST_SUGGESTED = 0.05, 3
 """The least chance of being better than the best measured checkpoint, and how many to name."""
@@ -158,17 +149,8 @@ PROMISING, MOST_SUGGESTED = 0.05, 3
 def series(
     targets: Targets,
     *,
-    check: Annotated[
-        bool, option(MEASURE, "Read every file tree, so that equal revisions are known.", "--check")
-    ] = False,
-    after: Annotated[
-        str | None,
-        option(
-            MEASURE,
-            "Suggest checkpoints to measure next, from this audit of the series.",
-            metavar="AUDIT",
-        ),
-    ] = None,
+    check: Annotated[bool, Check] = False,
+    after: Annotated[str | None, After] = None,
     everything: Annotated[bool, option(OUTPUT, "Show every row; fold none.", "--all")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -195,17 +177,12 @@ def series(
     elif as_json:
         print_result(catalog_to_json(catalog))
     else:
-        print_result(render_catalog(catalog, width=_width(), everything=everything))
+        columns = min(WIDEST, max(NARROWEST, shutil.get_terminal_size().columns))
+        width = columns if sys.stdout.isatty() else None  # a file takes the whole table
+        print_result(render_catalog(catalog, width=width, everything=everything))
     for reason, times in failures.items():
         say(f"{times} of the trees could not be read: {reason}")
     return 3 if check and failures else 0
-
-
-def _width() -> int | None:
-    """Return the width of the terminal, or none where the table goes into a file."""
-    if not sys.stdout.isatty():
-        return None
-    return min(WIDEST, max(NARROWEST, shutil.get_terminal_size().columns))
 
 
 def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:

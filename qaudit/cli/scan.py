@@ -167,6 +167,7 @@ def checked(execution: Execution) -> Execution:
 
 
 def executor_of(prepared: Prepared, execution: Execution, progress: Progress) -> Executor:
+    """Return what runs the plan: this process, a pool of processes, or Slurm."""
     name, gpus, device = execution.executor, execution.gpus, prepared.plan.device
     if gpus is not None and not device.startswith("cuda"):
         raise UsageError(
@@ -178,31 +179,29 @@ def executor_of(prepared: Prepared, execution: Execution, progress: Progress) ->
         from qaudit.audit import in_process
 
         return in_process(prepared, progress)
-    from qaudit.executors.folder import pin
+    from qaudit.audit import pin
 
     run = pin(prepared)
-    options = _part_options(prepared)
+    options: list[str] = []  # of `qaudit part`: what is not pinned in the plan
+    for key in OF_PARTS:
+        value, entry = getattr(prepared.options, key), settings_of(RunOptions)[key]
+        value = ",".join(value) if isinstance(value, tuple) else value
+        value = f"{value}B" if value and entry.type is Nbytes else value
+        options += words_of(entry, value) if value else []
     out = prepared.out
     if name == "slurm":
         from qaudit.executors.queues import Slurm
 
-        sbatch = [word for text in execution.slurm for word in shlex.split(text)]
-        count, detach = execution.parts, execution.detach
         return Slurm(
-            run, out, parts=count, sbatch=sbatch, options=options, detach=detach, watch=progress
+            run,
+            out,
+            parts=execution.parts,
+            sbatch=[word for text in execution.slurm for word in shlex.split(text)],
+            options=options,
+            detach=execution.detach,
+            watch=progress,
         )
     from qaudit.executors.queues import Pool, cpu_workers, gpu_workers
 
     workers = cpu_workers(execution.workers) if gpus is None else gpu_workers(gpus)
     return Pool(run, out, workers, options, progress)
-
-
-def _part_options(prepared: Prepared) -> list[str]:
-    """Return the options that `qaudit part` gets: what is not pinned in the plan."""
-    options, words = prepared.options, list[str]()
-    for name in OF_PARTS:
-        value, entry = getattr(options, name), settings_of(RunOptions)[name]
-        value = ",".join(value) if isinstance(value, tuple) else value
-        value = f"{value}B" if value and entry.type is Nbytes else value
-        words += words_of(entry, value) if value else []
-    return words

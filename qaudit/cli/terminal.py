@@ -41,23 +41,33 @@ def print_result(text: str, *, workflow_commands: bool = False) -> None:
     text = text if workflow_commands else _without_commands(text)
     if _has_colours(sys.stdout):
         text = _VERDICT.sub(lambda match: _coloured(match[0], _COLOURS[match[0]]), text)
-    _write(sys.stdout, _encodable(text, sys.stdout))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:  # without Unicode, blocks become ASCII letters
+        from qaudit.report.format import in_ascii
+
+        text = in_ascii(text).encode(encoding, "replace").decode(encoding)
+    _write(sys.stdout, text)
 
 
 def say(text: str) -> None:
     """Print a message on stderr."""
-    _message(_without_commands(_printable(text.rstrip("\n"))))
+    _message(_harmless(text.rstrip("\n")))
 
 
 def complain(error: QauditError) -> None:
-    _message(_styled(_wrapped(f"error: {one_line(error.message)}"), "error", "1;31"))
-    if error.hint:
-        _message("\n" + _styled(_wrapped(f"hint: {one_line(error.hint)}"), "hint", "1"))
+    for word, text, style in (("error", error.message, "1;31"), ("hint", error.hint, "1")):
+        if text or word == "error":
+            lines = _wrapped(f"{word}: {one_line(text)}")
+            if _has_colours(sys.stderr):
+                lines = lines.replace(word, _coloured(word, style), 1)
+            _message(lines if word == "error" else f"\n{lines}")
 
 
 def one_line(text: str) -> str:
     """Return text in one line, without control characters and workflow commands."""
-    return _without_commands(_printable(" ".join(text.splitlines())))
+    return _harmless(" ".join(text.splitlines()))
 
 
 def _wrapped(text: str) -> str:
@@ -70,11 +80,6 @@ def _wrapped(text: str) -> str:
     return "\n".join(lines).replace("\0", " ")
 
 
-def _styled(text: str, word: str, style: str) -> str:
-    """Colour the word that a text begins with."""
-    return text.replace(word, _coloured(word, style), 1) if _has_colours(sys.stderr) else text
-
-
 def _coloured(word: str, style: str) -> str:
     return f"\x1b[{style}m{word}\x1b[0m"
 
@@ -84,8 +89,8 @@ def _has_colours(stream: TextIO) -> bool:
     return not plain and stream.isatty()
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+def _harmless(text: str) -> str:
+    return _without_commands("".join(c if c.isprintable() or c == "\n" else "?" for c in text))
 
 
 def _without_commands(text: str) -> str:
@@ -116,18 +121,6 @@ def _discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _encodable(text: str, stream: TextIO) -> str:
-    """Put text into what a stream can encode: without Unicode, blocks become ASCII letters."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        from qaudit.report.format import in_ascii
-
-        return in_ascii(text).encode(encoding, "replace").decode(encoding)
-    return text
-
-
 AGAIN = "run the same command again"
 """A hint that ends so gets the command as it was typed."""
 
@@ -154,7 +147,13 @@ def explained(error: BaseException) -> QauditError:
             "memory ran out", hint="free some, or raise the limit that `ulimit -v` prints"
         )
     if (package := _being_imported(error)) is not None:
-        return _not_loaded(package, error)
+        if isinstance(error, ModuleNotFoundError):
+            return MachineError(f"this needs `{package}`, which is not installed", hint=INSTALL)
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return MachineError(
+            f"`{package}` is installed and cannot be loaded: {reason}",
+            hint=f"install it again, then look with `qaudit doctor`; {INSTALL} brings all of it",
+        )
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         name = str(error.filename)
         return UsageError(
@@ -179,15 +178,12 @@ def resumable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        kept = next(filter(_holds_results, (out, out.with_name(f".{out.name}.begun"))), None)
-        what = "nothing is kept yet" if kept is None else f"results are kept in `{kept}`"
+        what = "nothing is kept yet"
+        for folder in (out.with_name(f".{out.name}.begun"), out):
+            names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+            if any(not name.startswith(".qaudit") for name in names - {"plan.json", "parts"}):
+                what = f"results are kept in `{folder}`"  # there is more than a plan
         raise Interrupted(f"interrupted; {what}", hint=AGAIN) from error
-
-
-def _holds_results(folder: Path) -> bool:
-    """Return whether a folder has more than a plan."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return any(not name.startswith(".qaudit") for name in names - {"plan.json", "parts"})
 
 
 def _being_imported(error: BaseException) -> str | None:
@@ -212,13 +208,3 @@ def _frames(trace: TracebackType | None) -> list[str]:
         names.append("importlib" if frozen else trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
     return names
-
-
-def _not_loaded(package: str, error: BaseException) -> MachineError:
-    if isinstance(error, ModuleNotFoundError):
-        return MachineError(f"this needs `{package}`, which is not installed", hint=INSTALL)
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return MachineError(
-        f"`{package}` is installed and cannot be loaded: {reason}",
-        hint=f"install it again, then look with `qaudit doctor`; {INSTALL} brings all of it",
-    )

@@ -71,7 +71,13 @@ def rollouts(
     return 0
 
 
-_ANSWERS = "The answers"
+_ANSWERS, _RUN = "The answers", "a file or the folder of a run. Repeatable."
+Answerer = option(_ANSWERS, "The checkpoint or soup that gave them.", show_default="the only one")
+Marks = option(
+    _ANSWERS,
+    "Whose marks count, as `exact_match,strict-match` or a scorer.",
+    show_default="acc, or the only one",
+)
 
 
 @with_settings(keys=("sign",))
@@ -79,31 +85,12 @@ def import_(
     audit: Annotated[
         Path, typer.Argument(metavar="AUDIT", help="The output folder of a finished scan.")
     ],
-    base: Annotated[
-        list[Path],
-        option(_ANSWERS, "Of full precision: a file or the folder of a run. Repeatable.", "--base"),
-    ],
+    base: Annotated[list[Path], option(_ANSWERS, f"Of full precision: {_RUN}")],
     quantized: Annotated[
-        list[str],
-        option(
-            _ANSWERS,
-            "Of a scheme of the audit: a file or the folder of a run. Repeatable.",
-            "--quantized",
-            metavar="SCHEME=PATH",
-        ),
+        list[str], option(_ANSWERS, f"Of a scheme of the audit: {_RUN}", metavar="SCHEME=PATH")
     ],
-    subject: Annotated[
-        str | None,
-        option(_ANSWERS, "The checkpoint or soup that gave them.", show_default="the only one"),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        option(
-            _ANSWERS,
-            "Whose marks count, as `exact_match,strict-match` or a scorer.",
-            show_default="acc, or the only one",
-        ),
-    ] = None,
+    subject: Annotated[str | None, Answerer] = None,
+    metric: Annotated[str | None, Marks] = None,
     *,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -119,7 +106,15 @@ def import_(
     from qaudit.audit import import_answers
     from qaudit.saved.codec import encode
 
-    files = _by_scheme(quantized)
+    files: dict[str, list[str | Path]] = {}
+    for text in quantized:
+        scheme, place = _split(text)
+        if not (scheme and place):
+            raise UsageError(
+                f"`--quantized {text}` is not SCHEME=PATH",
+                hint="write it as `--quantized SCHEME=FILE`, with a scheme of the audit",
+            )
+        files.setdefault(scheme, []).append(Path(place))
     sign = bool(settings["sign"])
     judged = import_answers(audit, base, files, subject=subject, metric=metric, sign=sign)
     rows = [row for row in judged.record.tasks if row.imported]
@@ -127,19 +122,6 @@ def import_(
     if not quiet:
         say(f"wrote {audit / 'card.md'}, report.html, audit.json, evidence/ and plots/")
     return 0
-
-
-def _by_scheme(texts: Sequence[str]) -> dict[str, list[str | Path]]:
-    places: dict[str, list[str | Path]] = {}
-    for text in texts:
-        scheme, place = _split(text)
-        if not (scheme and place):
-            raise UsageError(
-                f"`--quantized {text}` is not SCHEME=PATH",
-                hint="write it as `--quantized SCHEME=FILE`, with a scheme of the audit",
-            )
-        places.setdefault(scheme, []).append(Path(place))
-    return places
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -12,34 +12,24 @@ from qaudit.cli.options import AsJson, Quiet, option
 from qaudit.cli.terminal import print_result
 
 if TYPE_CHECKING:
-    from qaudit.export.verify import AsItRuns, Verification
+    from qaudit.export.runs import AsItRuns
+    from qaudit.export.verify import Verification
 
 _SHOWN = 5
+_WITH = "What to compare with"
+_LIMITS = "A policy whose `verify` says how far losses may differ."
+Runtime = option(
+    _WITH, "transformers, gptqmodel, llama.cpp, mlx or vllm.", show_default="by the format"
+)
 
 
 def verify(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A folder that `qaudit export` wrote.")
     ],
-    audit: Annotated[
-        Path | None, option("What to compare with", "The audit it was exported from.", "--audit")
-    ] = None,
-    runtime: Annotated[
-        str | None,
-        option(
-            "What to compare with",
-            "transformers, gptqmodel, llama.cpp, mlx or vllm.",
-            show_default="by the format",
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        option(
-            "What to compare with",
-            "A policy whose `verify` says how far losses may differ.",
-            show_default="the audit's",
-        ),
-    ] = None,
+    audit: Annotated[Path | None, option(_WITH, "The audit it was exported from.")] = None,
+    runtime: Annotated[str | None, Runtime] = None,
+    policy: Annotated[str | None, option(_WITH, _LIMITS, show_default="the audit's")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -76,18 +66,15 @@ def _text(result: Verification) -> str:
 def _lines(result: Verification) -> list[str]:
     record, differences = result.record, result.differences
     lines = [f"{record.subject} at {record.scheme}, {record.format}"]
-    if differences:
-        lines += [f"  {difference}" for difference in differences[:_SHOWN]]
-        if (more := len(differences) - _SHOWN) > 0:
-            lines.append(f"  and {more} more differences")
-    else:
+    lines += [f"  {difference}" for difference in differences[:_SHOWN]]
+    if (more := len(differences) - _SHOWN) > 0:
+        lines.append(f"  and {more} more differences")
+    if not differences:
         what = "that were measured" if result.trusted else "of the record"
-        lines.append(
-            f"  all {len(record.dense)} quantized linears are, bit for bit, the weights {what}"
-        )
-        lines.append(
-            f"  {len(record.rest)} other tensors and {len(record.files)} files are as they were"
-        )
+        lines += [
+            f"  all {len(record.dense)} quantized linears are, bit for bit, the weights {what}",
+            f"  {len(record.rest)} other tensors and {len(record.files)} files are as they were",
+        ]
     if result.unhashed:
         lines.append(
             "  the audit has no hashes of linears, so that files and record could have been "
@@ -103,16 +90,16 @@ def _lines(result: Verification) -> list[str]:
 
 
 def _run_lines(run: AsItRuns) -> list[str]:
-    measured, difference = run.measured, run.measured.difference
+    difference = run.difference
     change = _change(difference.estimate)
     if difference.low or difference.high:
         change += f" [{_change(difference.low)}, {_change(difference.high)}]"
     return [
         f"  in {run.runtime}, on the same {run.documents} documents, in nats per token:",
-        f"  as audited: loss {measured.audited.estimate:.6f}, KL {_nats(measured.audited_kl)}",
-        f"  as it runs: loss {measured.running.estimate:.6f}, KL {_nats(measured.running_kl)}",
+        f"  as audited: loss {run.audited.estimate:.6f}, KL {_nats(run.audited_kl)}",
+        f"  as it runs: loss {run.running.estimate:.6f}, KL {_nats(run.running_kl)}",
         f"  difference: {change}; `{run.policy}` allows {run.limit.loss:g}",
-        f"  difference of KL: {_change(measured.kl_difference)}; it allows {run.limit.kl:g}",
+        f"  difference of KL: {_change(run.kl_difference)}; it allows {run.limit.kl:g}",
         f"  why these limits: {run.limit.why}",
     ]
 
@@ -148,14 +135,14 @@ def _rows(result: Verification) -> dict[str, Any]:
             "tolerance": run.limit.loss,
             "kl_tolerance": run.limit.kl,
             "why_tolerated": run.limit.why,
-            "ce_audited": run.measured.audited.estimate,
-            "ce_running": run.measured.running.estimate,
-            "difference": run.measured.difference.estimate,
-            "difference_low": run.measured.difference.low,
-            "difference_high": run.measured.difference.high,
-            "kl_audited": run.measured.audited_kl,
-            "kl_running": run.measured.running_kl,
-            "kl_difference": run.measured.kl_difference,
+            "ce_audited": run.audited.estimate,
+            "ce_running": run.running.estimate,
+            "difference": run.difference.estimate,
+            "difference_low": run.difference.low,
+            "difference_high": run.difference.high,
+            "kl_audited": run.audited_kl,
+            "kl_running": run.running_kl,
+            "kl_difference": run.kl_difference,
             "agrees": run.agrees,
         },
     }

@@ -38,9 +38,9 @@ from qaudit.core.floats import (
     round_e2m1_,
     round_e4m3_,
 )
-from qaudit.core.grid import SMALLEST_SCALE, fit_range
+from qaudit.core.grid import SMALLEST_SCALE, fit, fit_range, fit_share
 from qaudit.core.rotation import rotate
-from qaudit.core.scheme import CACHES
+from qaudit.core.scheme import CACHES, UNROUNDED
 from qaudit.support.lazy import Tensor, torch
 
 _CORE_ELEMENTS = 2**17  # half a megabyte in float32
@@ -48,7 +48,18 @@ _CORE_ELEMENTS = 2**17  # half a megabyte in float32
 
 def int8_tokens(x: Tensor) -> Tensor:
     """Round to 8-bit integers with one symmetric scale per token."""
-    return _as_given(x, _round_int8_)
+
+    def round_(wide: Tensor) -> Tensor:
+        largest = largest_magnitude(wide)
+        scale = fit_range(-largest, largest, 8, symmetric=True, scale_dtype="float32").scale
+        return wide.div_(scale).round_().clamp_(-128, 127).mul_(scale)
+
+    return _as_given(x, round_)
+
+
+def round_tokens(x: Tensor, bits: int, clip: float = 1.0) -> Tensor:
+    """Round each token on a symmetric grid of integers, the largest cut to a share of itself."""
+    return x if bits == UNROUNDED else fit_share(x, bits, clip).snap(x)
 
 
 def fp8_tokens(x: Tensor) -> Tensor:
@@ -118,19 +129,21 @@ def _round_fp8_(x: Tensor) -> Tensor:
     return round_e4m3_(x.div_(scale)).mul_(scale)
 
 
-def _round_int8_(x: Tensor) -> Tensor:
-    largest = largest_magnitude(x)
-    scale = fit_range(-largest, largest, 8, symmetric=True, scale_dtype="float32").scale
-    return x.div_(scale).round_().clamp_(-128, 127).mul_(scale)
-
-
 SCALE_BITS = 16
 
 
 def round_heads(x: Tensor, kv: str, *, rotated: bool, clip: float = 1.0) -> Tensor:
     """Round keys or values; the last dimension is that of one head."""
     wide = rotate(x.float()) if rotated else x.float()
-    rounded = _float8(wide) if kv == "fp8" else _integers(wide, CACHES[kv], clip)
+    if kv == "fp8":
+        scale = fp8_scale(wide.abs().amax(-1, keepdim=True)).to(torch.bfloat16).float()
+        scale = scale.clamp_(min=SMALLEST_SCALE)
+        rounded = e4m3(wide / scale).float().mul_(scale)
+    else:
+        grid = fit(
+            wide, CACHES[kv], symmetric=False, dim=-1, scale_dtype="bf16", shares=(clip, clip)
+        )
+        rounded = grid.snap(wide)
     return (rotate(rounded) if rotated else rounded).to(x.dtype)
 
 
@@ -138,14 +151,3 @@ def bits_per_value(kv: str, width: int) -> float:
     """Count the bits of a key or value with its share of the head's scale and zero point."""
     zero = 0 if kv == "fp8" else CACHES[kv]
     return CACHES[kv] + (SCALE_BITS + zero) / width
-
-
-def _integers(x: Tensor, bits: int, clip: float) -> Tensor:
-    smallest, largest = clip * x.amin(-1, keepdim=True), clip * x.amax(-1, keepdim=True)
-    return fit_range(smallest, largest, bits, symmetric=False, scale_dtype="bf16").snap(x)
-
-
-def _float8(x: Tensor) -> Tensor:
-    scale = fp8_scale(x.abs().amax(-1, keepdim=True)).to(torch.bfloat16).float()
-    scale = scale.clamp_(min=SMALLEST_SCALE)
-    return e4m3(x / scale).float().mul_(scale)

@@ -89,21 +89,18 @@ class Breaks:
     def __init__(self, positions_N: Array) -> None:
         self.first, self.extent = positions_N[0], positions_N[-1] - positions_N[0]
         self.x_N = (positions_N - self.first) / self.extent
-        self.turns = self._turns()
+        # Places between checkpoints as well as on them, as many as are affordable.
+        inner = self.x_N[BESIDE:-BESIDE]
+        parts = max(1, min(4, MOST_CANDIDATES // len(self.x_N)))
+        steps = np.arange(parts) / parts
+        between = (inner[:-1, None] + np.diff(inner)[:, None] * steps).ravel()
+        self.turns = np.append(between, inner[-1:])
         self.jumps = (self.x_N[BESIDE - 1 : -BESIDE] + self.x_N[BESIDE : len(self.x_N) - 1]) / 2
         self.jumps = self.jumps[: len(self.x_N) - 2 * BESIDE + 1]
         self.at_C = np.concatenate([self.turns, self.jumps])
         self.is_turn_C = np.arange(len(self.at_C)) < len(self.turns)
         hinges = [np.maximum(0.0, self.x_N - at) for at in self.turns]
         self.shapes_CN = np.array([*hinges, *(self.x_N > at for at in self.jumps)], float)
-
-    def _turns(self) -> Array:
-        """Return places between checkpoints as well as on them, as many as are affordable."""
-        inner = self.x_N[BESIDE:-BESIDE]
-        parts = max(1, min(4, MOST_CANDIDATES // len(self.x_N)))
-        steps = np.arange(parts) / parts
-        between = (inner[:-1, None] + np.diff(inner)[:, None] * steps).ravel()
-        return np.append(between, inner[-1:])
 
     def means(self) -> Iterator[Array]:
         ones, x = np.ones_like(self.x_N), self.x_N
@@ -179,7 +176,9 @@ class _Contrasts:
         top = max(4 * power, mean_spread, np.finfo(float).tiny)
         low = max(mean_spread, 1e-6 * top) / 100
         grid = np.concatenate([[0.0], np.geomspace(low, top, VARIANCES)])
-        return cls(basis_NM, _shrunk(spread_M, top), shapes_CN @ basis_NM, grid)
+        # Few documents make the smallest variances smaller than they are.
+        shrunk_M = np.maximum(spread_M, max(0.05 * mean_spread, 1e-9 * top))
+        return cls(basis_NM, shrunk_M, shapes_CN @ basis_NM, grid)
 
     @cached_property
     def weights(self) -> tuple[Array, ...]:
@@ -209,12 +208,6 @@ class _Contrasts:
         for w_M, none_B in zip(self.weights, self.without(seen_BM), strict=True):
             np.maximum(best_CB, self.gains(seen_BM, w_M) + none_B, out=best_CB)
         return best_CB
-
-
-def _shrunk(spread_M: Array, top: float) -> Array:
-    """Lift the smallest variances, which few documents make smaller than they are."""
-    floor = 0.05 * float(spread_M.mean())
-    return np.maximum(spread_M, max(floor, 1e-9 * top))
 
 
 def _against(line: _Contrasts, series: Trajectory, draw: np.random.Generator) -> float:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from qaudit.core.gptq_block import BLOCK, Pull, quantize_block
 from qaudit.core.gptq_triton import obstacle, quantize_block_fused
 from qaudit.core.grid import fit
-from qaudit.support.lazy import Tensor, torch
+from qaudit.support.lazy import torch
 
 PLAIN, FUSED = "plain", "fused"
 LOOPS: Mapping[str, Callable[..., None]] = MappingProxyType(
@@ -84,25 +84,15 @@ def _agree(
     (plain_BR, error_BR, fed_BR), (other_BR, _, _) = rounded
     differ_BR = (plain_BR / scale_BR).round() != (other_BR / scale_BR).round()
     first_BR = differ_BR & (differ_BR.cumsum(0) == 1)
-    from_tie_BR, reach_BR = _from_tie(
-        target_BR, [(lower_BB.tril(-1), error_BR), (pulled_BB / 8, fed_BR)][: 1 + pulls], scale_BR
-    )
-    return not bool((first_BR & ~(from_tie_BR <= reach_BR)).any())
-
-
-def _from_tie(
-    target_BR: Tensor, feeds: Sequence[tuple[Tensor, Tensor]], scale_BR: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return how far targets are from a tie, and how far rounding can move them, in steps.
-
-    A sum of n terms in float32, in any order, errs by at most n roundings of the sum of their
-    sizes; the division adds one of the quotient.
-    """
+    # How far targets are from a tie, and how far rounding can move them, in steps. A sum of n terms
+    # in float32, in any order, errs by at most n roundings of the sum of their sizes; the division
+    # adds one of the quotient.
     whole_BR, sizes_BR = target_BR.double(), target_BR.double().abs()
-    for lower_BB, fed_BR in feeds:
-        whole_BR = whole_BR + lower_BB.double() @ fed_BR.double()
-        sizes_BR = sizes_BR + lower_BB.double().abs() @ fed_BR.double().abs()
+    for feed_BB, source_BR in [(lower_BB.tril(-1), error_BR), (pulled_BB / 8, fed_BR)][: 1 + pulls]:
+        whole_BR = whole_BR + feed_BB.double() @ source_BR.double()
+        sizes_BR = sizes_BR + feed_BB.double().abs() @ source_BR.double().abs()
     steps_BR = whole_BR / scale_BR
-    terms_B1 = 2 * torch.arange(2, len(target_BR) + 2, device=target_BR.device)[:, None]
+    terms_B1 = 2 * torch.arange(2, size + 2, device=device)[:, None]
     reach_BR = torch.finfo(torch.float32).eps * terms_B1 * sizes_BR / scale_BR
-    return (steps_BR - steps_BR.floor() - 0.5).abs(), reach_BR
+    from_tie_BR = (steps_BR - steps_BR.floor() - 0.5).abs()
+    return not bool((first_BR & ~(from_tie_BR <= reach_BR)).any())

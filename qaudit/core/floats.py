@@ -35,11 +35,6 @@ E8M0_BIAS = 127
 _EXPONENT = 0x7F800000  # its bits in a float32
 
 
-def e2m1(x: Tensor) -> Tensor:
-    """Round float32 numbers to the nearest 4-bit float."""
-    return round_e2m1_(x.clone())
-
-
 def round_e2m1_(x: Tensor) -> Tensor:
     """Round float32 numbers to the nearest 4-bit float in place, without signs of zeros."""
     return _to_mantissa_(x.clamp_(-E2M1_LARGEST, E2M1_LARGEST), 1, 1.0)
@@ -77,7 +72,8 @@ def e4m3(x: Tensor) -> Tensor:
 
 def fp8_scale(largest: Tensor) -> Tensor:
     """Return the scale that takes a largest magnitude to 448."""
-    return _no_zero(largest / E4M3_LARGEST)
+    scale = largest / E4M3_LARGEST
+    return torch.where(scale == 0, 1.0, scale)
 
 
 def mx_scale(largest: Tensor, rule: str) -> Tensor:
@@ -100,8 +96,9 @@ def nv_scale(largest: Tensor, scale: Tensor) -> Tensor:
     return torch.where(scales == 0, SMALLEST_NV_SCALE, scales)
 
 
-def _no_zero(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, 1.0, scale)
+def exponents_of(powers: Tensor) -> Tensor:
+    """Return powers of two as MXFP4 stores them, plus 127; 255 for what is not finite."""
+    return (powers.view(torch.int32) >> 23).to(torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,16 +113,23 @@ class Float8Codes(StoredWeight):
     def of(cls, weight_RC: Tensor, *, squares: bool, scale_dtype: str = "float32") -> Float8Codes:
         """Round a float32 weight, by scales that are rounded first."""
         magnitude_RC = weight_RC.abs()
-        scales = fp8_scale(
-            _square_largest(magnitude_RC) if squares else magnitude_RC.amax(-1, keepdim=True)
-        )
-        scales = as_stored(scales, scale_dtype)
+        if squares:
+            rows, columns = weight_RC.shape
+            padding = (0, -columns % SQUARE, 0, -rows % SQUARE)
+            padded_RC: Tensor = torch.nn.functional.pad(magnitude_RC, padding)
+            parts = padded_RC.unflatten(0, (-1, SQUARE)).unflatten(2, (-1, SQUARE))
+            largest = parts.amax((1, 3))
+        else:
+            largest = magnitude_RC.amax(-1, keepdim=True)
+        scales = as_stored(fp8_scale(largest), scale_dtype)
         codes_RC = e4m3(weight_RC / _spread(scales.float(), weight_RC.shape, squares))
         return cls(codes_RC, scales, squares)
 
     def decode(self) -> Tensor:
         scales = _spread(self.scales.float(), self.codes_RC.shape, self.squares)
-        return _e4m3_values(self.codes_RC).mul_(scales)
+        # Several times faster than torch converts 8-bit floats.
+        values = torch.arange(256, dtype=torch.uint8).view(self.codes_RC.dtype).float()
+        return _looked_up(values, self.codes_RC.view(torch.uint8)).mul_(scales)
 
     @property
     def nbits(self) -> int:
@@ -143,7 +147,7 @@ class MxFloat4Codes(StoredWeight):
     def of(cls, weight_RC: Tensor, *, rule: str) -> MxFloat4Codes:
         scales_RG = mx_scale(_group_largest(weight_RC, MX_GROUP), rule)
         codes_RC = e2m1_codes(weight_RC / _widened(scales_RG, weight_RC.shape[1], MX_GROUP))
-        return cls(codes_RC, (scales_RG.view(torch.int32) >> 23).to(torch.uint8))
+        return cls(codes_RC, exponents_of(scales_RG))
 
     def decode(self) -> Tensor:
         ones_RG = torch.ones_like(self.exponents_RG, dtype=torch.float32)
@@ -186,7 +190,7 @@ class NvFloat4Codes(StoredWeight):
 
 def e2m1_codes(x: Tensor) -> Tensor:
     """Return the codes of the nearest 4-bit floats, the sign in the highest bit."""
-    magnitude = e2m1(x).abs_()
+    magnitude = round_e2m1_(x.clone()).abs_()
     # The exponent and the bit behind it, counted from those of 1/2: from 1 on that is the code.
     codes = (magnitude.view(torch.int32) >> 22).sub_(252)
     codes = torch.maximum(codes, magnitude.ceil_().int())  # of 0 and 1/2: 0 and 1
@@ -195,12 +199,6 @@ def e2m1_codes(x: Tensor) -> Tensor:
 
 def _e2m1_values(codes: Tensor) -> Tensor:
     return _looked_up(torch.tensor((*E2M1, *(-value for value in E2M1))), codes)
-
-
-def _e4m3_values(codes: Tensor) -> Tensor:
-    """Return the values of 8-bit floats, several times faster than torch converts them."""
-    every = torch.arange(256, dtype=torch.uint8).view(codes.dtype).float()
-    return _looked_up(every, codes.view(torch.uint8))
 
 
 def _looked_up(table: Tensor, codes: Tensor) -> Tensor:
@@ -215,13 +213,6 @@ def _group_largest(weight_RC: Tensor, size: int) -> Tensor:
 
 def _widened(scales_RG: Tensor, columns: int, size: int) -> Tensor:
     return scales_RG.repeat_interleave(size, 1)[:, :columns]
-
-
-def _square_largest(magnitude_RC: Tensor) -> Tensor:
-    rows, columns = magnitude_RC.shape
-    padded = torch.nn.functional.pad(magnitude_RC, (0, -columns % SQUARE, 0, -rows % SQUARE))
-    squares: Tensor = padded.unflatten(0, (-1, SQUARE)).unflatten(2, (-1, SQUARE))
-    return squares.amax((1, 3))
 
 
 def _spread(scales: Tensor, shape: tuple[int, ...], squares: bool) -> Tensor:

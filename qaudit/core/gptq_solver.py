@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from qaudit.core.gptq_block import BLOCK, Pull, factor_backwards, quantize_block
 from qaudit.core.grid import ColumnGrid, group_count, group_size
@@ -32,6 +32,8 @@ from qaudit.errors import SourceError
 from qaudit.support.lazy import Tensor, torch
 
 G = TypeVar("G", bound=ColumnGrid)
+POWER_STEPS = 30
+
 RoundBlock = Callable[..., None]
 Fit = Callable[["Tensor"], G]
 """Lay a grid over the (K, R) weights of a group, one for each row."""
@@ -60,26 +62,6 @@ class Start:
     pull_CC: Tensor | None = None  # the transpose of S, strictly lower triangular
 
 
-@dataclass(frozen=True, kw_only=True)
-class Walk(Generic[G]):
-    """How columns are walked: what they are rounded to, and when scales are taken."""
-
-    group: int
-    fit: Fit[G]
-    static_groups: bool  # whether scales are those of the given weights
-    scattered: bool = False  # whether the order of columns mixes groups
-    round_block: RoundBlock = quantize_block
-
-
-@dataclass(frozen=True, eq=False)
-class Solution(Generic[G]):
-    """Codes in the columns' own order, and the grid of each group."""
-
-    codes_CR: Tensor  # uint8
-    grid_GR: G
-    group_of_C: Tensor | None = None  # where a column's group is not its number over the size
-
-
 def column_order(
     diagonal_C: Tensor, group: int, *, act_order: bool, act_group_aware: bool
 ) -> Tensor:
@@ -106,9 +88,9 @@ def factorize(
     *,
     damp: float,
     damp_increment: float,
-    relative_to: Callable[[Tensor], Tensor] | None = None,
+    to_largest: bool = False,
 ) -> Hessian:
-    """Damp and factorize a Gram matrix; `damp` is of the mean diagonal or of `relative_to`."""
+    """Damp and factorize a Gram matrix, by parts of its mean diagonal or largest eigenvalue."""
     dead_C = gram_CC.diagonal() == 0
     alive = int((~dead_C).sum())
     notes = [f"{len(dead_C) - alive} columns never see an input"] if alive < len(dead_C) else []
@@ -117,7 +99,7 @@ def factorize(
     bare_C = gram_CC.diagonal()[order_C]
     mean = bare_C.sum() / alive if alive else torch.ones_like(bare_C[0])
     bare_C = torch.where(bare_C == 0, mean, bare_C)
-    unit = mean if relative_to is None or not alive else relative_to(gram_CC)
+    unit = _largest_eigenvalue(gram_CC) if to_largest and alive else mean
     raised = damp
     while raised < 1:
         hessian_CC = gram_CC.index_select(0, order_C).index_select(1, order_C)
@@ -137,12 +119,35 @@ def factorize(
     )
 
 
+def _largest_eigenvalue(gram_CC: Tensor) -> Tensor:
+    vector_C = gram_CC.diagonal() / gram_CC.diagonal().norm()
+    value: Tensor = vector_C.norm()
+    for _ in range(POWER_STEPS):
+        vector_C = gram_CC @ vector_C
+        value = vector_C.norm()
+        vector_C = vector_C / value
+    return value
+
+
 def solve(
-    weight_CR: Tensor, hessian: Hessian, walk: Walk[G], start: Start | None = None
-) -> Solution[G]:
-    start, fit, static_groups = start or Start(), walk.fit, walk.static_groups
+    weight_CR: Tensor,
+    hessian: Hessian,
+    fit: Fit[G],
+    *,
+    group: int,
+    static_groups: bool,
+    scattered: bool = False,
+    round_block: RoundBlock = quantize_block,
+    start: Start | None = None,
+) -> tuple[Tensor, G, Tensor | None]:
+    """Return codes in the columns' own order, grids of groups, and the group of each column.
+
+    The last only where a column's group is not its number over the size. `static_groups`: scales
+    are those of the given weights; `scattered`: the order of columns mixes groups.
+    """
+    start = start or Start()
     columns = len(weight_CR)
-    size = group_size(columns, walk.group)
+    size = group_size(columns, group)
     order_C, lower_CC, pull_CC = hessian.order_C, hessian.lower_CC, start.pull_CC
     if static_groups:
         grids = [fit(weight_CR[a : a + size]) for a in range(0, columns, size)]
@@ -182,7 +187,7 @@ def solve(
             rounded_BR[0] = start.first_R
         triangle_BB = lower_CC[first:stop, first:stop]
         block = error_CR[first:stop], rounded_BR, triangle_BB, grid_PR, grid_of_B
-        walk.round_block(*block, *([pull] if pull else []))
+        round_block(*block, *([pull] if pull else []))
         if pull is not None:
             error_CR[first:stop] += _left_in_block(triangle_BB, pull, rounded_BR)
         grid_BR = grid_PR if len(used) == 1 else grid_PR.each(itemgetter(grid_of_B))
@@ -191,20 +196,12 @@ def solve(
     # An error that is not a number reaches all later columns of its row. Codes cannot hold
     # it, so that the scales of the row do: the loss then shows it.
     grid_GR.scale[:, ~torch.isfinite(error_CR[-1])] = float("nan")
-    groups_C = torch.tensor(group_of_C, dtype=torch.int32, device=order_C.device)
-    mixed = walk.scattered and not static_groups and group_count(columns, size) > 1
-    return _in_order(Solution(codes_CR, grid_GR, groups_C), order_C, None if mixed else size)
-
-
-def _in_order(solution: Solution[G], order_C: Tensor, size: int | None) -> Solution[G]:
-    """Put columns into their own order, and groups too where they have one, of `size` columns."""
-    assert solution.group_of_C is not None
     position_C = torch.argsort(order_C)
-    codes_CR = solution.codes_CR.index_select(0, position_C)
-    index_C = solution.group_of_C[position_C]
-    if size is None:
-        return Solution(codes_CR, solution.grid_GR, index_C)
-    return Solution(codes_CR, solution.grid_GR.each(itemgetter(index_C[::size].long())))
+    codes_CR = codes_CR.index_select(0, position_C)
+    index_C = torch.tensor(group_of_C, dtype=torch.int32, device=order_C.device)[position_C]
+    if scattered and not static_groups and group_count(columns, size) > 1:
+        return codes_CR, grid_GR, index_C
+    return codes_CR, grid_GR.each(itemgetter(index_C[::size].long())), None
 
 
 def _left_in_block(triangle_BB: Tensor, pull: Pull, rounded_BR: Tensor) -> Tensor:

@@ -50,7 +50,11 @@ class InputsAccumulator:
     def add(self, x: Tensor, full: Tensor | None = None) -> None:
         """Add the tokens of a batch, and what they are in full precision where that counts."""
         x_TC = x.detach().reshape(-1, x.shape[-1])
-        self._add_sample(x_TC)
+        # Every n-th token, n doubled whenever twice as many are there as needed.
+        self._sample.append(x_TC[-self._tokens % self._stride :: self._stride].clone())
+        while sum(map(len, self._sample)) >= 2 * SAMPLE:
+            self._sample = [torch.cat(self._sample)[::2].clone()]
+            self._stride *= 2
         self._tokens += len(x_TC)
         if not len(x_TC):
             return
@@ -63,14 +67,6 @@ class InputsAccumulator:
                 self._drift_CC = torch.zeros_like(self._gram_CC)
             drift_TC = full.detach().reshape(x_TC.shape).float() - x_TC.float()
             self._drift_CC.addmm_(drift_TC.T, x_TC.float())
-
-    def _add_sample(self, x_TC: Tensor) -> None:
-        """Keep every n-th token, n doubled whenever twice as many are there as needed."""
-        first = -self._tokens % self._stride
-        self._sample.append(x_TC[first :: self._stride].clone())
-        while sum(map(len, self._sample)) >= 2 * SAMPLE:
-            self._sample = [torch.cat(self._sample)[::2].clone()]
-            self._stride *= 2
 
     def result(self) -> Inputs:
         """Return the statistics so far, as copies that later batches do not touch."""

@@ -114,10 +114,19 @@ def _round_column(scale_R: Tensor, low_R: Tensor, high_R: Tensor, target_R: Tens
 
 
 def fit(
-    weight: Tensor, bits: int, *, symmetric: bool, dim: int, scale_dtype: str = "float32"
+    weight: Tensor,
+    bits: int,
+    *,
+    symmetric: bool,
+    dim: int,
+    scale_dtype: str = "float32",
+    shares: tuple[float | Tensor, float | Tensor] | None = None,
 ) -> Grid:
+    """Lay grids over the ranges of weights, whose lower and upper ends are cut to shares."""
     # Two passes: `aminmax` along a dimension is up to 18 times slower on a CPU.
     smallest, largest = weight.amin(dim, keepdim=True), weight.amax(dim, keepdim=True)
+    if shares:
+        smallest, largest = shares[0] * smallest, shares[1] * largest
     return fit_range(smallest, largest, bits, symmetric=symmetric, scale_dtype=scale_dtype)
 
 
@@ -136,12 +145,11 @@ def fit_range(
     # In the smallest subnormals the division can come out as zero; one step then spans them all.
     scale = torch.where(scale == 0, largest - smallest, scale)
     scale = as_held(scale, scale_dtype)
-    top = 2**bits - 1
     if symmetric:
-        low = torch.full_like(scale, -(2 ** (bits - 1)))
-    else:  # a scale that was rounded down would put the zero point of a negative group above
-        low = -torch.round(-smallest / scale).clamp_(max=top)
-    return Grid(scale, low, low + top)
+        return _symmetric(scale, bits)
+    # A scale that was rounded down would put the zero point of a negative group above.
+    low = -torch.round(-smallest / scale).clamp_(max=2**bits - 1)
+    return Grid(scale, low, low + (2**bits - 1))
 
 
 def as_held(scale: Tensor, scale_dtype: str) -> Tensor:
@@ -149,18 +157,6 @@ def as_held(scale: Tensor, scale_dtype: str) -> Tensor:
     if scale_dtype == "bf16":
         scale = scale.to(torch.bfloat16).to(scale.dtype)
     return scale if scale_dtype == "float32" else scale.clamp(min=SMALLEST_SCALE)
-
-
-def snap_groups(
-    weight_RC: Tensor, bits: int, group: int, *, symmetric: bool, scale_dtype: str
-) -> Tensor:
-    parts = [
-        fit(part_RGK, bits, symmetric=symmetric, dim=-1, scale_dtype=scale_dtype)
-        .snap(part_RGK)
-        .flatten(1)
-        for part_RGK in split_groups(weight_RC, group)
-    ]
-    return torch.cat(parts, dim=1)
 
 
 def quantize_groups(
@@ -172,7 +168,7 @@ def quantize_groups(
     scale_dtype: str,
     lay: Callable[[Tensor], Grid] | None = None,
 ) -> IntegerCodes:
-    """Return the codes of what `snap_groups` rounds to, or on the grids that `lay` returns."""
+    """Return the codes of groups on their nearest grids, or on those that `lay` returns."""
     lay = lay or partial(fit, bits=bits, symmetric=symmetric, dim=-1, scale_dtype=scale_dtype)
     parts = []
     for part_RGK in split_groups(weight_RC, group):
@@ -241,40 +237,57 @@ def group_notes(columns: int, group: int) -> tuple[str, ...]:
 
 
 SHARES = tuple(1 - k / 100 for k in range(80))
-WHOLE = (1.0,)
 NORM = 2.4
 SLACK = 1e-3  # of a bound, whose sums are rounded
 CHUNK = 2**18  # weights that are tried at a time, few enough to stay in a cache
 GPU_CHUNK = 2**26  # enough that starting kernels costs less than they do
 
 
-def fit_searched(
-    weight: Tensor, bits: int, *, dim: int, scale_dtype: str, shares: Sequence[float] = SHARES
+def fit_share(
+    weight: Tensor,
+    bits: int,
+    share: float | Tensor = 1.0,
+    *,
+    dim: int = -1,
+    scale_dtype: str = "float32",
 ) -> Grid:
+    """Lay symmetric grids over a share of the range of each row, which ends at a code."""
+    scale = share * weight.abs().amax(dim, keepdim=True) / (2 ** (bits - 1) - 1)
+    return _symmetric(as_held(torch.where(scale == 0, 1.0, scale), scale_dtype), bits)
+
+
+def fit_searched(weight: Tensor, bits: int, *, dim: int, search: bool = True) -> Grid:
+    """Lay symmetric grids over the best share of a range, or over all of it."""
+    if not search:
+        return fit_share(weight, bits, dim=dim, scale_dtype="bf16")
     rows = weight.movedim(dim, -1)
     flat_NK = rows.reshape(-1, rows.shape[-1])
-    parts = flat_NK.split(_chunk_rows(flat_NK))
-    scale_N = torch.cat([_best_scale(part, bits, scale_dtype, shares) for part in parts])
-    scale = scale_N.reshape(*rows.shape[:-1], 1).movedim(-1, dim)
+    scales = [_best_scale(part_NK, bits) for part_NK in flat_NK.split(_chunk_rows(flat_NK))]
+    return _symmetric(torch.cat(scales).reshape(*rows.shape[:-1], 1).movedim(-1, dim), bits)
+
+
+def _symmetric(scale: Tensor, bits: int) -> Grid:
     low = torch.full_like(scale, -(2 ** (bits - 1)))
-    return Grid(scale, low, low + 2**bits - 1)
+    return Grid(scale, low, low + (2**bits - 1))
 
 
-def _best_scale(weight_NK: Tensor, bits: int, scale_dtype: str, shares: Sequence[float]) -> Tensor:
+def _best_scale(weight_NK: Tensor, bits: int) -> Tensor:
     top, columns = 2 ** (bits - 1) - 1, weight_NK.shape[1]
     largest_N1 = weight_NK.abs().amax(1, keepdim=True)
     unit_N1 = torch.where(largest_N1 == 0, 1.0, largest_N1)  # powers neither vanish nor overflow
-    scale_SN1 = torch.stack([share * unit_N1 for share in shares]).div_(top)
-    scale_SN1 = as_held(scale_SN1, scale_dtype)
-    if len(shares) == 1:
-        return scale_SN1[0, :, 0]
+    scale_SN1 = as_held(torch.stack([share * unit_N1 for share in SHARES]).div_(top), "bf16")
 
     def loss(rows_N: Tensor, scale_N1: Tensor) -> Tensor:
         weight, unit_N = weight_NK[rows_N], unit_N1[rows_N]
         error = torch.div(weight, scale_N1).round_().clamp_(-top - 1, top).mul_(scale_N1)
         return error.sub_(weight).abs_().div_(unit_N).log2_().mul_(NORM).exp2_().sum(1)
 
-    squares_SN = torch.stack([_squares(weight_NK, scale_N1, top) for scale_N1 in scale_SN1])
+    squares = []
+    for scale_N1 in scale_SN1:
+        steps_NK = torch.div(weight_NK, scale_N1)
+        steps_NK.sub_(steps_NK.round().clamp_(-top - 1, top))
+        squares.append(torch.linalg.vecdot(steps_NK, steps_NK))
+    squares_SN = torch.stack(squares)
     squares_SN *= (scale_SN1 / unit_N1).squeeze(2) ** 2
     bound_SN = (1 - SLACK) * columns * (squares_SN / columns) ** (NORM / 2)
     every_N, nearest_N = torch.arange(len(unit_N1), device=unit_N1.device), squares_SN.argmin(0)
@@ -290,10 +303,3 @@ def _best_scale(weight_NK: Tensor, bits: int, scale_dtype: str, shares: Sequence
 def _chunk_rows(weight_NK: Tensor) -> int:
     on_host = weight_NK.device.type == "cpu"
     return max(1, (CHUNK if on_host else GPU_CHUNK) // weight_NK.shape[1])
-
-
-def _squares(weight_NK: Tensor, scale_N1: Tensor, top: int) -> Tensor:
-    steps_NK = torch.div(weight_NK, scale_N1)
-    steps_NK.sub_(steps_NK.round().clamp_(-top - 1, top))
-    squares_N: Tensor = torch.linalg.vecdot(steps_NK, steps_NK)
-    return squares_N

@@ -21,24 +21,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from qaudit.core.grid import Grid, as_held, fit_searched
+from qaudit.core.grid import Grid, fit_searched, fit_share
 from qaudit.core.linears import Linears, MiniBatch, Quantized, WholeBlock
 from qaudit.core.rotation import rotation
-from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor, torch
 
 ANGLE = 0.1  # of the first Cayley step
 CLIPS_FASTER = 10  # how much faster shares of ranges are learned
 LARGEST_SHARE = 0.98  # of a range, to begin with: that of 1 has no gradient
-
-
-def check_steps(steps: int) -> None:
-    if not 0 <= steps <= 100_000:
-        raise SchemeError(f"{steps} steps are out of range", hint="use 0 to 100000")
 
 
 class Learner(Protocol):
@@ -60,21 +54,21 @@ def descend(block: WholeBlock, learners: Sequence[Learner], steps: int) -> bool:
     """Learn; return whether that is better than where it started, and not all of it undone."""
     if not (steps and len(block.batches)):
         return False
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     free = [parameter for learner in learners for parameter in learner.free]
     turns = [turn for learner in learners for turn in learner.turns]
     every = [*(parameter for parameter, _ in free), *turns]
-    start, before = (
-        [parameter.detach().clone() for parameter in every],
-        total_error(block, learners),
-    )
-    device = every[0].device
-    adam = (
-        torch.optim.Adam([{"params": [parameter], "lr": rate} for parameter, rate in free])
-        if free
-        else None
-    )
+    for parameter in every:
+        parameter.requires_grad_(True)
+    start = [parameter.detach().clone() for parameter in every]
+    before = total_error(block, learners)
+    groups = [{"params": [parameter], "lr": rate} for parameter, rate in free]
+    adam = torch.optim.Adam(groups) if groups else None
+    # Attention on a GPU sums gradients in one order then, which its fused kernels do not.
+    on_gpu = every[0].device.type == "cuda"
     for step in range(steps):
-        with torch.enable_grad(), _repeatable(device):
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH) if on_gpu else nullcontext():
             loss = _error(block, learners, block.batches[step % len(block.batches)])
             # A sparse indexer's choice has no gradient, nor has an expert that no token reaches.
             grads = torch.autograd.grad(loss, every, materialize_grads=True)
@@ -89,18 +83,11 @@ def descend(block: WholeBlock, learners: Sequence[Learner], steps: int) -> bool:
             adam.step()
         for turn in turns:
             turn.data = cayley_step(turn.data, turn.grad, ANGLE * share)
-    if total_error(block, learners) < before:  # what is not a number never is
-        return True
+    is_better = total_error(block, learners) < before  # what is not a number never is
     for parameter, first in zip(every, start, strict=True):
-        parameter.data = first
-    return False
-
-
-def _repeatable(device: torch.device) -> AbstractContextManager[None]:
-    """Let attention on a GPU sum gradients in one order, which its fused kernels do not."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data if is_better else first
+    return is_better
 
 
 def total_error(block: WholeBlock, learners: Sequence[Learner]) -> float:
@@ -116,12 +103,12 @@ def _error(block: WholeBlock, learners: Sequence[Learner], batch: MiniBatch) -> 
     return error / target_ND.square().sum()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Goal:
     """What is learned, and what is rounded meanwhile."""
 
-    act: int | None  # bits of tokens; None: not rounded
-    bits: int | None  # of weights
+    act: int | None = 4  # bits of tokens; None: not rounded
+    bits: int | None = 4  # of weights
     orthogonal: bool
     scaling: bool
     clipping: bool
@@ -178,13 +165,11 @@ class LearningCourse:
     def __init__(self, linears: Linears, start: Transform, goal: Goal) -> None:
         self._start, self._goal = start, goal
         self._weights = {name: _wide(weight) for name, weight in linears.weights.items()}
-        self._factors = [
-            factor.clone().requires_grad_() for factor in (start.left_AA, start.right_BB)
-        ]
-        self._log_scale_C = torch.zeros_like(start.scale_C).requires_grad_(goal.scaling)
+        self._factors = [start.left_AA.clone(), start.right_BB.clone()]
+        self._log_scale_C = torch.zeros_like(start.scale_C)
         # Shares through a sigmoid, as FlatQuant's.
         self._token_clip, *rows = (
-            torch.logit(clip.clamp(max=LARGEST_SHARE)).requires_grad_()
+            torch.logit(clip.clamp(max=LARGEST_SHARE))
             for clip in (start.token_clip, *start.row_clips.values())
         )
         self._row_clips = dict(zip(start.row_clips, rows, strict=True))
@@ -203,11 +188,6 @@ class LearningCourse:
     @property
     def turns(self) -> Sequence[Tensor]:
         return self._factors if self._goal.orthogonal else ()
-
-    def end(self) -> None:
-        clips = (self._token_clip, *self._row_clips.values())
-        for parameter in (*self._factors, self._log_scale_C, *clips):
-            parameter.requires_grad_(False)
 
     def transform(self) -> Transform:
         left_AA, right_BB = self._factors
@@ -228,14 +208,16 @@ class LearningCourse:
         weights = {name: now.of_weights(weight_RC) for name, weight_RC in self._weights.items()}
         if (bits := goal.bits) is not None:
             weights = {
-                name: snap_through(one, share_grid(one, bits, now.row_clips[name], "bf16"))
-                for name, one in weights.items()
+                name: snap_through(
+                    weight_RC, fit_share(weight_RC, bits, now.row_clips[name], scale_dtype="bf16")
+                )
+                for name, weight_RC in weights.items()
             }
 
         def inputs(x: Tensor) -> Tensor:
             turned = now.of_inputs(x.float())
             if goal.act is not None:
-                turned = snap_through(turned, share_grid(turned, goal.act, now.token_clip))
+                turned = snap_through(turned, fit_share(turned, goal.act, now.token_clip))
             return turned.to(x.dtype)
 
         return Quantized(weights, 0, inputs=inputs)
@@ -248,8 +230,6 @@ def learn(
     courses = [LearningCourse(*pair, goal) for pair in zip(block.groups, starts, strict=True)]
     if not descend(block, courses, steps):
         return starts
-    for course in courses:
-        course.end()
     return [course.transform() for course in courses]
 
 
@@ -267,19 +247,10 @@ def cayley_step(turn_BB: Tensor, grad_BB: Tensor | None, angle: float) -> Tensor
     return moved_BB
 
 
-def share_grid(x: Tensor, bits: int, share: Tensor, scale_dtype: str = "float32") -> Grid:
-    """Lay a symmetric grid over a share of the range of each row, which ends at a code."""
-    top = 2 ** (bits - 1) - 1
-    largest = x.abs().amax(-1, keepdim=True)
-    scale = as_held(share * torch.where(largest == 0, 1.0, largest) / top, scale_dtype)
-    return Grid(scale, torch.full_like(scale, -top - 1), torch.full_like(scale, top))
-
-
 def best_shares(weight_RC: Tensor, bits: int) -> Tensor:
     """Return the share of the range of each row that leaves the least error."""
-    grid = fit_searched(weight_RC, bits, dim=-1, scale_dtype="bf16")
-    whole = share_grid(weight_RC, bits, torch.ones((), device=weight_RC.device))
-    return (grid.scale / whole.scale).clamp(max=1)
+    best = fit_searched(weight_RC, bits, dim=-1)
+    return (best.scale / fit_share(weight_RC, bits).scale).clamp(max=1)
 
 
 def snap_through(x: Tensor, grid: Grid) -> Tensor:

@@ -28,9 +28,8 @@ Shapes: B windows, T tokens of each, D hidden, R rows, C columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Literal
 
 from qaudit.errors import SourceError
@@ -269,20 +268,6 @@ class IntegerCodes(StoredWeight):
                 groups = slice(start // self.group, -(-stop // self.group))
                 part_RGK.sub_(zeros_RG[:, groups, None]).mul_(scales_RG[:, groups, None])
         return weight_RC
-
-    def split_rows(self, counts: Sequence[int]) -> list[IntegerCodes]:
-        """Return the codes of matrices whose rows follow one another in this one."""
-        parts: list[IntegerCodes] = []
-        for count, end in zip(counts, accumulate(counts), strict=True):
-            rows = slice(end - count, end)
-            part = replace(
-                self,
-                codes_RC=self.codes_RC[rows].contiguous(),
-                scales_RG=self.scales_RG[rows].contiguous(),
-                zeros_RG=None if self.zeros_RG is None else self.zeros_RG[rows].contiguous(),
-            )
-            parts.append(part)
-        return parts
 
     @property
     def nbits(self) -> int:

@@ -53,7 +53,16 @@ class Merge:
         _refuse_misfits(tensors, weights)
         if len(tensors) == 1:
             return tensors[0].to(dtype or tensors[0].dtype, copy=True)
-        return _combine(tensors, self.coefficients(tensors, weights), self.divisor(weights), dtype)
+        coefficients, divisor = self.coefficients(tensors, weights), self.divisor(weights)
+        first = tensors[0]
+        merged = torch.empty(first.shape, dtype=dtype or first.dtype, device=first.device)
+        slices = zip(*(t.reshape(-1).split(SLICE) for t in tensors), strict=True)
+        for target, parts in zip(merged.view(-1).split(SLICE), slices, strict=True):
+            wide = parts[0].double() * coefficients[0]
+            for part, coefficient in zip(parts[1:], coefficients[1:], strict=True):
+                wide.add_(part.double(), alpha=coefficient)
+            target.copy_(wide.div_(divisor))
+        return merged
 
     def coefficients(
         self, tensors: Sequence[Tensor], weights: Sequence[float]
@@ -76,24 +85,6 @@ class Merge:
     def spec(self) -> str:
         pairs = (f"{f.name}={str(getattr(self, f.name)).lower()}" for f in fields(self))
         return ":".join([self.name, *pairs])
-
-
-def _combine(
-    tensors: Sequence[Tensor],
-    coefficients: Sequence[float],
-    divisor: float,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    """Return sum(coefficient * tensor) / divisor in `dtype`, or in that of the first tensor."""
-    first = tensors[0]
-    merged = torch.empty(first.shape, dtype=dtype or first.dtype, device=first.device)
-    slices = zip(*(t.reshape(-1).split(SLICE) for t in tensors), strict=True)
-    for target, parts in zip(merged.view(-1).split(SLICE), slices, strict=True):
-        wide = parts[0].double() * coefficients[0]
-        for part, coefficient in zip(parts[1:], coefficients[1:], strict=True):
-            wide.add_(part.double(), alpha=coefficient)
-        target.copy_(wide.div_(divisor))
-    return merged
 
 
 def inner(a: Tensor, b: Tensor, origin: Tensor | None = None) -> float:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.scheme import Scheme, Shapes, bit_class_of
+from qaudit.core.scheme import Scheme, Shapes, bit_class_of, limited, one_of
 from qaudit.errors import SchemeError, SourceError
 from qaudit.support.lazy import Tensor
 
@@ -101,15 +101,11 @@ class Mixture(Scheme):
 
     budget: float = 3.5  # stored bits per weight, scales included
     members: str = "34568"
-    tie: str = FUSED
+    tie: str = limited(FUSED, one_of("tie", (FUSED, UNTIED), "`tie={}` ties no linears"))
     table: str = NO_TABLE  # a file, and in a plan the hash of its table
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tie not in (FUSED, UNTIED):
-            raise SchemeError(
-                f"`tie={self.tie}` ties no linears", hint=f"use tie={FUSED} or tie={UNTIED}"
-            )
         given = "".join(sorted(set(self.members)))
         if not given or given != self.members or set(given) - set(DIGITS):
             raise SchemeError(

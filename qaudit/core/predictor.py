@@ -76,7 +76,9 @@ def predict(known: Known, positions_M: Array, signals_MF: Array) -> Predicted:
     if points < MINIMUM_POINTS:
         raise ValueError(f"{points} points are too few")
     left_out = {name: _size(residuals) for name, residuals in _left_out(known).items()}
-    method = _chosen(left_out)
+    method: Method = "neighbours" if left_out["neighbours"] < left_out["mean"] else "mean"
+    if left_out["signals"] < BETTER * left_out[method]:
+        method = "signals"
     freedom = max(3, points - 2)  # t has a variance only beyond two degrees of freedom
     wider_M = np.full(len(positions_M), 1 + 1 / points)
     if method == "signals":
@@ -87,11 +89,6 @@ def predict(known: Known, positions_M: Array, signals_MF: Array) -> Predicted:
         values_M = np.full(len(positions_M), known.values_N.mean())
     error = max(left_out[method], 1e-12 * float(np.abs(known.values_N).max()), 1e-300)
     return Predicted(values_M, error * np.sqrt(wider_M), method, left_out, freedom)
-
-
-def _chosen(left_out: dict[Method, float]) -> Method:
-    plain: Method = "neighbours" if left_out["neighbours"] < left_out["mean"] else "mean"
-    return "signals" if left_out["signals"] < BETTER * left_out[plain] else plain
 
 
 def _size(residuals_N: Array) -> float:

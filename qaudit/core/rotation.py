@@ -57,16 +57,6 @@ def rotate(x: Tensor) -> Tensor:
     return turned.reshape(x.shape).to(x.dtype)
 
 
-def rotate_blocks(x: Tensor, size: int) -> Tensor:
-    """Rotate each block of so many columns by itself, and what is left behind the last full one."""
-    columns = x.shape[-1]
-    full = columns - columns % size
-    parts = [rotate(x[..., :full].unflatten(-1, (-1, size))).flatten(-2)] if full else []
-    if full < columns:
-        parts.append(rotate(x[..., full:]))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
 @lru_cache(maxsize=16)
 def _factors(a: int, b: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     return rotation(a).to(device, dtype), rotation(b).to(device, dtype)
@@ -115,8 +105,7 @@ def fused(linears: Linears) -> Rotated:
         norm_C = torch.where(norm_C == 0, 1.0, norm_C.float())  # weights there multiply zeros
     rows = {name: axis for name, axis in (linears.rows or {}).items() if name in linears.weights}
     weights = {}
-    for name, weight in linears.weights.items():
-        wide_RC = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    for name, wide_RC in linears.widened():
         if norm_C is not None:
             wide_RC = wide_RC * norm_C
         wide_RC = rotate_rows(wide_RC, rows[name]) if name in rows else wide_RC

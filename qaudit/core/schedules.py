@@ -177,7 +177,7 @@ class WarmRestarts(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OscillatoryLockIn(Schedule):
+class OscillatoryLockIn(_Decaying):
     """A cosine with bumps: each period rises towards the peak and settles for its cool share.
 
     After "When Flat Minima Fail" (2604.15167), which names bump phases and settled cool phases
@@ -187,11 +187,9 @@ class OscillatoryLockIn(Schedule):
     back to the peak, so that 0 is the cosine itself and 1 as high as a warm restart.
     """
 
-    end: float
     period: float
     amplitude: float = 0.3
     cool_share: float = 0.5
-    floor_ratio: float = 0.1
 
     def __post_init__(self) -> None:
         _demand("period", self.period, self.period > 0, "above 0")
@@ -199,9 +197,8 @@ class OscillatoryLockIn(Schedule):
         _demand("cool_share", self.cool_share, 0 <= self.cool_share < 1, "from 0 to below 1")
 
     def after(self, n: float) -> float:
-        floor = self.floor_ratio * self.peak
-        x = min(1.0, (n - self.warmup) / (self.end - self.warmup))
-        base = floor + (self.peak - floor) * (1 + math.cos(math.pi * x)) / 2
+        cosine = math.cos(math.pi * self.part(n))
+        base = self.floor + (self.peak - self.floor) * (1 + cosine) / 2
         if n >= self.end:
             return base
         phase = (n - self.warmup) / self.period % 1.0 / (1 - self.cool_share)
@@ -244,22 +241,14 @@ def build(kind: str, **parameters: float | str) -> Schedule:
     if missing := needed - set(parameters):
         raise ValueError(f"schedule `{kind}` needs {sorted(missing)}")
     for name, value in parameters.items():
-        if name != "shape" and not _is_number(value):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name != "shape" and not (is_number and abs(float(value)) < 1e300):
             raise ValueError(f"`{name}` is `{value}`, and it must be a number")
     schedule = KINDS[kind](**parameters)  # type: ignore[arg-type]
-    _demand_time(schedule)
-    return schedule
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _demand_time(schedule: Schedule) -> None:
-    """Refuse a decay that has no length: it would be divided by."""
-    end = getattr(schedule, "end", None)
+    # A decay that has no length would be divided by.
+    end, length = (getattr(schedule, name, None) for name in ("end", "decay_length"))
     if end is not None:
         _demand("end", end, end > schedule.warmup, f"above the warm-up's {schedule.warmup:g}")
-    length = getattr(schedule, "decay_length", None)
     if length is not None:
         _demand("decay_length", length, length > 0, "above 0")
+    return schedule

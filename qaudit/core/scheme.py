@@ -23,20 +23,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
+from qaudit.core.grid import SHARES
 from qaudit.core.linears import CodeLayout, Linears, Quantize, Quantized, WholeBlock
 from qaudit.errors import MachineError, SchemeError
 
 Shapes = Mapping[tuple[int, str], tuple[int, int]]
 """Rows and columns of each linear, by its block and its name."""
 
-SCALE_DTYPES = ("bf16", "float32")
+UNROUNDED = 16
+"""Bits of activations that stay as they are."""
 NO_CACHE = "none"
 CACHES = {"int8": 8, "int4": 4, "fp8": 8}
 """Types of a cache of keys and values, and the bits of each."""
@@ -44,15 +46,64 @@ BIT_CLASS = "([1-9]|w[1-9]a[1-9])(kv[48])?"
 """Bits of weights, of activations and of the cache: `4`, `w8a8`, `w4a4kv4`, as an expression."""
 
 T = TypeVar("T")
+Limit = tuple[Callable[[Any], bool], str, str]
+"""Which values a parameter has, what is said of another, and a hint."""
 
 
-def added(default: T) -> T:
+def one_of(name: str, values: Collection[object], problem: str) -> Limit:
+    return values.__contains__, problem, f"use {' or '.join(f'{name}={v}' for v in values)}"
+
+
+def limited(default: T, limit: Limit) -> T:
+    """Return a parameter with a limit of its own."""
+    parameter: T = field(default=default, metadata={"limit": limit})
+    return parameter
+
+
+def added(default: T, limit: Limit | None = None) -> T:
     """Return a parameter that a later version added: the canonical form has it if it is changed.
 
     So the measurements of earlier versions keep their names.
     """
-    parameter: T = field(default=default, metadata={"added": True})
+    parameter: T = field(default=default, metadata={"added": True, "limit": limit})
     return parameter
+
+
+BITS: Limit = (lambda bits: 2 <= bits <= 8, "{} bits is out of range", "use 2 to 8 bits")
+_GROUP: Limit = (
+    lambda group: group >= 1 or group == -1,
+    "a group of {} columns does not exist",
+    "use a positive group size such as 128, or -1 for one group per row",
+)
+_CLIP: Limit = (lambda clip: 0 < clip <= 1, "a clip of {} is out of range", "use 0 < clip <= 1")
+LIMITS: Mapping[str, Limit] = {
+    "kv": (
+        lambda kv: kv == NO_CACHE or kv in CACHES,
+        "a cache of keys and values in `{}` is not supported",
+        f"use {', '.join(f'kv={name}' for name in CACHES)}, or leave it out",
+    ),
+    "bits": BITS,
+    "act": (
+        lambda bits: 2 <= bits <= 8 or bits == UNROUNDED,
+        "activations of {} bits are out of range",
+        f"use 2 to 8 bits, or act={UNROUNDED} to leave them as they are",
+    ),
+    "group": _GROUP,
+    "block": _GROUP,
+    "clip": _CLIP,
+    "weight_clip": _CLIP,
+    "scale_dtype": one_of("scale_dtype", ("bf16", "float32"), "scales in `{}` are not supported"),
+    "alpha": (lambda alpha: 0 <= alpha <= 1, "an alpha of {} is out of range", "use 0 to 1"),
+    "damp": (lambda damp: 0 < damp < 1, "a damp of {} is out of range", "use 0 < damp < 1"),
+    "damp_increment": (
+        lambda step: 0 <= step < 1,
+        "a damp_increment of {} is out of range",
+        "use 0 <= damp_increment < 1; 0 never raises the damping",
+    ),
+    "keep": (lambda count: count >= 0, "{} columns cannot keep more bits", "use 0 or more"),
+    "steps": (lambda steps: 0 <= steps <= 100_000, "{} steps are out of range", "use 0 to 100000"),
+}
+"""Limits of parameters by their names, which mean the same in every scheme (flags have none)."""
 
 
 class Calibration(Enum):
@@ -101,11 +152,11 @@ class Scheme:
 
     def __post_init__(self) -> None:
         """Refuse parameters out of range."""
-        if self.kv != NO_CACHE and self.kv not in CACHES:
-            raise SchemeError(
-                f"a cache of keys and values in `{self.kv}` is not supported",
-                hint=f"use {', '.join(f'kv={name}' for name in CACHES)}, or leave it out",
-            )
+        for parameter in fields(self):
+            value = getattr(self, parameter.name)
+            limit = parameter.metadata.get("limit") or LIMITS.get(parameter.name)
+            if limit is not None and not isinstance(value, bool) and not limit[0](value):
+                raise SchemeError(limit[1].format(value), hint=limit[2])
 
     def must_be_installed(self) -> None:
         if self.extra is None:
@@ -122,7 +173,7 @@ class Scheme:
     @property
     def transforms_inputs(self) -> bool:
         """Whether its weights are for inputs that it transforms before any rounding."""
-        return False
+        return getattr(self, "rotate", False)
 
     @property
     def layout(self) -> CodeLayout | None:
@@ -132,12 +183,12 @@ class Scheme:
     @property
     def compares_modules(self) -> bool:
         """Whether it reads tokens and what modules make of them (`Linears.tokens`, `around`)."""
-        return False
+        return getattr(self, "modules", False)
 
     @property
     def experts_see_all(self) -> bool:
         """Whether each expert is calibrated on all tokens, and not on those routed to it."""
-        return False
+        return getattr(self, "all_tokens", False)
 
     @property
     def rotates_outputs(self) -> bool:
@@ -157,12 +208,12 @@ class Scheme:
     @property
     def learning_steps(self) -> int:
         """How many mini-batches a block is learned on."""
-        return 0
+        return getattr(self, "steps", 0)
 
     @property
     def trials(self) -> int:
         """How many candidates of its scale each weight is rounded under, before one is taken."""
-        return 0
+        return len(SHARES) if getattr(self, "search", False) else 0
 
     def tried_weights(self, count: int) -> int:
         """Return how many weights a GPU rounds at a time, of linears that have so many."""
@@ -217,8 +268,7 @@ class Scheme:
 
         The settings of a preset are one name: `gptq-4bit (llm-compressor)`.
         """
-        bits = getattr(self, "bits", None)
-        head = self.name if bits is None else f"{self.name}-{bits}bit"
+        head = f"{self.name}-{self.bits}bit" if hasattr(self, "bits") else self.name
         changed = [f for f in fields(self) if f.name != "bits" and self._differs(f)]
         preset = self._preset()
         settings = self.presets.get(preset, {})
@@ -244,7 +294,8 @@ class Scheme:
 
     def _pairs(self, parameters: Iterable[Field[Any]]) -> Iterator[str]:
         for parameter in sorted(parameters, key=lambda field: field.name == "kv"):
-            yield f"{parameter.name}={_print(getattr(self, parameter.name))}"
+            value = getattr(self, parameter.name)
+            yield f"{parameter.name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def most_bits_first(bit_class: str) -> tuple[float, str]:
@@ -266,40 +317,6 @@ def class_of_stored(bit_class: str, bits: float | None) -> str:
 def bit_class_of(bits: object, act: object, kv: str | None = None) -> str:
     name = str(bits) if act is None or str(act) == "16" else f"w{bits}a{act}"
     return f"{name}kv{CACHES[kv]}" if kv in CACHES else name
-
-
-def check_bits(bits: int, *, low: int = 2, high: int = 8) -> None:
-    if not low <= bits <= high:
-        raise SchemeError(f"{bits} bits is out of range", hint=f"use {low} to {high} bits")
-
-
-def check_group(group: int) -> None:
-    """Refuse a group size that is neither positive nor -1 (one group per row)."""
-    if group < 1 and group != -1:
-        raise SchemeError(
-            f"a group of {group} columns does not exist",
-            hint="use a positive group size such as 128, or -1 for one group per row",
-        )
-
-
-def check_grid(bits: int, group: int, scale_dtype: str) -> None:
-    """Refuse what no integer grid of groups of columns has."""
-    check_bits(bits)
-    check_group(group)
-    check_scale_dtype(scale_dtype)
-
-
-def check_scale_dtype(scale_dtype: str) -> None:
-    """Refuse scales in a type no grid here has."""
-    if scale_dtype not in SCALE_DTYPES:
-        raise SchemeError(
-            f"scales in `{scale_dtype}` are not supported",
-            hint=f"use scale_dtype={' or scale_dtype='.join(SCALE_DTYPES)}",
-        )
-
-
-def _print(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +368,10 @@ class Shipped(Scheme):
     format: str
     bits: int  # of most codes
     sha256: str  # of weights and quantization configuration
-    act: int = 16  # bits of activations, as they are run
+    act: int = UNROUNDED  # bits of activations, as they are run
+
+    def __post_init__(self) -> None:
+        """Take whatever the file holds."""
 
     @property
     def short(self) -> str:

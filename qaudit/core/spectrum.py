@@ -101,12 +101,16 @@ def estimate_trace(
     forms: list[Array] = []
     reached = False
     while len(samples) < probing.probes and not reached:
-        probe_P = signs(size, _seed(probing.seed, len(samples)), like)
+        # Every probe has a seed of its own, so that one more changes none of those before.
+        entropy = np.random.SeedSequence([probing.seed, len(samples), 0])
+        probe_P = signs(size, int(entropy.generate_state(1)[0]), like)
         applied = product(probe_P)
         samples.append(dot(probe_P, applied.product_P))
         forms.append(applied.forms_K)
         progress(len(samples), probing.probes)
-        reached = _is_enough(np.array(samples), probing.tolerance)
+        error = _standard_error(np.array(samples))
+        limit = probing.tolerance * abs(float(np.mean(samples)))
+        reached = len(samples) >= FEWEST and error <= limit
     return Trace(np.array(samples), np.stack(forms), reached, confidence=probing.confidence)
 
 
@@ -117,21 +121,10 @@ def signs(size: int, seed: int, like: Tensor) -> Tensor:
     return drawn_P.to(like.device).to(like.dtype).mul_(2).sub_(1)
 
 
-def _is_enough(samples_N: Array, tolerance: float) -> bool:
-    if len(samples_N) < FEWEST:
-        return False
-    return _standard_error(samples_N) <= tolerance * abs(float(samples_N.mean()))
-
-
 def _standard_error(samples_N: Array) -> float:
     if len(samples_N) < 2:
         return math.inf
     return float(samples_N.std(ddof=1)) / math.sqrt(len(samples_N))
-
-
-def _seed(seed: int, probe: int) -> int:
-    """Give every probe a seed of its own, so that one more changes none of those before."""
-    return int(np.random.SeedSequence([seed, probe, 0]).generate_state(1)[0])
 
 
 # ---------------------------------------------------------------------------------------- its ends

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from qaudit.checkpoints.stamps import folder_of
 from qaudit.diagnostics.diagnostic import Diagnostic
@@ -23,8 +23,7 @@ from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
-from qaudit.saved.codec import text_of
-from qaudit.saved.results import ResultStore, read_sealed, slug_of, write_sealed
+from qaudit.saved.results import ResultStore, read_sealed
 from qaudit.types import Checkpoint, Corpus, Subject, Window, digest
 
 FOLDER = "diagnostics"  # in `evidence/`
@@ -108,31 +107,14 @@ def is_on_disk(checkpoint: Checkpoint, folder: Path) -> bool:
     return bool(files) and all(p.is_file() and p.stat().st_size == size for p, size in files)
 
 
-class StoredRows(NamedTuple):
-    """Rows and their file."""
-
-    path: Path
-    rows: Rows
-
-
-def find_rows(folder: Path, name: str, keys: Sequence[str]) -> StoredRows | None:
+def find_rows(folder: Path, name: str, keys: Sequence[str]) -> tuple[Path, Rows] | None:
     """Return the rows under the first of the keys that has any, whatever their label."""
     for key in keys:
         for path in sorted(folder.glob(f"*--{name}--{key[:16]}.json")):
-            if (rows := _read(path, key)) is not None:
-                return StoredRows(path, rows)
+            try:
+                document = read_sealed(path)
+                if document["key"] == key and isinstance(rows := document["rows"], list):
+                    return path, rows
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
     return None
-
-
-def write_rows(store: ResultStore, label: str, name: str, key: str, rows: Rows) -> None:
-    path = store.folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
-    write_sealed(path, text_of({"key": key, "rows": rows}))
-
-
-def _read(path: Path, key: str) -> Rows | None:
-    try:
-        document = read_sealed(path)
-        rows = document["rows"] if document["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return rows if isinstance(rows, list) else None

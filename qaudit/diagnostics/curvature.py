@@ -55,20 +55,16 @@ def section(view: View) -> doc.Section:
     models = whole_models(view)
     blocks: list[doc.Block] = []
     if models:
-        blocks += [doc.paragraph(_legend(view, models)), doc.paragraph(along_the_series(view))]
+        first = next(iter(models.values()))
+        legend = (
+            f"The Hessian of the mean loss of a token, for all parameters, on "
+            f"{plural(first.documents, view.unit)} and {plural(first.tokens, 'token')}. Intervals "
+            f"at {100 * view.audit.plan.recipe.confidence:g} % are over probes and {view.unit}s."
+        )
+        blocks += [doc.paragraph(legend), doc.paragraph(along_the_series(view, models))]
         blocks += picture(view, "curvature")
         blocks += [doc.fold("Every subject", *_table(models)), *_roles(view, models)]
     return doc.Section("How sharp the loss is", tuple(blocks), 5)
-
-
-def _legend(view: View, models: dict[str, CurvatureRow]) -> str:
-    first = next(iter(models.values()))
-    level = f"{100 * view.audit.plan.recipe.confidence:g}"
-    return (
-        f"The Hessian of the mean loss of a token, for all parameters, on "
-        f"{plural(first.documents, view.unit)} and {plural(first.tokens, 'token')}. Intervals at "
-        f"{level} % are over probes and {view.unit}s."
-    )
 
 
 def _table(models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
@@ -117,35 +113,31 @@ def roles_of(view: View, label: str) -> list[CurvatureRow]:
     return sorted(roles, key=lambda row: -row.trace.estimate)
 
 
-def along_the_series(view: View) -> str:
-    models = whole_models(view)
+def along_the_series(view: View, models: dict[str, CurvatureRow]) -> str:
     if view.last is None or view.last.label not in models:
         return ""
     last = models[view.last.label]
-    text = f"At the last checkpoint `{last.subject}` the trace of the Hessian is {_trace(last)}"
+    trace = interval_text(_trace(last))
+    text = f"At the last checkpoint `{last.subject}` the trace of the Hessian is {trace}"
     if last.eigenvalues:
         text += f" and its largest eigenvalue {digits(last.eigenvalues[0])}"
     end = view.stage_end
     if end is None or end.label not in models:
         return f"{text}."
     before = models[end.label]
-    text += f"; at the end of {end.first.stage} (`{before.subject}`) they are {_trace(before)}"
-    text = text if last.eigenvalues else text.replace("they are", "it is")
+    a, b = _trace(before), _trace(last)
+    they_are = "they are" if last.eigenvalues else "it is"
+    text += f"; at the end of {end.first.stage} (`{before.subject}`) {they_are} {interval_text(a)}"
     if before.eigenvalues:
         text += f" and {digits(before.eigenvalues[0])}"
-    return f"{text}. {_compared(before, last)}"
-
-
-def _compared(before: CurvatureRow, last: CurvatureRow) -> str:
-    a, b = (row.trace_elsewhere or row.trace for row in (before, last))
     if a.estimate <= 0 or (b.low <= a.high and a.low <= b.high):
-        return "The difference of the two traces is within their scatter."
+        return f"{text}. The difference of the two traces is within their scatter."
     verb = "rose" if b.estimate > a.estimate else "fell"
-    return f"The trace {verb} to {b.estimate / a.estimate:.2g} times what it was."
+    return f"{text}. The trace {verb} to {b.estimate / a.estimate:.2g} times what it was."
 
 
-def _trace(row: CurvatureRow) -> str:
-    return interval_text(row.trace_elsewhere or row.trace)
+def _trace(row: CurvatureRow) -> Interval:
+    return row.trace_elsewhere or row.trace
 
 
 ALT = "Trace and largest eigenvalue of the Hessian along the series"
@@ -160,11 +152,20 @@ def _draw(view: View) -> Chart:
     models, where = whole_models(view), axis(view)
     soups = [s.label for s in view.soups if s.label in models]
     places = where.positions | {s: soup_position(where, k) for k, s in enumerate(soups)}
+    shown = {label: models[label] for label in places if label in models}
     values = {
-        name: {label: read(models[label]) for label in places if label in models}
-        for name, read in (("trace", _trace_bounds), ("largest eigenvalue", _largest))
+        "trace": {label: _trace(row) for label, row in shown.items()},
+        "largest eigenvalue": {
+            label: Interval(value, value - row.residuals[0], value + row.residuals[0])
+            for label, row in shown.items()
+            for value in row.eigenvalues[:1]
+        },
     }
-    panels = {name: at for name, at in values.items() if any(at.values())}
+    finite = {
+        name: {label: i for label, i in at.items() if math.isfinite(i.estimate)}
+        for name, at in values.items()
+    }
+    panels = {name: at for name, at in finite.items() if at}
     note = "Bands and bars: intervals over probes and documents, of an eigenvalue its residual"
     note += "; hollow: other ingredients" + ("; star: soup." if soups else ".")
     chart = Chart("How sharp the loss is, along the series", note, 40 + 216 * len(panels))
@@ -173,23 +174,28 @@ def _draw(view: View) -> Chart:
         axes = chart.axes(78, 800, 34 + 216 * k, 204 + 216 * k, name)
         look, series = look_of(k), str(k)
         style = {"color": look["color"]}
-        known = {label: (places[label], i) for label, i in at.items() if i is not None}
+        points = {label: (places[label], i) for label, i in at.items()}
         for end in sorted(where.stage_ends.values())[:-1]:
             axes.axvline(end, color=FAINT, ls="--", lw=POINT, zorder=1)
-        chart.curve(axes, series, [known[label] for label in main if label in known], **look)
-        chart.whiskers(axes, series, [p for lab, p in known.items() if lab not in main], **style)
+        chart.curve(axes, series, [points[label] for label in main if label in points], **look)
+        chart.whiskers(axes, series, [p for lab, p in points.items() if lab not in main], **style)
         for labels, marker, filled in (
             (main, "o", True),
             ([s.label for s in view.checkpoints if s.label not in main], "o", False),
             (soups, "*", True),
         ):
             marks = [
-                (*_place(known[label]), f"{label}\n{name} {_text(name, known[label][1])}")
+                (
+                    places[label],
+                    at[label].estimate,
+                    f"{label}\n{name} "
+                    + (interval_text(at[label]) if name == "trace" else digits(at[label].estimate)),
+                )
                 for label in labels
-                if label in known
+                if label in at
             ]
             chart.marks(axes, series, marks, filled=filled, marker=marker, **style)
-        estimates = [interval.estimate for _, interval in known.values()]
+        estimates = [interval.estimate for interval in at.values()]
         if min(estimates) > 0 and max(estimates) > 20 * min(estimates):
             axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
@@ -197,26 +203,6 @@ def _draw(view: View) -> Chart:
     axes.set_xlabel(where.name)
     axes.spines["bottom"].set_visible(True)
     return chart
-
-
-def _place(known: tuple[float, Interval]) -> tuple[float, float]:
-    return known[0], known[1].estimate
-
-
-def _text(name: str, value: Interval) -> str:
-    return interval_text(value) if name == "trace" else digits(value.estimate)
-
-
-def _trace_bounds(row: CurvatureRow) -> Interval | None:
-    trace = row.trace_elsewhere or row.trace
-    return trace if math.isfinite(trace.estimate) else None
-
-
-def _largest(row: CurvatureRow) -> Interval | None:
-    if not row.eigenvalues or not math.isfinite(row.eigenvalues[0]):
-        return None
-    value, residual = row.eigenvalues[0], row.residuals[0]
-    return Interval(value, value - residual, value + residual)
 
 
 FIGURE = DiagnosticFigure("curvature", ALT, _is_drawn, _draw)

@@ -130,14 +130,16 @@ class LossHessian:
     def _curve(self, part: HessianPart, along: Sequence[Tensor]) -> Sequence[Tensor | None]:
         parameters = list(self._named.values())
         with torch.enable_grad():
-            # The graph does not need the first gradients, which are as large as the model.
-            slope = _slope(
-                torch.autograd.grad(
-                    self._nll(part), parameters, create_graph=True, allow_unused=True
-                ),
-                along,
+            gradients: Sequence[Tensor | None] = torch.autograd.grad(
+                self._nll(part), parameters, create_graph=True, allow_unused=True
             )
-            return torch.autograd.grad(slope, parameters, allow_unused=True)
+            slopes = [
+                (gradient.flatten() * there).sum()
+                for gradient, there in zip(gradients, along, strict=True)
+                if gradient is not None  # of a parameter that the loss does not use
+            ]
+            del gradients  # as large as the model, and the graph does not need them
+            return torch.autograd.grad(torch.stack(slopes).sum(), parameters, allow_unused=True)
 
     def _nll(self, part: HessianPart) -> Tensor:
         device = self.like.device
@@ -147,16 +149,6 @@ class LossHessian:
         return nn.functional.cross_entropy(
             logits_BTV[wanted_BT], tokens_BT[:, 1:][wanted_BT], reduction="sum"
         )
-
-
-def _slope(gradients: Sequence[Tensor | None], along: Sequence[Tensor]) -> Tensor:
-    """Return the inner product; a parameter that the loss does not use has no gradient."""
-    parts = [
-        (gradient.flatten() * there).sum()
-        for gradient, there in zip(gradients, along, strict=True)
-        if gradient is not None
-    ]
-    return torch.stack(parts).sum()
 
 
 Run = Callable[..., Tensor]
@@ -244,23 +236,19 @@ class _Recomputing:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not args or not torch.is_grad_enabled() or _leads_on((args[1:], kwargs)):
             return self._inside(*args, **kwargs)
-        return self._keeping_nothing(*args, **kwargs)
-
-    def _keeping_nothing(self, hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Any:
-        form: list[Any] = []
+        beside: list[tuple[Any, ...] | None] = []  # what a block returns besides hidden states
 
         def run(hidden_BTD: Tensor, *parameters: Tensor) -> Tensor:
             named = dict(zip(self._names, parameters, strict=True))
             out = torch.func.functional_call(
-                self._inside, named, (hidden_BTD, *args), kwargs, tie_weights=False
+                self._inside, named, (hidden_BTD, *args[1:]), kwargs, tie_weights=False
             )
-            form[:] = out[1:] if isinstance(out, tuple) else [None]
-            form.insert(0, isinstance(out, tuple))
+            beside[:] = [out[1:] if isinstance(out, tuple) else None]
             first: Tensor = out[0] if isinstance(out, tuple) else out
             return first
 
-        out_BTD: Tensor = _Forward.apply(run, hidden_BTD, *self._parameters)
-        return (out_BTD, *form[1:]) if form[0] else out_BTD
+        out_BTD: Tensor = _Forward.apply(run, args[0], *self._parameters)
+        return out_BTD if beside[0] is None else (out_BTD, *beside[0])
 
 
 def _leads_on(value: Any) -> bool:

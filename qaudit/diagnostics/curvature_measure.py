@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -40,7 +40,7 @@ from qaudit.core.statistics import crossed
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.curvature import Curvature
 from qaudit.diagnostics.curvature_hessian import LossHessian, cut
-from qaudit.diagnostics.roles import role_of
+from qaudit.diagnostics.diagnostic import role_of
 from qaudit.errors import MachineError
 from qaudit.host import available_nbytes
 from qaudit.model.config import read_config
@@ -117,7 +117,8 @@ def find_room(shape: PassShape, length: int, parameters: Curvature, device: torc
     free = room_nbytes(device)
     basis = parameters.steps * shape.vector_nbytes if parameters.eigenvalues else 0
     most = max(1, POSITIONS // length)
-    windows = next(_fitting(shape, most, length, free - basis), 0)
+    counts = range(most, 0, -1)
+    windows = next((n for n in counts if product_nbytes(shape, n, length) <= free - basis), 0)
     if not windows:
         needed = product_nbytes(shape, 1, length)
         more = f", and eigenvalues {size(basis)} more" if basis else ""
@@ -134,14 +135,8 @@ def find_room(shape: PassShape, length: int, parameters: Curvature, device: torc
     return Room(device, windows, tuple(notes))
 
 
-def _fitting(shape: PassShape, most: int, length: int, free: int) -> Iterator[int]:
-    return (n for n in range(most, 0, -1) if product_nbytes(shape, n, length) <= free)
-
-
 def room_nbytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(SHARE * free_nbytes(device))
-    return int(SHARE * available_nbytes())
+    return int(SHARE * (free_nbytes(device) if device.type == "cuda" else available_nbytes()))
 
 
 def measure_curvature(case: Case) -> list[CurvatureRow]:
@@ -157,91 +152,56 @@ def measure_curvature(case: Case) -> list[CurvatureRow]:
     name = find_blocks(model, case.folder)
     parts = cut(choice.windows, longest, room.windows * longest, case.task.pad_until)
     hessian = LossHessian(model, list(model.get_submodule(name)), parts)
-    return _Measuring(case, parameters, hessian, room, choice).rows(_layer_of(name))
-
-
-@dataclass(frozen=True, eq=False)
-class _Measuring:
-    case: Case
-    parameters: Curvature
-    hessian: LossHessian
-    room: Room
-    choice: DocumentChoice
-
-    def rows(self, layer_of: Callable[[str], str]) -> list[CurvatureRow]:
-        trace = estimate_trace(
-            self.hessian,
-            sum(self.hessian.sizes),
-            self.hessian.like,
-            Probing(
-                probes=self.parameters.probes,
-                tolerance=self.parameters.tolerance,
-                seed=self.parameters.seed,
-                confidence=self.case.confidence,
-            ),
-            lambda done, total: self.case.progress(done, total, f"curvature: product {done}"),
-        )
-        ends = self._ends()
-        whole = replace(
-            self._whole(trace),
-            eigenvalues=tuple(end.value for end in ends.largest) if ends else (),
-            residuals=tuple(end.residual for end in ends.largest) if ends else (),
-            smallest=ends.smallest.value if ends else None,
-            products=len(trace.samples_N) + (ends.steps if ends else 0),
-            notes=(*self.room.notes, *_unreached(trace, ends)),
-        )
-        groups = {"role": _role_of, "layer": layer_of}
-        return [
-            whole,
-            *(row for part, key in groups.items() for row in self._parts(trace, part, key)),
-        ]
-
-    def _whole(self, trace: Trace) -> CurvatureRow:
-        tokens_D = self.hessian.tokens_D
-        forms_ND = trace.forms_NK[:, : len(tokens_D)]
-        elsewhere = crossed(forms_ND, tokens_D, self.case.confidence)
-        return CurvatureRow(
-            subject=self.case.subject.label,
-            part="model",
-            name="all",
-            parameters=sum(self.hessian.sizes),
-            trace=trace.interval,
-            trace_elsewhere=elsewhere,
-            loss=self.hessian.loss(),
-            probes=len(trace.samples_N),
-            documents=len(tokens_D),
-            tokens=int(tokens_D.sum()),
-            documents_sha256=self.choice.sha256,
-        )
-
-    def _parts(self, trace: Trace, part: Any, key: Callable[[str], str]) -> Iterator[CurvatureRow]:
-        form_NS = trace.forms_NK[:, len(self.hessian.tokens_D) :]
-        members: dict[str, list[int]] = {}
-        for k, name in enumerate(self.hessian.names):
-            members.setdefault(key(name), []).append(k)
-        for name, chosen in members.items():
-            yield CurvatureRow(
-                subject=self.case.subject.label,
-                part=part,
-                name=name,
-                parameters=sum(self.hessian.sizes[k] for k in chosen),
-                trace=replace(trace, samples_N=form_NS[:, chosen].sum(axis=1)).interval,
-                probes=len(trace.samples_N),
-            )
-
-    def _ends(self) -> Ends | None:
-        parameters = self.parameters
-        if not parameters.eigenvalues:
-            return None
-        return find_ends(
-            self.hessian.multiply,
-            sum(self.hessian.sizes),
-            self.hessian.like,
+    trace = estimate_trace(
+        hessian,
+        sum(hessian.sizes),
+        hessian.like,
+        Probing(
+            probes=parameters.probes,
+            tolerance=parameters.tolerance,
+            seed=parameters.seed,
+            confidence=case.confidence,
+        ),
+        lambda done, total: case.progress(done, total, f"curvature: product {done}"),
+    )
+    ends = None
+    if parameters.eigenvalues:
+        ends = find_ends(
+            hessian.multiply,
+            sum(hessian.sizes),
+            hessian.like,
             EigenSearch(
                 parameters.eigenvalues, parameters.steps, parameters.residual, parameters.seed
             ),
-            lambda done, total: self.case.progress(done, total, f"curvature: step {done}"),
+            lambda done, total: case.progress(done, total, f"curvature: step {done}"),
         )
+    whole = replace(
+        _whole(case, hessian, trace, ends),
+        documents_sha256=choice.sha256,
+        notes=(*room.notes, *_unreached(trace, ends)),
+    )
+    return [whole, *_parts(case.subject.label, hessian, trace, name)]
+
+
+def _whole(case: Case, hessian: LossHessian, trace: Trace, ends: Ends | None) -> CurvatureRow:
+    tokens_D = hessian.tokens_D
+    forms_ND = trace.forms_NK[:, : len(tokens_D)]
+    return CurvatureRow(
+        subject=case.subject.label,
+        part="model",
+        name="all",
+        parameters=sum(hessian.sizes),
+        trace=trace.interval,
+        trace_elsewhere=crossed(forms_ND, tokens_D, case.confidence),
+        loss=hessian.loss(),
+        eigenvalues=tuple(end.value for end in ends.largest) if ends else (),
+        residuals=tuple(end.residual for end in ends.largest) if ends else (),
+        smallest=ends.smallest.value if ends else None,
+        probes=len(trace.samples_N),
+        products=len(trace.samples_N) + (ends.steps if ends else 0),
+        documents=len(tokens_D),
+        tokens=int(tokens_D.sum()),
+    )
 
 
 def _unreached(trace: Trace, ends: Ends | None) -> Iterator[str]:
@@ -252,18 +212,25 @@ def _unreached(trace: Trace, ends: Ends | None) -> Iterator[str]:
         yield f"Lanczos: residual still above tolerance at {ends.steps} steps"
 
 
-def _role_of(name: str) -> str:
-    return role_of(name.rpartition(".")[0])
-
-
-def _layer_of(blocks: str) -> Callable[[str], str]:
+def _parts(subject: str, hessian: LossHessian, trace: Trace, blocks: str) -> Iterator[CurvatureRow]:
+    """Yield a row for each role, and one for each layer of the blocks, which have this name."""
+    form_NS = trace.forms_NK[:, len(hessian.tokens_D) :]
     inside = re.compile(rf"{re.escape(blocks)}\.(\d+)\.")
-
-    def layer_of(name: str) -> str:
+    members: dict[tuple[Literal["role", "layer"], str], list[int]] = {}
+    for k, name in enumerate(hessian.names):
+        members.setdefault(("role", role_of(name.rpartition(".")[0])), []).append(k)
+    for k, name in enumerate(hessian.names):
         match = inside.match(name)
-        return match.group(1) if match else "outside"
-
-    return layer_of
+        members.setdefault(("layer", match[1] if match else "outside"), []).append(k)
+    for (part, name), chosen in members.items():
+        yield CurvatureRow(
+            subject=subject,
+            part=part,
+            name=name,
+            parameters=sum(hessian.sizes[k] for k in chosen),
+            trace=replace(trace, samples_N=form_NS[:, chosen].sum(axis=1)).interval,
+            probes=len(trace.samples_N),
+        )
 
 
 MEASURE = Measure(measure_curvature)

@@ -1,4 +1,4 @@
-"""The parameters of a diagnostic: a frozen dataclass, parsed from the key `diagnostics`.
+"""The parameters of a diagnostic: a frozen dataclass, parsed from the key `diagnostics`; roles.
 
 The fields are the parameters, the first line of the docstring is the description, and `version`
 is part of the key under which results are stored.
@@ -86,3 +86,45 @@ class Diagnostic:
 def _in_order(diagnostic: Diagnostic) -> list[Field[Any]]:
     """Return the parameters, the scheme last: its canonical form contains colons."""
     return sorted(fields(diagnostic), key=lambda field: field.name == "scheme")
+
+
+_BY_PATH = {
+    "attention.dense": "o",  # GPT-NeoX; elsewhere `dense` may be anything
+    "self_attention.dense": "o",  # Bloom, Falcon
+    "self_attn.dense": "o",  # Phi
+    "attn.c_proj": "o",
+    "mlp.c_proj": "down",
+}
+_BY_NAME = {
+    "q_proj": "q",
+    "k_proj": "k",
+    "v_proj": "v",
+    "o_proj": "o",
+    "out_proj": "o",
+    "qkv_proj": "qkv",
+    "query_key_value": "qkv",
+    "c_attn": "qkv",
+    "gate_proj": "gate",
+    "gate_up_proj": "gate+up",
+    "up_proj": "up",
+    "fc1": "up",
+    "fc_in": "up",
+    "c_fc": "up",
+    "dense_h_to_4h": "up",
+    "down_proj": "down",
+    "fc2": "down",
+    "fc_out": "down",
+    "dense_4h_to_h": "down",
+}
+
+
+def role_of(linear: str) -> str:
+    """Return what a linear does in a block, by the name that its family gives it.
+
+    Families name the same thing differently, and some fuse what others keep apart. A role is what
+    is compared across blocks and models: q, k, v, o, gate, up, down, and what is fused by all of
+    its parts. An unknown name is a role of its own.
+    """
+    parts = linear.split(".")
+    by_path = _BY_PATH.get(".".join(parts[-2:]))
+    return by_path or _BY_NAME.get(parts[-1], parts[-1])

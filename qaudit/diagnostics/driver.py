@@ -11,24 +11,23 @@ evicted meanwhile are not read, so that no result depends on when they leave the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from qaudit.core.course import previous_of
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics import registry
-from qaudit.diagnostics.case import FOLDER, Case, Measure, Rows, find_rows, is_on_disk, write_rows
+from qaudit.diagnostics.case import FOLDER, Case, Measure, Rows, find_rows, is_on_disk
 from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.diagnostics.registry import origin
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError, is_out_of_memory
-from qaudit.saved.codec import encode
+from qaudit.saved.codec import encode, text_of
 from qaudit.saved.documents import DiagnosticRows
-from qaudit.saved.results import ResultStore
+from qaudit.saved.results import ResultStore, slug_of, write_sealed
 from qaudit.types import Checkpoint, Subject, digest
 
 
@@ -48,7 +47,9 @@ class Diagnoses:
         """Diagnose subjects of a series; `evicts`: the checkpoint before may leave the disk."""
         self._confidence = confidence
         self._evicts = evicts
-        self._diagnostics = {diagnostic: _measure_of(diagnostic) for diagnostic in diagnostics}
+        self._diagnostics: dict[Diagnostic, Measure] = {
+            diagnostic: registry.measure(diagnostic.name).MEASURE for diagnostic in diagnostics
+        }
         self._subjects = subjects
         self._machine = machine
         self._store = store.within(FOLDER)
@@ -135,7 +136,8 @@ class Diagnoses:
             self._reasons[label, name] = "out of memory"
             return None
         key = self._key(diagnostic, task, case.previous)
-        write_rows(self._store, label, name, key, [encode(row) for row in rows])
+        path = self._store.folder / f"{slug_of(label)}--{name}--{key[:16]}.json"
+        write_sealed(path, text_of({"key": key, "rows": [encode(row) for row in rows]}))
         return self._find(diagnostic, task)
 
     def _find(self, diagnostic: Diagnostic, task: Task) -> Rows | None:
@@ -144,14 +146,30 @@ class Diagnoses:
         stored = find_rows(self._store.folder, diagnostic.name, keys)
         if stored is None:
             return None
+        path, rows = stored
         labels = {
             "subject": task.subject.label,
             "previous": None if before is None else before.label,
-            "details": stored.path.relative_to(self._store.folder.parent.parent).as_posix(),
+            "details": path.relative_to(self._store.folder.parent.parent).as_posix(),
         }
-        return [_relabelled(row, labels) for row in stored.rows]
+        return [
+            {
+                name: labels[name]
+                if name in labels and (name == "details" or value is not None)
+                else value
+                for name, value in row.items()
+            }
+            for row in rows
+        ]
 
     def _case(self, diagnostic: Diagnostic, task: Task, progress: Progress) -> Case:
+        """Return the input of one diagnostic; weights of before are there if they stay there."""
+        previous = self._before(diagnostic, task)
+        is_there = (
+            previous is not None
+            and not (self._evicts and previous.commit is not None)
+            and is_on_disk(previous, task.folder(previous))
+        )
 
         def named(done: int, total: int, what: str) -> None:
             progress(done, total, f"{diagnostic.name}, {what}")
@@ -160,18 +178,11 @@ class Diagnoses:
             parameters=diagnostic,
             task=task,
             machine=self._machine,
-            previous=self._previous(diagnostic, task),
+            previous=previous if is_there else None,
             store=self._store,
             progress=named,
             confidence=self._confidence,
         )
-
-    def _previous(self, diagnostic: Diagnostic, task: Task) -> Checkpoint | None:
-        """Return the checkpoint before, if its weights are on disk and stay there."""
-        before = self._before(diagnostic, task)
-        if before is None or (self._evicts and before.commit is not None):
-            return None
-        return before if is_on_disk(before, task.folder(before)) else None
 
     def _before(self, diagnostic: Diagnostic, task: Task) -> Checkpoint | None:
         return previous_of(task.subject, self._subjects) if diagnostic.reads_previous else None
@@ -187,15 +198,3 @@ class Diagnoses:
             **({"experts": text} if (text := self._machine.experts.text) else {}),
             **({} if (plugin := origin(diagnostic.name)) is None else {"plugin": str(plugin)}),
         })  # fmt: skip
-
-
-def _measure_of(diagnostic: Diagnostic) -> Measure:
-    module = registry.measure(diagnostic.name)
-    assert module is not None, f"`{diagnostic.name}_measure` is there"
-    measure: Measure = module.MEASURE
-    return measure
-
-
-def _relabelled(row: dict[str, Any], labels: Mapping[str, Any]) -> dict[str, Any]:
-    new = {k: v for k, v in labels.items() if k == "details" or row.get(k) is not None}
-    return {**row, **{k: v for k, v in new.items() if k in row}}

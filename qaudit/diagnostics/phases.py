@@ -98,21 +98,17 @@ class PhaseRun:
     def level(self, at_once: int) -> float:
         return statistics.simultaneous(self.table.confidence, at_once)
 
+    def interval(
+        self, cells: Sequence[tuple[int, str]], statistic: statistics.Statistic, level: float
+    ) -> Interval:
+        """Return an interval over documents; cells are checkpoints by place, each with a scheme."""
+        labelled = [(self.labels[k], scheme) for k, scheme in cells]
+        interval = interval_of(self.table, labelled, statistic, confidence=level)
+        return interval or statistics.UNKNOWN
+
     def loss(self, scheme: str, a: int, b: int, level: float) -> Interval:
         """Return the loss at b minus the loss at a, in nats per token."""
-        cells = [(self.labels[b], scheme), (self.labels[a], scheme)]
-        change = interval_of(self.table, cells, statistics.change, confidence=level)
-        return change or statistics.UNKNOWN
-
-    def error(self, scheme: str, a: int, b: int, level: float) -> Interval:
-        """Return the relative error at b minus that at a, a fraction."""
-        cells = [(self.labels[k], which) for k in (b, a) for which in (scheme, FULL_PRECISION)]
-        change = interval_of(self.table, cells, statistics.excess_difference, confidence=level)
-        return change or statistics.UNKNOWN
-
-    def full_loss(self, k: int) -> float:
-        loss = interval_of(self.table, [(self.labels[k], FULL_PRECISION)], statistics.per_token)
-        return (loss or statistics.UNKNOWN).estimate
+        return self.interval([(b, scheme), (a, scheme)], statistics.change, level)
 
 
 def decay_of(run: PhaseRun) -> tuple[Span | None, str]:
@@ -144,25 +140,23 @@ def loss_end_of(run: PhaseRun) -> tuple[Span | None, str]:
     later = [
         [run.loss(FULL_PRECISION, a, b, level) for b in among[k + 1 :]] for k, a in enumerate(among)
     ]
+    losses = [
+        run.interval([(a, FULL_PRECISION)], statistics.per_token, level).estimate for a in among
+    ]
     flat = [
-        all(gain.low > -BARELY * run.full_loss(a) for gain in rest)
-        for a, rest in zip(among, later, strict=True)
+        all(gain.low > -BARELY * full for gain in rest)
+        for full, rest in zip(losses, later, strict=True)
     ]
     ends = next((k for k in range(len(among) - 1) if all(flat[k:])), None)
+    if ends is None and later[-2][0].high < 0:
+        return None, f"it still improves at the last checkpoint `{run.labels[-1]}`"
     if ends is None:
-        return None, _why_none(run, later)
+        return None, f"whether it improves before `{run.labels[-1]}` is inconclusive"
     beaten = [k for k, rest in enumerate(later) if any(gain.high < 0 for gain in rest)]
     first = min(ends, max(beaten) + 1) if beaten else 0
     x = run.places.positions
     low, high = among[first], among[ends]
     return Span(x[low], x[high], run.labels[low], run.labels[high]), ""
-
-
-def _why_none(run: PhaseRun, later: list[list[Interval]]) -> str:
-    last = run.labels[-1]
-    if later[-2][0].high < 0:
-        return f"it still improves at the last checkpoint `{last}`"
-    return f"whether it improves before `{last}` is inconclusive"
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
@@ -176,26 +170,26 @@ def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, t
         if len(checkpoints) > 1
     ]
     searched = max(1, sum(len(run.labels) >= MINIMUM_POINTS for run in runs))
-    courses = tuple(_course(run, searched) for run in runs)
-    found = (f for pair in zip(runs, courses, strict=True) for f in findings_of(*pair))
-    return replace(diagnostics, phases=courses), tuple(found)
-
-
-def _course(run: PhaseRun, searched: int) -> Course:
-    decay, decay_reason = decay_of(run)
-    loss_end, loss_end_reason = loss_end_of(run)
-    return Course(
-        run=f"{run.labels[0]} to {run.labels[-1]}",
-        unit=run.places.unit,
-        checkpoints=run.labels,
-        positions=run.places.positions,
-        confidence=run.table.confidence,
-        decay=decay,
-        decay_reason=decay_reason,
-        loss_end=loss_end,
-        loss_end_reason=loss_end_reason,
-        changes=changes_of(run, decay, loss_end, searched),
-    )
+    courses: list[Course] = []
+    findings: list[Finding] = []
+    for run in runs:
+        decay, decay_reason = decay_of(run)
+        loss_end, loss_end_reason = loss_end_of(run)
+        course = Course(
+            run=f"{run.labels[0]} to {run.labels[-1]}",
+            unit=run.places.unit,
+            checkpoints=run.labels,
+            positions=run.places.positions,
+            confidence=run.table.confidence,
+            decay=decay,
+            decay_reason=decay_reason,
+            loss_end=loss_end,
+            loss_end_reason=loss_end_reason,
+            changes=changes_of(run, decay, loss_end, searched),
+        )
+        courses.append(course)
+        findings += _findings(run, course) if run.is_solid else ()
+    return replace(diagnostics, phases=tuple(courses)), tuple(findings)
 
 
 def changes_of(
@@ -210,12 +204,17 @@ def changes_of(
 def _change_of(
     run: PhaseRun, scheme: str, level: float, decay: Span | None, loss_end: Span | None
 ) -> ChangeRow:
-    points = len(run.labels)
-    if reason := _why_not(run, scheme):
+    points, documents, reason = len(run.labels), run.table.documents, ""
+    if points < MINIMUM_POINTS:
+        reason = f"{points} checkpoints, and it takes {MINIMUM_POINTS}"
+    elif not run.is_solid:
+        reason = f"{documents} documents, and it takes {statistics.MINIMUM_DOCUMENTS}"
+    elif not run.is_measured(scheme):
+        reason = "not every checkpoint of the run has a finite loss under it"
+    if reason:
         return ChangeRow(scheme, "unknown", reason, points)
     statistic = statistics.per_token if scheme == FULL_PRECISION else statistics.excess
-    series = trajectory(run.places.positions, _sums(run, scheme), statistic)
-    fit = find_break(series, level)
+    fit = find_break(trajectory(run.places.positions, _sums(run, scheme), statistic), level)
     verdict: Literal["change", "bend", "none"] = "none"
     if fit.against_line <= 1 - level:
         verdict = "change" if fit.against_curve <= 1 - level else "bend"
@@ -235,24 +234,13 @@ def _change_of(
     )
 
 
-def _why_not(run: PhaseRun, scheme: str) -> str:
-    points, documents = len(run.labels), run.table.documents
-    if points < MINIMUM_POINTS:
-        return f"{points} checkpoints, and it takes {MINIMUM_POINTS}"
-    if not run.is_solid:
-        return f"{documents} documents, and it takes {statistics.MINIMUM_DOCUMENTS}"
-    if not run.is_measured(scheme):
-        return "not every checkpoint of the run has a finite loss under it"
-    return ""
-
-
 def _sums(run: PhaseRun, scheme: str) -> statistics.Array:
     """Return sums (K, N, D): of a scheme and full precision, or of full precision and tokens."""
     rows = []
     for label in run.labels:
         quantized, full = [(label, scheme)], [(label, FULL_PRECISION)]
         columns = columns_of(run.table, full if scheme == FULL_PRECISION else quantized + full)
-        assert columns is not None  # `_why_not` refuses a run with a loss that is not finite
+        assert columns is not None  # a run with a loss that is not finite was refused
         rows.append(np.stack(columns[:2]))
     return np.stack(rows, axis=1)
 
@@ -263,14 +251,15 @@ def _where(at: Interval, span: Span | None) -> Where | None:
     return "before" if at.high < span.low else "after" if at.low > span.high else "around"
 
 
-def findings_of(run: PhaseRun, course: Course) -> Iterator[Finding]:
-    if not run.is_solid:
-        return
+def _findings(run: PhaseRun, course: Course) -> Iterator[Finding]:
     yield from _ship_before(run)
     yield from _stop_here(run, course)
-    for change in course.changes:
-        if change.scheme != FULL_PRECISION:
-            yield from _changes(run, course, change)
+    for change in course.changes:  # QA032: a break fits the error better than smooth curves
+        if change.scheme != FULL_PRECISION and change.verdict == "change":
+            cell, place = (run.labels[-1], change.scheme), _place(course, change)
+            message = f"the added loss at {change.scheme} changes its course: {place}"
+            hint = "a fast smooth rise fits such a course as well: see `docs/diagnostics.md`"
+            yield Finding("QA032", "info", *cell, message, hint, change.at, outcome="pass")
 
 
 def _ship_before(run: PhaseRun) -> Iterator[Finding]:
@@ -285,9 +274,15 @@ def _ship_before(run: PhaseRun) -> Iterator[Finding]:
         rise, best = max(shown, key=lambda pair: pair[0].estimate)
         full = run.loss(FULL_PRECISION, best, last, level)
         before, end = run.labels[best], run.labels[last]
+        if full.high < 0:
+            moved = f"gained {spread(Interval(-full.estimate, -full.high, -full.low))}"
+        elif full.low > 0:
+            moved = f"rose by {spread(full)} itself"
+        else:
+            moved = f"has no detectable change ({spread(full)})"
         message = (
             f"at {scheme} `{before}` is better than `{end}`: from there on the quantized loss rose "
-            f"by {spread(rise)} nats per token, while full precision {_moved(full)}"
+            f"by {spread(rise)} nats per token, while full precision {moved}"
         )
         hint = f"ship `{before}`, or a soup, where this scheme is what ships"
         yield Finding("QA030", "warn", end, scheme, message, hint, rise, margin=0.0)
@@ -301,7 +296,10 @@ def _stop_here(run: PhaseRun, course: Course) -> Iterator[Finding]:
     start = run.labels.index(label)
     level = run.level(len(run.labels) * max(1, len(run.schemes)))
     for scheme in run.schemes:
-        growth = run.error(scheme, start, len(run.labels) - 1, level)
+        ends = [
+            (k, which) for k in (len(run.labels) - 1, start) for which in (scheme, FULL_PRECISION)
+        ]
+        growth = run.interval(ends, statistics.excess_difference, level)
         if growth.low <= 0:
             continue
         message = (
@@ -313,16 +311,6 @@ def _stop_here(run: PhaseRun, course: Course) -> Iterator[Finding]:
             "may lower the loss again, and was not measured"
         )
         yield Finding("QA031", "warn", label, scheme, message, hint, growth, margin=0.0)
-
-
-def _changes(run: PhaseRun, course: Course, change: ChangeRow) -> Iterator[Finding]:
-    """QA032: one break fits the course of the error better than smooth curves."""
-    if change.verdict != "change":
-        return
-    cell = run.labels[-1], change.scheme
-    message = f"the added loss at {change.scheme} changes its course: {_place(course, change)}"
-    hint = "a fast smooth rise fits such a course as well: see `docs/diagnostics.md`"
-    yield Finding("QA032", "info", *cell, message, hint, change.at, outcome="pass")
 
 
 _KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
@@ -338,23 +326,14 @@ def _place(course: Course, change: ChangeRow) -> str:
         for value in (at.low, at.estimate, at.high)
     )
     place = f"{middle} [{low}, {high}]"
-    place = (
-        f"checkpoint {place}" if course.unit == "checkpoints in order" else f"{place} {course.unit}"
-    )
+    in_order = course.unit == "checkpoints in order"
+    place = f"checkpoint {place}" if in_order else f"{place} {course.unit}"
     text = f"{_KINDS[change.kind or 'either']} at {place}"
     if change.decay is not None:
         text += f", {_WHERE[change.decay]} the start of the learning rate's decay"
     if change.loss_end is not None:
         text += f", {_WHERE[change.loss_end]} the end of the loss's improvement"
     return text
-
-
-def _moved(full: Interval) -> str:
-    if full.high < 0:
-        return f"gained {spread(Interval(-full.estimate, -full.high, -full.low))}"
-    if full.low > 0:
-        return f"rose by {spread(full)} itself"
-    return f"has no detectable change ({spread(full)})"
 
 
 TITLE = "Phases"
@@ -380,11 +359,26 @@ def _sentences(course: Course) -> Iterator[str]:
         "Full-precision loss stops improving", course.loss_end, course.loss_end_reason, "When "
     )
     rows = [row for row in course.changes if row.scheme != FULL_PRECISION]
+    bent = [row.scheme for row in rows if row.verdict == "bend"]
+    none = [row.scheme for row in rows if row.verdict == "none"]
     for row in rows:
         if row.verdict == "change":
             place = _place(course, row)
             yield f"The added loss under {row.scheme} has a change point, {place}."
-    yield from _rest(rows)
+    if bent:
+        yield (
+            f"Under {listing(bent)} the added loss follows no straight line, and a smooth "
+            "curve may describe it as well as a change point."
+        )
+    if none:
+        yield f"No change point is detectable under {listing(none)}."
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.verdict == "unknown":
+            reasons.setdefault(row.reason, []).append(row.scheme)
+    for reason, schemes in reasons.items():
+        under = "" if len(schemes) == len(rows) else f" under {listing(schemes)}"
+        yield f"Change points were not searched{under}: {reason}."
 
 
 def _span(what: str, span: Span | None, reason: str, before: str = "Where ") -> str:
@@ -394,22 +388,3 @@ def _span(what: str, span: Span | None, reason: str, before: str = "Where ") -> 
     if span.low == span.high:
         return f"{what} at `{span.low_label}`."
     return f"{what} between `{span.low_label}` and `{span.high_label}`."
-
-
-def _rest(rows: Sequence[ChangeRow]) -> Iterator[str]:
-    bent = [row.scheme for row in rows if row.verdict == "bend"]
-    none = [row.scheme for row in rows if row.verdict == "none"]
-    if bent:
-        yield (
-            f"Under {listing(bent)} the added loss follows no straight line, and a smooth "
-            "curve may describe it as well as a change point."
-        )
-    if none:
-        yield f"No change point is detectable under {listing(none)}."
-    reasons: dict[str, list[str]] = {}
-    for change in rows:
-        if change.verdict == "unknown":
-            reasons.setdefault(change.reason, []).append(change.scheme)
-    for reason, schemes in reasons.items():
-        under = "" if len(schemes) == len(rows) else f" under {listing(schemes)}"
-        yield f"Change points were not searched{under}: {reason}."

@@ -120,17 +120,15 @@ def lines(view: View) -> dict[str, Line]:
     for row in view.audit.diagnostics.plane:
         if row.a == 0.0:
             rows_of.setdefault(row.subject, []).append(row)
-    line_of = {
-        label: Line(
-            label,
+    return {
+        s.label: Line(
+            s.label,
             rows[0].scheme,
-            tuple(
-                sorted(((row.b, row.absolute_change) for row in rows), key=lambda place: place[0])
-            ),
+            tuple((row.b, row.absolute_change) for row in sorted(rows, key=lambda row: row.b)),
         )
-        for label, rows in rows_of.items()
+        for s in view.subjects
+        if (rows := rows_of.get(s.label))
     }
-    return {s.label: line_of[s.label] for s in view.subjects if s.label in line_of}
 
 
 def shown_lines(view: View) -> list[Line]:
@@ -157,10 +155,8 @@ def beyond_the_parabola(line: Line) -> str:
     text += f"{interval_text(quantized)} nats per token"
     if expected is None:
         return f"{text}."
-    if quantized.low <= expected <= quantized.high:
-        relation = "as much as"
-    else:
-        relation = "more than" if expected < quantized.low else "less than"
+    relation = "more than" if expected < quantized.low else "as much as"
+    relation = "less than" if expected > quantized.high else relation
     return f"{text}, {relation} the curvature at its start predicts ({digits(expected)})."
 
 

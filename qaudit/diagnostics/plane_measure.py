@@ -17,7 +17,7 @@ document by document.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -33,7 +33,7 @@ from qaudit.core.statistics import Array
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.plane import Plane
 from qaudit.engine.batches import make_batches
-from qaudit.engine.block_pass import opened_states, route_of
+from qaudit.engine.block_pass import Route, opened_states
 from qaudit.engine.evidence import document_sums
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError
@@ -53,93 +53,73 @@ def measure_plane(case: Case) -> list[PlaneRow]:
     choice = DocumentChoice.of(case.corpus, parameters.documents, "a slice")
     before = case.previous_weights() if parameters.grid else None
     scheme = parameters.scheme_among(case.task.schemes)
-    slice_ = _Slice(
-        case, parameters, scheme, choice, Anchor(inner=scheme, keeps=before is not None)
-    )
+    anchor = Anchor(inner=scheme, keeps=before is not None)
+    previous = None if before is None or case.previous is None else case.previous.label
+    notes = ["weights moved and run in float32"]
     with unchanged_files(case.subject, case.task.folder):
-        points = slice_.points(case.weights(), before)
-    return slice_.rows(points, before is not None)
-
-
-@dataclass(frozen=True, eq=False)
-class _Slice:
-    case: Case
-    parameters: Plane
-    scheme: Scheme
-    choice: DocumentChoice
-    anchor: Anchor
-
-    def points(self, weights: Weights, before: Weights | None) -> dict[Point, Array]:
-        losses = {(0.0, b): loss_D for b, loss_D in self._line(weights, 0.0).items()}
-        if before is None or self.case.previous is None:
-            return losses
-        labels = self.case.subject.label, self.case.previous.label
-        for a in self.parameters.along:
-            if a != 0.0:
-                moved = Between(labels, weights, before, a)
-                losses |= {(a, b): loss_D for b, loss_D in self._line(moved, a).items()}
-        return dict(sorted(losses.items()))
-
-    def _line(self, weights: Weights, a: float) -> Mapping[float, Array]:
-        first = a == 0.0
-        points = [b for b in self.parameters.along if b != 0.0 and (b != 1.0 or not first)]
-        schemes = {b: Along(anchor=self.anchor, part=b) for b in points}
-        specs = {0.0: FULL_PRECISION, **{b: scheme.spec for b, scheme in schemes.items()}}
-        if first:
-            specs[1.0] = self.anchor.spec
-        every: list[Scheme] = [*([self.anchor] if first else []), *schemes.values()]
-        machine = replace(self.case.machine, dtype=torch.float32)
-
-        def report(done: int, total: int, what: str) -> None:
-            self.case.progress(done, total, f"plane a={a:g}: {what}")
-
-        feed = self._feed(calibrated=first)
-        with opened_states(machine) as streams:
-            route = route_of(self.case.task, weights, machine)
-            tallies = route.follow(
-                feed, every, streams, report, lambda scheme, linears, quantized: None
-            )
-        return {b: self._losses(feed, tallies[spec].nll) for b, spec in sorted(specs.items())}
-
-    def _feed(self, *, calibrated: bool) -> Feed:
-        corpus = self.case.corpus
-        context, limit = corpus.protocol.context, self.case.task.pad_until
-        windows = [window for part in self.choice.windows for window in part]
-        return Feed(
-            make_batches(corpus.calibration if calibrated else (), context, pad_until=limit),
-            make_batches(windows, context, pad_until=limit),
-            compared=False,
+        weights = case.weights()
+        losses = _line(case, choice, anchor, weights, 0.0)
+        for a in parameters.along:
+            if before is not None and previous is not None and a != 0.0:
+                moved = Between((case.subject.label, previous), weights, before, a)
+                losses |= _line(case, choice, anchor, moved, a)
+    if parameters.grid and previous is None:
+        notes.append("the checkpoint before is not on disk: only the line was measured")
+    tokens_D = np.array([sum(w.scored for w in part) for part in choice.windows])
+    middle_D, confidence = losses[0.0, 0.0], case.confidence
+    return [
+        PlaneRow(
+            subject=case.subject.label,
+            scheme=scheme.short,
+            spec=scheme.spec,
+            a=a,
+            b=b,
+            ce=statistics.cross_entropy(loss_D, tokens_D, confidence),
+            absolute_change=statistics.absolute_change(loss_D, middle_D, tokens_D, confidence),
+            previous=previous,
+            documents=len(tokens_D),
+            tokens=int(tokens_D.sum()),
+            documents_sha256=choice.sha256,
+            notes=tuple(notes),
         )
+        for (a, b), loss_D in sorted(losses.items())
+    ]
 
-    def _losses(self, feed: Feed, nll: Sequence[Tensor]) -> Array:
-        windows = [window for part in self.choice.windows for window in part]
-        count = len(self.case.corpus.documents)
-        loss_D, _ = document_sums(feed.evaluation, nll, windows, count)
-        return loss_D[list(self.choice.documents)]
 
-    def rows(self, points: Mapping[Point, Array], has_grid: bool) -> list[PlaneRow]:
-        tokens_D = np.array([sum(w.scored for w in part) for part in self.choice.windows])
-        middle_D, confidence = points[0.0, 0.0], self.case.confidence
-        notes = ["weights moved and run in float32"]
-        if self.parameters.grid and not has_grid:
-            notes.append("the checkpoint before is not on disk: only the line was measured")
-        return [
-            PlaneRow(
-                subject=self.case.subject.label,
-                scheme=self.scheme.short,
-                spec=self.scheme.spec,
-                a=a,
-                b=b,
-                ce=statistics.cross_entropy(loss_D, tokens_D, confidence),
-                absolute_change=statistics.absolute_change(loss_D, middle_D, tokens_D, confidence),
-                previous=self.case.previous.label if has_grid and self.case.previous else None,
-                documents=len(tokens_D),
-                tokens=int(tokens_D.sum()),
-                documents_sha256=self.choice.sha256,
-                notes=tuple(notes),
-            )
-            for (a, b), loss_D in points.items()
-        ]
+def _line(
+    case: Case, choice: DocumentChoice, anchor: Anchor, weights: Weights, a: float
+) -> dict[Point, Array]:
+    """Return the losses of the chosen documents at each point along the quantization."""
+    first = a == 0.0
+    along = cast(Plane, case.parameters).along
+    points = [b for b in along if b != 0.0 and (b != 1.0 or not first)]
+    schemes: dict[float, Scheme] = {b: Along(anchor=anchor, part=b) for b in points}
+    if first:
+        schemes = {1.0: anchor, **schemes}
+    specs = {0.0: FULL_PRECISION, **{b: scheme.spec for b, scheme in schemes.items()}}
+    machine = replace(case.machine, dtype=torch.float32)
+    corpus, limit = case.corpus, case.task.pad_until
+    context = corpus.protocol.context
+    windows = [window for part in choice.windows for window in part]
+    feed = Feed(
+        make_batches(corpus.calibration if first else (), context, pad_until=limit),
+        make_batches(windows, context, pad_until=limit),
+        compared=False,
+    )
+
+    def report(done: int, total: int, what: str) -> None:
+        case.progress(done, total, f"plane a={a:g}: {what}")
+
+    with opened_states(machine) as states:
+        route = Route(case.folder, weights, machine)
+        tallies = route.follow(feed, [*schemes.values()], states, report)
+    losses: dict[Point, Array] = {}
+    for b, spec in specs.items():
+        loss_D, _ = document_sums(
+            feed.evaluation, tallies[spec].nll, windows, len(corpus.documents)
+        )
+        losses[a, b] = loss_D[list(choice.documents)]
+    return losses
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,13 +25,8 @@ class ByPosition(Diagnostic):
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    return replace(diagnostics, positions=position_rows(table)), ()
-
-
-def position_rows(table: Measurements) -> tuple[PositionRow, ...]:
-    """Return a row for each subject, scheme and bin of positions that has tokens."""
-    return tuple(
+    rows = tuple(
         PositionRow(first=int(bins.edges[b]), last=int(bins.edges[b + 1]) - 1, **columns)
-        for cell in table.cells
-        for bins, b, columns in columns_of(table, cell, "positions", Positions)
+        for bins, b, columns in columns_of(table, "positions", Positions)
     )
+    return replace(diagnostics, positions=rows), ()

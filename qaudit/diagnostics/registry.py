@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import EntryPoint
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +22,7 @@ ALL = "all"
 """Every diagnostic, each with its default parameters."""
 
 
-_MACHINERY = frozenset({"case", "diagnostic", "driver", "registry", "roles"})
+_MACHINERY = frozenset({"case", "diagnostic", "driver", "registry"})
 
 
 @cache
@@ -59,22 +59,15 @@ def broken() -> Mapping[str, MachineError]:
 def module(name: str) -> ModuleType:
     """Import a diagnostic."""
     entry = entries().get(name)
-    if entry is None:
-        return importlib.import_module(f"{qaudit.diagnostics.__name__}.{name}")
-    with imported("diagnostic", entry):
-        return importlib.import_module(entry.value)
+    with imported("diagnostic", entry) if entry else nullcontext():
+        return importlib.import_module(entry.value if entry else f"qaudit.diagnostics.{name}")
 
 
-def measure(name: str) -> ModuleType | None:
-    """Import what measures a diagnostic; None for one that is computed from measurements."""
+def measure(name: str) -> ModuleType:
+    """Import what measures a diagnostic; those computed from measurements have no such module."""
     entry = entries().get(name)
-    path = f"{module(name).__name__}_measure"
-    if find_spec(path) is None:
-        return None
-    if entry is None:
-        return importlib.import_module(path)
-    with imported("diagnostic", entry):
-        return importlib.import_module(path)
+    with imported("diagnostic", entry) if entry else nullcontext():
+        return importlib.import_module(f"{module(name).__name__}_measure")
 
 
 def is_requested(name: str) -> bool:
@@ -97,12 +90,8 @@ def judges(texts: Iterable[str]) -> Iterator[ModuleType]:
             yield module(name)
 
 
-def diagnostics() -> dict[str, type[Diagnostic]]:
-    return dict(_diagnostics())
-
-
 @cache
-def _diagnostics() -> dict[str, type[Diagnostic]]:
+def diagnostics() -> Mapping[str, type[Diagnostic]]:
     return {k: v for name in names() for k, v in plugins_in(module(name), Diagnostic).items()}
 
 
@@ -123,20 +112,16 @@ def parse_diagnostics(texts: Iterable[str]) -> tuple[Diagnostic, ...]:
         if text.strip() == ALL:
             parsed |= {name: kind() for name, kind in diagnostics().items() if name not in parsed}
         elif text.strip():
-            diagnostic = _parse(text.strip())
+            # A scheme among the parameters comes last: it has colons itself.
+            head, named, scheme = text.strip().partition(":scheme=")
+            name, *pairs = head.split(":")
+            if name in broken():
+                raise broken()[name]
+            if name not in diagnostics():
+                raise unknown("diagnostic", name, [*diagnostics(), ALL], diagnostics())
+            explicit = read_pairs(pairs) | ({"scheme": scheme} if named else {})
+            diagnostic = build(diagnostics()[name], name, explicit)
             if parsed.get(diagnostic.name, diagnostic) not in (diagnostic, type(diagnostic)()):
                 raise SchemeError(f"`{diagnostic.name}` is requested twice", hint="request it once")
             parsed[diagnostic.name] = diagnostic
     return tuple(parsed.values())
-
-
-def _parse(text: str) -> Diagnostic:
-    """Parse one diagnostic; a scheme among its parameters comes last."""
-    head, named, scheme = text.partition(":scheme=")
-    name, *pairs = head.split(":")
-    if name in broken():
-        raise broken()[name]
-    if name not in diagnostics():
-        raise unknown("diagnostic", name, [*diagnostics(), ALL], diagnostics())
-    explicit = read_pairs(pairs) | ({"scheme": scheme} if named else {})
-    return build(diagnostics()[name], name, explicit)

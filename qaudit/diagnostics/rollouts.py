@@ -83,10 +83,11 @@ def _parts(
             continue
         by_prompt = _ByPrompt.of(evidence)
         part = by_prompt.sums_of(samples)
-        full = getattr(of_full, name, None)
-        if of_full is None or not isinstance(full, kind) or not _are_alike(evidence, of_full, name):
-            full = None
-        beside = None if full is None else by_prompt.sums_of(full)
+        full, beside = getattr(of_full, name, None), None
+        is_comparable = of_full is not None and evidence.sha256 == of_full.sha256
+        if is_comparable and isinstance(full, kind):
+            shapes = {e.end_sum.shape for e in (samples, full) if e.end_sum is not None}
+            beside = by_prompt.sums_of(full) if len(shapes) == 1 else None
         bins = np.flatnonzero(part.tokens.sum(axis=0) > 0)
         level = statistics.simultaneous(table.confidence, len(bins))
         for b in map(int, bins):
@@ -97,11 +98,6 @@ def _parts(
                 sums = [end_DPG[:, b, number] for end_DPG in ends if end_DPG is not None]
                 columns[f"end_of_{end}"] = _end(sums, level)
             yield part, b, columns
-
-
-def _are_alike(evidence: RolloutEvidence, full: RolloutEvidence, name: str) -> bool:
-    shapes = (getattr(e, name).end_sum.shape for e in (evidence, full))
-    return evidence.sha256 == full.sha256 and len(set(shapes)) == 1
 
 
 def _end(sums: Sequence[Array], confidence: float) -> Interval | None:
@@ -146,7 +142,14 @@ def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
         return None
     by_prompt, level = _ByPrompt.of(evidence), table.confidence
     tokens = by_prompt.sums(evidence.tokens)
-    kl = None if evidence.kl_sum is None else by_prompt.sums(evidence.kl_sum)
+    kl = sequence_kl = None
+    if evidence.kl_sum is not None:
+        kl = _ratio(by_prompt.sums(evidence.kl_sum), tokens, level)
+        drawn = evidence.agreed < 0  # of greedy ones only where there are no others
+        counted = drawn if drawn.any() else ~drawn
+        samples = by_prompt.sums(counted.astype(np.float64))
+        sums = by_prompt.sums(evidence.kl_sum * counted)
+        sequence_kl = _ratio(sums[samples > 0], samples[samples > 0], level)
     of_full = _of_full(table, cell)
     return RolloutRow(
         subject=cell[0],
@@ -156,24 +159,13 @@ def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
         samples=len(evidence.prompt),
         tokens=int(evidence.tokens.sum()),
         ce=_ratio(by_prompt.sums(evidence.nll_sum), tokens, level),
-        kl=None if kl is None else _ratio(kl, tokens, level),
-        sequence_kl=_sequence_kl(evidence, by_prompt, level),
+        kl=kl,
+        sequence_kl=sequence_kl,
         **_divergence(evidence, level),
         end_of_turn=change_of_end(evidence, of_full, TURN, level),
         end_of_reasoning=change_of_end(evidence, of_full, REASONING, level),
         **_score(evidence, evidence if cell[1] == FULL_PRECISION else of_full, table, cell),
     )
-
-
-def _sequence_kl(evidence: RolloutEvidence, by_prompt: _ByPrompt, level: float) -> Interval | None:
-    """Return the mean over samples that were drawn; over greedy ones where there are no others."""
-    if evidence.kl_sum is None:
-        return None
-    drawn = evidence.agreed < 0
-    counted = drawn if drawn.any() else ~drawn
-    samples = by_prompt.sums(counted.astype(np.float64))
-    sums = by_prompt.sums(evidence.kl_sum * counted)
-    return _ratio(sums[samples > 0], samples[samples > 0], level)
 
 
 def _of_full(table: Measurements, cell: Cell) -> RolloutEvidence | None:
@@ -237,7 +229,19 @@ def section(view: View) -> doc.Section:
         "ends: how much more probable than in full precision."
     )
     parts = [_part_blocks(cell, view.audit.diagnostics) for cell in view.ships]
-    blocks = (doc.paragraph(about), doc.table(COLUMNS, map(_table_row, shown)), *_scores(shown))
+    table = (
+        (
+            doc.name_cell(row.subject),
+            row.scheme,
+            interval_of(row.sequence_kl, spread),
+            _tokens(row),
+            interval_of(row.never_diverges, percent),
+            interval_of(row.end_of_turn, percent),
+            interval_of(row.end_of_reasoning, percent),
+        )
+        for row in shown
+    )
+    blocks = (doc.paragraph(about), doc.table(COLUMNS, table), *_scores(shown))
     return doc.Section(TITLE, (*blocks, *(fold for fold in parts if fold is not None)), 6)
 
 
@@ -282,26 +286,11 @@ def _scores(rows: Sequence[RolloutRow]) -> tuple[doc.Block, ...]:
     return (doc.paragraph(about, *reasons), doc.table(SCORES, table))
 
 
-def _table_row(row: RolloutRow) -> doc.Cells:
-    return (
-        doc.name_cell(row.subject),
-        row.scheme,
-        interval_of(row.sequence_kl, spread),
-        _tokens(row),
-        interval_of(row.never_diverges, percent),
-        interval_of(row.end_of_turn, percent),
-        interval_of(row.end_of_reasoning, percent),
-    )
-
-
 def _tokens(row: RolloutRow) -> str:
     """Print a median with its bounds, the upper of which may be beyond the longest rollout."""
     median = row.tokens_to_divergence
     if median is None:
         return "-" if row.never_diverges is None else "most never diverge"
-    return f"{median.estimate:,.0f} [{_place(median, 'low')}, {_place(median, 'high')}]"
-
-
-def _place(median: Interval, name: str) -> str:
-    bound: float = getattr(median, name)
-    return "never" if bound == float("inf") else f"{bound:,.0f}"
+    ends = (median.low, median.high)
+    low, high = ("never" if end == float("inf") else f"{end:,.0f}" for end in ends)
+    return f"{median.estimate:,.0f} [{low}, {high}]"

@@ -20,8 +20,7 @@ from typing import ClassVar, Literal
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork
-from qaudit.diagnostics.roles import role_of
+from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork, role_of
 from qaudit.errors import UsageError
 from qaudit.judge.table import Measurements
 from qaudit.report import document as doc
@@ -82,12 +81,6 @@ def bits_of(scheme: Scheme) -> int:
     return int(scheme.bits)  # type: ignore[attr-defined]
 
 
-def low_and_high(scheme: Scheme) -> tuple[int, int]:
-    """Return the two numbers of bits that parts are measured at."""
-    low = min(bits_of(scheme), MOST_BITS - 1)
-    return low, low + 1
-
-
 Part = Literal["role", "layers", "all"]
 
 
@@ -115,7 +108,6 @@ class Variant:
 def variants_of(
     roles: Sequence[str], blocks: int, low: int, high: int, layers: int
 ) -> list[Variant]:
-    """Return the variants to measure."""
     alone = [Variant("role", role, ((role, bits),)) for bits in (low, high) for role in roles]
     count = min(layers, blocks)
     edges = [round(k * blocks / count) for k in range(count + 1)] if count > 0 else []
@@ -128,7 +120,6 @@ def variants_of(
 
 
 def everything(roles: Sequence[str], bits: int) -> tuple[tuple[str, int], ...]:
-    """Return every role with the same bits."""
     return tuple((role, bits) for role in roles)
 
 
@@ -137,28 +128,25 @@ MOST = 0.5
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    """Return the diagnostics as they are, and the findings QA035."""
     return diagnostics, tuple(diagnosed_findings(diagnostics.sensitivity))
 
 
 def diagnosed_findings(rows: Sequence[SensitivityRow]) -> Iterator[Finding]:
     low = {row.bits for row in rows if row.part == "all"}
     for row in rows:
-        if row.part == "role" and row.bits == min(low, default=row.bits):
-            yield from _most(row)
-
-
-def _most(row: SensitivityRow) -> Iterator[Finding]:
-    share = row.share
-    if share is None or share.low <= MOST:
-        return
-    message = (
-        f"of what the roles of `{row.subject}` add to the loss at {row.scheme}, each quantized "
-        f"alone, `{row.name}` adds {100 * share.estimate:.0f} % "
-        f"[{100 * share.low:.0f}, {100 * share.high:.0f}]"
-    )
-    hint = f"more bits for `{row.name}` may pay most: measure a mixture within a budget of bits"
-    yield Finding("QA035", "info", row.subject, row.scheme, message, hint, share, outcome="pass")
+        share = row.share
+        if row.part != "role" or row.bits != min(low, default=row.bits):
+            continue
+        if share is None or share.low <= MOST:
+            continue
+        message = (
+            f"of what the roles of `{row.subject}` add to the loss at {row.scheme}, each quantized "
+            f"alone, `{row.name}` adds {100 * share.estimate:.0f} % "
+            f"[{100 * share.low:.0f}, {100 * share.high:.0f}]"
+        )
+        hint = f"more bits for `{row.name}` may pay most: measure a mixture within a budget of bits"
+        cell = row.subject, row.scheme
+        yield Finding("QA035", "info", *cell, message, hint, share, outcome="pass")
 
 
 COLUMNS = ("role", "adds, nats per token", "share, %")

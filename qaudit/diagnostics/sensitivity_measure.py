@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,19 +30,15 @@ from qaudit.core import statistics
 from qaudit.core.linears import Quantized
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.diagnostics.case import Case, Measure
-from qaudit.diagnostics.roles import role_of
-from qaudit.diagnostics.sensitivity import (
-    Sensitivity,
-    Variant,
-    low_and_high,
-    variants_of,
-)
-from qaudit.engine.block_pass import Progress, feed_of, opened_states, route_of
+from qaudit.diagnostics.diagnostic import role_of
+from qaudit.diagnostics.sensitivity import MOST_BITS, Sensitivity, Variant, bits_of, variants_of
+from qaudit.engine.block_pass import Progress, Route, feed_of, opened_states, run_streams
 from qaudit.engine.evidence import evidence_of
-from qaudit.engine.gathering import Captured, capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.tally import Tally, timed
-from qaudit.engine.tokens import Feed
+from qaudit.engine.routing import RoutingWatch
+from qaudit.engine.streams import FullPrecision, Stream
+from qaudit.engine.tally import Tally
+from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.config import is_remote
@@ -55,8 +51,6 @@ from qaudit.types import (
     SensitivityRow,
     digest,
 )
-
-_FULL = "calibration/full"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,150 +67,98 @@ def run_partly(
     feed: Feed,
     scheme: Scheme,
     variants: Sequence[Variant],
-    streams: HiddenStates,
+    states: HiddenStates,
     progress: Progress,
 ) -> tuple[Mapping[Variant, Tally], Storage]:
     """Send the evaluation through every variant; return a tally each, and what roles take."""
-    walk = _PartsWalk(model, feed, scheme, {variant: Tally() for variant in variants}, streams)
-    walk.embed()
-    storage = Storage({}, {})
-    for block in model.blocks():
-        walk.pass_block(block, storage, progress)
-    progress(model.num_blocks, model.num_blocks, "head")
-    for number, tally in enumerate(walk.tallies.values()):
-        for k, batch in enumerate(feed.evaluation):
-            hidden_BTD = streams.get(f"evaluation/{number}", k)
-            tally.rows.append({"nll_N": model.nll(hidden_BTD, batch.tokens_BT).cpu()})
-        streams.drop(f"evaluation/{number}")
-    return walk.tallies, storage
+    tokens = Tokens(model, replace(feed, items=(), compared=False), states, RoutingWatch(()))
+    full = _Quantizing(scheme, sorted({bits for variant in variants for _, bits in variant.bits}))
+    streams = [_Partly(variant, full) for variant in variants]
+    tokens.embed(calibration=full.captures)
+    run_streams(tokens, [full, *streams], progress)
+    return {stream.variant: stream.tally for stream in streams}, full.storage
 
 
-@dataclass(frozen=True, eq=False)
-class _PartsWalk:
-    model: BlockModel
-    feed: Feed
-    scheme: Scheme
-    tallies: Mapping[Variant, Tally]
-    streams: HiddenStates
+class _Quantizing(FullPrecision):
+    """Full precision, on whose statistics each block is quantized for each number of bits."""
 
-    def embed(self) -> None:
-        parts = {_FULL: self.feed.calibration, "evaluation": self.feed.evaluation}
-        for name, batches in parts.items():
-            for k, batch in enumerate(batches):
-                hidden_BTD = self.model.embed(batch.tokens_BT.to(self.model.device))
-                self.streams.put(name, k, hidden_BTD)
+    def __init__(self, scheme: Scheme, bits: Sequence[int]) -> None:
+        self.captures = scheme.calibration is not Calibration.NONE
+        super().__init__(evaluated=False, captures=self.captures)
+        self._schemes: dict[int, Scheme] = {
+            number: replace(scheme, bits=number)  # type: ignore[call-arg]
+            for number in bits
+        }
+        self.storage = Storage({}, {})
+        self.weights: dict[tuple[int, str], Tensor] = {}  # of a block, by bits and linear
 
-    def pass_block(self, block: Block, storage: Storage, progress: Progress) -> None:
-        """Quantize a block for each number of bits, and send every variant through its mixture."""
+    def enter(self, block: Block, tokens: Tokens) -> Block:
+        super().enter(block, tokens)
+        self.weights.clear()
+        for bits, scheme in self._schemes.items():
+            for group in block.groups:
+                quantized = scheme.quantize(tokens.linears(block, group, self.inputs(group)))
+                weights = sum(weight_RC.numel() for weight_RC in quantized.weights.values())
+                for name, weight_RC in quantized.weights.items():
+                    self.weights[bits, name] = weight_RC
+                    # A group's linears have the same columns: each row takes the same.
+                    part = role_of(name), bits
+                    taken = quantized.bits * weight_RC.numel() / weights
+                    self.storage.bits[part] = self.storage.bits.get(part, 0.0) + taken
+                    count = self.storage.weights.get(part, 0) + weight_RC.numel()
+                    self.storage.weights[part] = count
+        return block
 
-        def report(what: str) -> None:
-            progress(block.index, self.model.num_blocks, what)
 
-        report(self.scheme.short)
-        captured = self._captured(block)
-        by_bits = {bits: self._quantized(block, bits, captured) for bits in self._bits()}
-        for bits, weights in by_bits.items():
-            _count(storage, bits, weights)
-        for number, (variant, tally) in enumerate(self.tallies.items()):
-            report(f"{variant.part} {variant.name}")
-            with timed(self.model.device, tally):
-                self._evaluate(block, number, variant, by_bits)
-        if block.index == 0:
-            self.streams.drop("evaluation")
-        for embedded in (_FULL, "evaluation"):
-            self.streams.drop_given(embedded, self.model.links.passed(block.index))
+class _Partly(Stream):
+    """A stream of which some linears are quantized."""
 
-    def _bits(self) -> list[int]:
-        return sorted({bits for variant in self.tallies for _, bits in variant.bits})
+    evaluated = True
 
-    def _captured(self, block: Block) -> Captured | None:
-        if self.scheme.calibration is Calibration.NONE:
-            return None
-        batches = (
-            (self.streams.entering(_FULL, _FULL, block, k), batch.valid_BT())
-            for k, batch in enumerate(self.feed.calibration)
-        )
+    def __init__(self, variant: Variant, full: _Quantizing) -> None:
+        self.variant, self._full, self.tally = variant, full, Tally()
+        self.name = f"{variant.part} {variant.spec}"
+        self.label = f"{variant.part} {variant.name}"
 
-        def keep(k: int, hidden_BTD: Tensor) -> None:
-            self.streams.put(_FULL, k, hidden_BTD)
-
-        return capture_inputs(block, batches, keep)
-
-    def _quantized(
-        self, block: Block, bits: int, captured: Captured | None
-    ) -> dict[str, tuple[Tensor, float]]:
-        """Return every linear's quantized weight with what it takes, as part of its group."""
-        scheme: Scheme = replace(self.scheme, bits=bits)  # type: ignore[call-arg]
-        weights_of: dict[str, tuple[Tensor, float]] = {}
-        for group in block.groups:
-            inputs = None if captured is None else captured.get(group)
-            linears = block.linears(group, inputs)
-            quantized = scheme.quantize(replace(linears, column_loop=self.feed.column_loop))
-            weights = sum(weight_RC.numel() for weight_RC in quantized.weights.values())
-            for name, weight_RC in quantized.weights.items():
-                # A group's linears have the same columns: what each row takes is the same.
-                weights_of[name] = weight_RC, quantized.bits * weight_RC.numel() / weights
-        return weights_of
-
-    def _evaluate(
-        self, block: Block, number: int, variant: Variant, by_bits: Mapping[int, Mapping[str, Any]]
-    ) -> None:
+    def enter(self, block: Block, tokens: Tokens) -> Block:
         weights = {
-            name: by_bits[bits][name][0]
+            name: self._full.weights[bits, name]
             for group in block.groups
             for name in group.linears
-            if (bits := variant.bits_of(block.index, name)) is not None
+            if (bits := self.variant.bits_of(block.index, name)) is not None
         }
         block.install(Quantized(weights, bits=0))
-        for k in range(len(self.feed.evaluation)):
-            stream = f"evaluation/{number}"
-            entering_BTD = self.streams.entering(stream, "evaluation", block, k)
-            self.streams.put(stream, k, block.forward(entering_BTD))
-        block.restore()
-
-
-def _count(storage: Storage, bits: int, weights: Mapping[str, tuple[Tensor, float]]) -> None:
-    for name, (weight_RC, taken) in weights.items():
-        part = role_of(name), bits
-        storage.bits[part] = storage.bits.get(part, 0.0) + taken
-        storage.weights[part] = storage.weights.get(part, 0) + weight_RC.numel()
+        return block
 
 
 VERSION = 1
 """Raised whenever what is computed here changes a number."""
 
-Mask = npt.NDArray[np.bool_]
-
 
 def measure_sensitivity(case: Case) -> list[SensitivityRow]:
-    """Measure the parts."""
     parameters = cast(Sensitivity, case.parameters)
     scheme = parameters.scheme_among(case.task.schemes)
-    low, high = low_and_high(scheme)
+    low = min(bits_of(scheme), MOST_BITS - 1)
     if is_remote(case.folder):
         raise ModelError(
             "a model with code in its own repository cannot be quantized by roles",
             hint="leave `sensitivity` out",
         )
     with unchanged_files(case.subject, case.task.folder):
-        model, _ = route_of(case.task, case.weights(), case.machine).streamed()
+        weights = case.weights()
+        model, _ = Route(case.folder, weights, case.machine).streamed()
         roles = tuple(dict.fromkeys(map(role_of, model.linears)))
-        variants = variants_of(roles, model.num_blocks, low, high, parameters.layers)
-        feed = feed_of(case.task)
+        variants = variants_of(roles, model.num_blocks, low, low + 1, parameters.layers)
+        feed = feed_of(case.task, case.machine, weights)
         with opened_states(case.machine) as streams:
             tallies, storage = run_partly(model, feed, scheme, variants, streams, case.progress)
-    parts = _Parts(case, scheme, model.num_blocks, _full(case), storage)
+    store, key = ResultStore(case.store.folder.parent), case.task.identity(None, case.machine).key
+    full = store.find(case.subject.label, FULL_PRECISION, key)
+    assert full is not None, "a subject is measured before it is diagnosed"
+    parts = _Parts(case, scheme, model.num_blocks, full.measurement.evidence, storage)
     for variant, tally in tallies.items():
-        parts.write(variant, feed, tally)
-    return parts.rows()
-
-
-def _full(case: Case) -> Measurement:
-    store = ResultStore(case.store.folder.parent)
-    key = case.task.identity(None, case.machine).key
-    filed = store.find(case.subject.label, FULL_PRECISION, key)
-    assert filed is not None, "a subject is measured before it is diagnosed"
-    return filed.measurement
+        parts.write(variant, evidence_of(case.corpus, feed, tally), tally.seconds)
+    return [parts.row(variant) for variant in tallies]
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,82 +168,66 @@ class _Parts:
     case: Case
     scheme: Scheme
     blocks: int
-    full: Measurement
+    full: Evidence
     storage: Storage
     filed: dict[Variant, ResultFile] = field(default_factory=dict)
 
-    def write(self, variant: Variant, feed: Feed, tally: Tally) -> None:
-        corpus = self.case.corpus
+    def write(self, variant: Variant, evidence: Evidence, seconds: float) -> None:
+        bits = f"{variant.bits[0][1]}bit" if variant.part == "role" else "bits"
         measured = Measurement(
             subject=self.case.subject.label,
-            scheme=self._named(variant),
+            scheme=f"{self.scheme.short} {variant.part} {variant.name} {bits}",
             spec=f"{self.scheme.spec} of {variant.spec}",
-            evidence=evidence_of(corpus, feed, tally),
+            evidence=evidence,
             bits_per_weight=self._bits_per_weight(variant),
-            seconds=tally.seconds,
-            calibration_seed=corpus.protocol.calibration_seed,
+            seconds=seconds,
+            calibration_seed=self.case.corpus.protocol.calibration_seed,
         )
         identity = vars(self.case.task.identity(self.scheme, self.case.machine))
         key = digest({**identity, "of": variant.spec, "sensitivity": VERSION})
         self.filed[variant] = self.case.store.write(measured, key)
 
-    def _named(self, variant: Variant) -> str:
-        bits = f"{variant.bits[0][1]}bit" if variant.part == "role" else "bits"
-        return f"{self.scheme.short} {variant.part} {variant.name} {bits}"
-
-    def _role(self, role: str, bits: int) -> Measurement:
-        return self.filed[Variant("role", role, ((role, bits),))].measurement
-
-    def rows(self) -> list[SensitivityRow]:
-        return [self._row(variant, filed) for variant, filed in self.filed.items()]
-
-    def _row(self, variant: Variant, filed: ResultFile) -> SensitivityRow:
-        evidence, full = filed.measurement.evidence, self.full.evidence
-        together = variant.part == "all"
-        used = full.scored()
-        pair = evidence.nll_sum[used], full.nll_sum[used]
-        bits = {bits for _, bits in variant.bits}
-        relative = statistics.relative_error(*pair, self.case.confidence)
+    def row(self, variant: Variant) -> SensitivityRow:
+        filed, used = self.filed[variant], self.full.scored()
+        pair = filed.measurement.evidence.nll_sum[used], self.full.nll_sum[used]
+        tokens, confidence = self.full.tokens[used], self.case.confidence
+        share = predicted = None
+        if variant.part == "all":
+            roles = [Variant("role", role, ((role, bits),)) for role, bits in variant.bits]
+            predicted = sum(float(self._added(v).sum()) for v in roles) / float(tokens.sum())
+        else:
+            share = self._share(variant)
         return SensitivityRow(
             subject=self.case.subject.label,
             scheme=self.scheme.short,
             spec=self.scheme.spec,
             part=variant.part,
             name=variant.name,
-            bits=min(bits),
+            bits=min(bits for _, bits in variant.bits),
             bits_per_weight=self._bits_per_weight(variant),
             weights=self._weights(variant),
-            absolute_change=statistics.absolute_change(
-                *pair, full.tokens[used], self.case.confidence
-            ),
-            relative_error=relative,
-            share=None if together else self._share(variant, used),
-            predicted=self._predicted(variant, used) if together else None,
+            absolute_change=statistics.absolute_change(*pair, tokens, confidence),
+            relative_error=statistics.relative_error(*pair, confidence),
+            share=share,
+            predicted=predicted,
             documents=int(used.sum()),
             evidence=filed.path.relative_to(self.case.store.folder.parent.parent).as_posix(),
             evidence_sha256=sha256_of(filed.path),
         )
 
-    def _share(self, variant: Variant, used: Mask) -> Interval | None:
+    def _share(self, variant: Variant) -> Interval | None:
         bits = variant.bits[0][1]
         kind = [v for v in self.filed if v.part == variant.part and v.bits[0][1] == bits]
-        added = [self._added(self.filed[draw].measurement.evidence, used) for draw in kind]
-        mean = self._added(self.filed[variant].measurement.evidence, used)
-        if not np.sum(added) > 0:
+        together = np.sum([self._added(v) for v in kind], axis=0)
+        if not together.sum() > 0:
             return None
         return statistics.interval(
-            (mean, np.sum(added, axis=0)), lambda sums: sums[0] / sums[1], self.case.confidence
+            (self._added(variant), together), lambda sums: sums[0] / sums[1], self.case.confidence
         )
 
-    def _predicted(self, variant: Variant, used: Mask) -> float:
-        added = sum(
-            float(self._added(self._role(role, bits).evidence, used).sum())
-            for role, bits in variant.bits
-        )
-        return added / float(self.full.evidence.tokens[used].sum())
-
-    def _added(self, evidence: Evidence, used: Mask) -> npt.NDArray[np.float64]:
-        return (evidence.nll_sum - self.full.evidence.nll_sum)[used]
+    def _added(self, variant: Variant) -> npt.NDArray[np.float64]:
+        evidence = self.filed[variant].measurement.evidence
+        return (evidence.nll_sum - self.full.nll_sum)[self.full.scored()]
 
     def _bits_per_weight(self, variant: Variant) -> float:
         """Return the bits of each quantized weight; of some layers, those of all layers."""

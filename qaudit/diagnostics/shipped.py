@@ -55,8 +55,19 @@ def _ranked(table: Measurements, subject: str) -> tuple[list[ShippedRow], list[F
         leads = _leads(table, file, quantized, level)
         broken = tuple(note for note in file.notes if note.startswith(LOOKS_BROKEN))
         rows.append(_row(table, file, tuple(leads), broken))
-        findings += [_dominated(file, leads)] if leads else []
-        findings += [_broken(file, note) for note in broken]
+        cell = file.subject, file.scheme
+        if leads:
+            best = max(leads, key=lambda name: leads[name].estimate)
+            more = f", as by {len(leads) - 1} more" if len(leads) > 1 else ""
+            message = (
+                f"`{file.scheme}` is dominated by `{best}`, which takes no more bytes and diverges "
+                f"by {leads[best].estimate:.2g} nats per token less{more}"
+            )
+            hint = f"take `{best}`"
+            findings.append(Finding("QA042", "info", *cell, message, hint, leads[best], margin=0.0))
+        for note in broken:
+            hint = "compare it with another file of this model, or quantize it again"
+            findings.append(Finding("QA043", "warn", *cell, f"`{file.scheme}` {note}", hint))
     return rows, findings
 
 
@@ -78,18 +89,15 @@ def _leads(
     It takes no more bytes and diverges less, paired by document.
     """
     leads: dict[str, Interval] = {}
-    for measurement in others:
-        smaller = (
-            measurement.nbytes is not None
-            and file.nbytes is not None
-            and measurement.nbytes <= file.nbytes
-        )
-        if measurement.scheme == file.scheme or not smaller:
+    for other in others:
+        if other.scheme == file.scheme or other.nbytes is None or file.nbytes is None:
             continue
-        cells = [(file.subject, file.scheme), (measurement.subject, measurement.scheme)]
+        if other.nbytes > file.nbytes:
+            continue
+        cells = [(file.subject, file.scheme), (other.subject, other.scheme)]
         lead = estimated(table, cells, statistics.change, confidence=level, sums=divergences)
         if lead is not None and lead.interval.low > 0:
-            leads[measurement.scheme] = lead.interval
+            leads[other.scheme] = lead.interval
     return leads
 
 
@@ -108,23 +116,6 @@ def _row(
         dominated_by=dominated_by,
         looks_broken=broken,
     )
-
-
-def _dominated(file: Measurement, leads: dict[str, Interval]) -> Finding:
-    best = max(leads, key=lambda name: leads[name].estimate)
-    cell, lead = (file.subject, file.scheme), leads[best]
-    more = f", as by {len(leads) - 1} more" if len(leads) > 1 else ""
-    message = (
-        f"`{file.scheme}` is dominated by `{best}`, which takes no more bytes and diverges "
-        f"by {lead.estimate:.2g} nats per token less{more}"
-    )
-    return Finding("QA042", "info", *cell, message, f"take `{best}`", lead, margin=0.0)
-
-
-def _broken(file: Measurement, note: str) -> Finding:
-    message = f"`{file.scheme}` {note}"
-    hint = "compare it with another file of this model, or quantize it again"
-    return Finding("QA043", "warn", file.subject, file.scheme, message, hint)
 
 
 COLUMNS = ("file", "format", "size", "KL, nats", "added loss, nats", "agreement, %", "dominated by")
@@ -189,7 +180,11 @@ def _draw(view: View) -> Chart:
         tip = f"{score.scheme}\n{size(score.nbytes)}, KL {spread(score.kl)} nats per token"
         tip += "\nlooks broken" if score.scheme in broken else ""
         marker = "X" if score.scheme in broken else "os"[kind]
-        on_front = not any(_is_better(other, score) for other in scores)
+        on_front = not any(
+            (other.nbytes or 0) <= score.nbytes and other.kl.estimate < score.kl.estimate
+            for other in scores
+            if other.kl is not None
+        )
         interval_across(axes, y, score.kl, color=COLOURS[kind])
         look = {"marker": marker, "color": COLOURS[kind]}
         chart.marks(axes, "0", [(score.kl.estimate, y, tip)], filled=on_front, **look)
@@ -209,11 +204,6 @@ def _with_bytes(view: View) -> list[MeasurementRow]:
         if (score := view.score(base, scheme)) is not None
     ]
     return [s for s in scores if s.nbytes and s.kl and 0 < s.kl.estimate < math.inf]
-
-
-def _is_better(score: MeasurementRow, other: MeasurementRow) -> bool:
-    assert score.kl and other.kl and score.nbytes and other.nbytes
-    return score.nbytes <= other.nbytes and score.kl.estimate < other.kl.estimate
 
 
 FIGURE = DiagnosticFigure("shipped", ALT, _is_drawn, _draw)

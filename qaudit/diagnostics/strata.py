@@ -20,7 +20,7 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.core.statistics import Array, Statistic
 from qaudit.judge.strata import largest, stratum_rows
-from qaudit.judge.table import Cell, Measurements, is_finite
+from qaudit.judge.table import Measurements, is_finite
 from qaudit.report import document as doc
 from qaudit.report.format import or_dash, percent, spread
 from qaudit.report.views import View
@@ -41,35 +41,32 @@ Binned = TypeVar("Binned", Positions, Roles)
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    return replace(diagnostics, strata=stratum_rows(table), roles=role_rows(table)), ()
-
-
-def role_rows(table: Measurements) -> tuple[RoleRow, ...]:
-    return tuple(
+    roles = tuple(
         RoleRow(role=bins.names[b], **columns)
-        for cell in table.cells
-        for bins, b, columns in columns_of(table, cell, "roles", Roles)
+        for bins, b, columns in columns_of(table, "roles", Roles)
     )
+    return replace(diagnostics, strata=stratum_rows(table), roles=roles), ()
 
 
 def columns_of(
-    table: Measurements, cell: Cell, name: str, kind: type[Binned]
+    table: Measurements, name: str, kind: type[Binned]
 ) -> Iterator[tuple[Binned, int, dict[str, Any]]]:
-    measured = table.draws(*cell)[0]
-    part = _recorded(measured, name, kind)
-    if part is None:
-        return
-    full = table.full(cell[0]) if cell[1] != FULL_PRECISION else None
-    against = _recorded(full, name, kind) if full is not None else None
-    bins = np.flatnonzero(part.tokens.sum(axis=0) > 0)
-    level = statistics.simultaneous(table.confidence, len(bins))
-    for b in map(int, bins):
-        yield part, b, of_bin(measured, b, part, against, level)
+    """Yield each bin that has tokens, of every subject under every scheme, and its columns."""
 
+    def recorded(measured: Measurement | None) -> Binned | None:
+        part = None if measured is None else getattr(measured.evidence, name)
+        return part if measured and is_finite(measured) and isinstance(part, kind) else None
 
-def _recorded(measured: Measurement, name: str, kind: type[Binned]) -> Binned | None:
-    part = getattr(measured.evidence, name)
-    return part if is_finite(measured) and isinstance(part, kind) else None
+    for subject, scheme in table.cells:
+        measured = table.draws(subject, scheme)[0]
+        part = recorded(measured)
+        if part is None:
+            continue
+        full = recorded(table.full(subject) if scheme != FULL_PRECISION else None)
+        bins = np.flatnonzero(part.tokens.sum(axis=0) > 0)
+        level = statistics.simultaneous(table.confidence, len(bins))
+        for b in map(int, bins):
+            yield part, b, of_bin(measured, b, part, full, level)
 
 
 def of_bin(
@@ -112,7 +109,17 @@ def section(view: View) -> doc.Section:
     diagnostics, cells = view.audit.diagnostics, view.ships
     blocks = [block for cell in cells for block in _strata(cell, diagnostics.strata)]
     for cell in cells:
-        blocks += _roles(cell, diagnostics.roles) + _positions(cell, diagnostics.positions)
+        at = f"{cell[0]} at {cell[1]}"
+        roles: Rows = [(r.role, r) for r in diagnostics.roles if (r.subject, r.scheme) == cell]
+        if roles:
+            blocks.append(_folded(f"{at}, by role in the conversation", "role", roles))
+        places: Rows = [
+            (f"{row.first:,} to {row.last:,}", row)
+            for row in diagnostics.positions
+            if (row.subject, row.scheme) == cell
+        ]
+        if len(places) > 1:  # one bin is the whole window
+            blocks.append(_folded(f"{at}, by position in the window", "positions", places))
     return doc.Section(TITLE, tuple(blocks), 5)
 
 
@@ -130,28 +137,13 @@ def _strata(cell: tuple[str, str], rows: Sequence[StratumRow]) -> list[doc.Block
         f"{cell[0]} at {cell[1]}: most is added on {rows_of_cell[0].stratum}, "
         f"{interval_of(largest(errors), percent)} % ({len(rows_of_cell)} strata{overlap})"
     )
-    return _folded(summary, "stratum", [(doc.name_cell(r.stratum), r) for r in rows_of_cell])
+    return [_folded(summary, "stratum", [(doc.name_cell(r.stratum), r) for r in rows_of_cell])]
 
 
-def _positions(cell: tuple[str, str], rows: Sequence[PositionRow]) -> list[doc.Block]:
-    of_cell = [row for row in rows if (row.subject, row.scheme) == cell]
-    if len(of_cell) < 2:  # one bin is the whole window
-        return []
-    title = f"{cell[0]} at {cell[1]}, by position in the window"
-    return _folded(title, "positions", [(f"{r.first:,} to {r.last:,}", r) for r in of_cell])
+Rows = Sequence[tuple[str | doc.Cell, StratumRow | PositionRow | RoleRow]]
 
 
-def _roles(cell: tuple[str, str], rows: Sequence[RoleRow]) -> list[doc.Block]:
-    of_cell = [(row.role, row) for row in rows if (row.subject, row.scheme) == cell]
-    title = f"{cell[0]} at {cell[1]}, by role in the conversation"
-    return _folded(title, "role", of_cell) if of_cell else []
-
-
-def _folded(
-    title: str,
-    what: str,
-    rows: Sequence[tuple[str | doc.Cell, StratumRow | PositionRow | RoleRow]],
-) -> list[doc.Block]:
+def _folded(title: str, what: str, rows: Rows) -> doc.Block:
     cells = (
         (
             name,
@@ -162,7 +154,7 @@ def _folded(
         )
         for name, row in rows
     )
-    return [doc.fold(title, doc.table((what, *_NUMBERS), cells))]
+    return doc.fold(title, doc.table((what, *_NUMBERS), cells))
 
 
 def interval_of(interval: Interval | None, show: Callable[..., str]) -> str:

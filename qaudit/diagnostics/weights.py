@@ -5,7 +5,7 @@ Tensors and other subjects are in `audit.json`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -72,9 +72,14 @@ def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[doc.Bl
     scheme = main if main in schemes else next(iter(schemes), None)
     names = ["role", "excess kurtosis", "range / deviation"]
     names += [] if scheme is None else [f"moved by {scheme}, %"]
-    cells: Iterable[doc.Cells] = (
-        (doc.name_cell(role.name), *_numbers(role, scheme)) for role in roles
-    )
+    cells: list[doc.Cells] = []
+    for role in roles:
+        numbers = [role.kurtosis, role.effective_range]
+        if scheme is not None:
+            moved = role.perturbation.get(scheme)
+            numbers.append(None if moved is None else 100 * moved)
+        shown = (or_dash(value, "{:.3g}".format) for value in numbers)
+        cells.append((doc.name_cell(role.name), *shown))
     blocks: list[doc.Block] = [
         doc.paragraph(f"The weights of `{label}`, by role."),
         doc.table(names, cells),
@@ -89,11 +94,3 @@ def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[doc.Bl
             )
         )
     return blocks
-
-
-def _numbers(one: WeightRow, scheme: str | None) -> list[str]:
-    numbers = [one.kurtosis, one.effective_range]
-    if scheme is not None:
-        moved = one.perturbation.get(scheme)
-        numbers.append(None if moved is None else 100 * moved)
-    return [or_dash(value, "{:.3g}".format) for value in numbers]

@@ -28,7 +28,7 @@ If the weights of the checkpoint before are on disk, they are read in step, bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, cast
@@ -40,7 +40,7 @@ from qaudit.core.grid import fit, split_groups
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme, Shipped
 from qaudit.diagnostics.case import Case, Measure
-from qaudit.diagnostics.roles import role_of
+from qaudit.diagnostics.diagnostic import role_of
 from qaudit.diagnostics.weights import WeightStatistics
 from qaudit.engine.measure import quantize_only
 from qaudit.errors import SourceError
@@ -130,7 +130,7 @@ def sums_of(
     )
 
 
-def together(several: Sequence[RoleSums]) -> RoleSums:
+def together(several: Iterable[RoleSums]) -> RoleSums:
     """Put the sums of several tensors together; what one of them lacks, all of them lack."""
     return reduce(_joined, several)
 
@@ -157,13 +157,11 @@ def _joined(a: RoleSums, b: RoleSums) -> RoleSums:
         groups=a.groups + b.groups,
         square=a.square + b.square,
         grid={bits: a.grid[bits] + b.grid[bits] for bits in a.grid if bits in b.grid},
-        moved=_both(a.moved, b.moved),
-        square_before=_both(a.square_before, b.square_before),
+        moved=None if a.moved is None or b.moved is None else a.moved + b.moved,
+        square_before=None
+        if a.square_before is None or b.square_before is None
+        else a.square_before + b.square_before,
     )
-
-
-def _both(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a + b
 
 
 def square_of(weight_RC: Tensor) -> float:
@@ -246,19 +244,20 @@ class WeightWatch:
         return tuple(s for s in self._schemes if s.spec not in self._moved)
 
     def rows(self) -> list[WeightRow]:
-        roles = {role_of(name): None for _, name in self._sums}
-        everything = tuple(self._sums)
-        parts = [
-            self._row("role", role, [t for t in everything if role_of(t[1]) == role])
-            for role in roles
+        roles: dict[str, list[LinearKey]] = {}
+        for tensor in self._sums:
+            roles.setdefault(role_of(tensor[1]), []).append(tensor)
+        return [
+            self._row("model", "all", tuple(self._sums)),
+            *(self._row("role", role, tensors) for role, tensors in roles.items()),
+            *(
+                self._row("tensor", f"{block}.{name}", [(block, name)])
+                for block, name in self._sums
+            ),
         ]
-        tensors = [
-            self._row("tensor", f"{block}.{name}", [(block, name)]) for block, name in everything
-        ]
-        return [self._row("model", "all", everything), *parts, *tensors]
 
     def _row(self, part: Any, name: str, tensors: Sequence[LinearKey]) -> WeightRow:
-        sums = together([self._sums[tensor] for tensor in tensors])
+        sums = together(self._sums[tensor] for tensor in tensors)
         squares = {
             scheme.short: sum(self._moved[scheme.spec][tensor] for tensor in tensors)
             for scheme in self._schemes
@@ -306,7 +305,7 @@ class PreviousWeights:
     def __init__(self, case: Case) -> None:
         self._case = case
         self.checkpoint: Checkpoint | None = case.previous
-        self._blocks: Generator[Block, None, None] | None = None
+        self._blocks = self._opened()
         self._block: Block | None = None
 
     @property
@@ -319,7 +318,7 @@ class PreviousWeights:
             return None
         try:
             while self._block is None or self._block.index < block:
-                self._block = self._next()
+                self._block = next(self._blocks)
             return self._block.weight(name) if self._block.index == block else None
         except (SourceError, OSError, StopIteration, AttributeError):
             self.close()
@@ -327,19 +326,14 @@ class PreviousWeights:
             return None
 
     def close(self) -> None:
-        if self._blocks is not None:
-            self._blocks.close()
-        self._blocks = self._block = None
+        self._blocks.close()
+        self._block = None
 
-    def _next(self) -> Block:
-        if self._blocks is None:
-            weights, machine = self._case.previous_weights(), self._case.machine
-            assert weights is not None and self.checkpoint is not None
-            model = BlockModel(
-                folder_of(self.checkpoint), weights, dtype=machine.dtype, device=machine.device
-            )
-            self._blocks = cast(Generator[Block, None, None], model.blocks())
-        return next(self._blocks)
+    def _opened(self) -> Generator[Block, None, None]:
+        weights, machine = self._case.previous_weights(), self._case.machine
+        assert weights is not None and self.checkpoint is not None
+        folder = folder_of(self.checkpoint)
+        yield from BlockModel(folder, weights, dtype=machine.dtype, device=machine.device).blocks()
 
 
 MEASURE = Measure(measure_weights, watch=WeightWatch)

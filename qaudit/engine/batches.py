@@ -22,7 +22,7 @@ are ordinary. Which sequences stand together depends on the corpus alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,7 +33,7 @@ from torch import Tensor
 from qaudit.items.tokens import PADDED
 from qaudit.model.proven import NO_LIMIT
 from qaudit.planning.footprint import TREE_TOKENS
-from qaudit.types import UNSCORED, Corpus, RolloutChoices, RolloutText, Window
+from qaudit.types import UNSCORED, Corpus, RolloutChoices, Window
 
 TOKENS_PER_BATCH = 4096
 _ROUND = 32  # pad lengths to a multiple, so that few shapes have to be recorded
@@ -67,15 +67,16 @@ class Batch:
         return scored_BT if self.roles_BT is None else scored_BT & (self.roles_BT != UNSCORED)
 
     def part(self, rows: slice) -> Batch:
-        return Batch(
-            self.tokens_BT[rows],
-            self.windows[rows],
-            self.lengths[rows],
-            self.starts[rows],
-            None if self.roles_BT is None else self.roles_BT[rows],
-            self.choices,
-            None if self.drawn_BT is None else self.drawn_BT[rows],
-            self.pads,
+        """Return some of the windows, or all in another order."""
+        order = list(range(len(self.windows)))[rows]
+        return replace(
+            self,
+            tokens_BT=self.tokens_BT[order],
+            windows=tuple(self.windows[k] for k in order),
+            lengths=tuple(self.lengths[k] for k in order),
+            starts=tuple(self.starts[k] for k in order),
+            roles_BT=None if self.roles_BT is None else self.roles_BT[order],
+            drawn_BT=None if self.drawn_BT is None else self.drawn_BT[order],
         )
 
 
@@ -100,7 +101,21 @@ def make_batches(
         chosen = order[position : position + rows]
         if not pads:
             chosen = [w for w in chosen if len(windows[w].tokens) == length]
-        batches.append(replace(_batch(windows, tuple(chosen), width), pads=pads))
+        some = [windows[w] for w in chosen]
+        tokens_BT = torch.zeros(len(some), width, dtype=torch.long)
+        roles_BT = None
+        if any(window.roles is not None for window in some):
+            roles_BT = torch.full(tokens_BT.shape, UNSCORED, dtype=torch.int8)
+        for row, window in enumerate(some):
+            tokens = torch.from_numpy(window.tokens.astype("int64"))
+            tokens_BT[row, : len(tokens)] = tokens
+            # One of the text itself: NaN of another would reach the text at a weight of zero.
+            tokens_BT[row, len(tokens) :] = tokens[-1]
+            if roles_BT is not None:
+                roles_BT[row, : len(tokens)] = torch.from_numpy(window.roles)
+        lengths = tuple(len(window.tokens) for window in some)
+        starts = tuple(window.scored_from for window in some)
+        batches.append(Batch(tokens_BT, tuple(chosen), lengths, starts, roles_BT, pads=pads))
         position += len(chosen)
     return tuple(batches)
 
@@ -112,63 +127,32 @@ def make_rollout_batches(
     if corpus.rollouts is None:
         return ()
     rollouts, first = corpus.rollouts, len(corpus.evaluation)
-    return tuple(
-        replace(
-            batch,
-            windows=tuple(first + w for w in batch.windows),
-            choices=rollouts.choices,
-            drawn_BT=_drawn_BT(batch, rollouts),
+    batches = make_batches(rollouts.windows, rollouts.longest, tokens_per_batch, pad_until)
+    marked = []
+    for batch in batches:
+        # The positions whose token was drawn, and that a mark reads.
+        drawn_BT = torch.zeros(batch.tokens_BT.shape, dtype=torch.bool)
+        if rollouts.mark is not None and rollouts.read is not None:
+            # Samples without a mark, too: they may be marked later, and nothing is measured again.
+            windows = list(batch.windows)
+            read_B = np.where(rollouts.greedy[windows], 0, rollouts.read[windows])
+            ends_B = np.array(batch.starts) + read_B
+            positions_T = torch.arange(batch.tokens_BT.shape[1])
+            drawn_BT = batch.scored_BT() & (positions_T < torch.from_numpy(ends_B)[:, None])
+        windows_after = tuple(first + w for w in batch.windows)
+        marked.append(
+            replace(batch, windows=windows_after, choices=rollouts.choices, drawn_BT=drawn_BT)
         )
-        for batch in make_batches(rollouts.windows, rollouts.longest, tokens_per_batch, pad_until)
-    )
-
-
-def _drawn_BT(batch: Batch, rollouts: RolloutText) -> Tensor:
-    """Mark the positions whose token was drawn, and that a mark reads."""
-    if rollouts.mark is None or rollouts.read is None:
-        return torch.zeros(batch.tokens_BT.shape, dtype=torch.bool)
-    windows = list(batch.windows)
-    # Samples without a mark, too: they may be marked later, and nothing is measured again.
-    read_B = np.where(rollouts.greedy[windows], 0, rollouts.read[windows])
-    ends_B = np.array(batch.starts) + read_B
-    positions_T = torch.arange(batch.tokens_BT.shape[1])
-    return batch.scored_BT() & (positions_T < torch.from_numpy(ends_B)[:, None])
+    return tuple(marked)
 
 
 def backwards(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """Return the same windows, last batch first and last row first: sums round otherwise."""
-    return tuple(
-        Batch(
-            batch.tokens_BT.flip(0),
-            batch.windows[::-1],
-            batch.lengths[::-1],
-            batch.starts[::-1],
-            None if batch.roles_BT is None else batch.roles_BT.flip(0),
-            pads=batch.pads,
-        )
-        for batch in reversed(batches)
-    )
+    return tuple(batch.part(slice(None, None, -1)) for batch in reversed(batches))
 
 
 def padded(length: int, context: int) -> int:
     return min(context, -(-length // _ROUND) * _ROUND)
-
-
-def _batch(windows: Sequence[Window], chosen: tuple[int, ...], width: int) -> Batch:
-    tokens_BT = torch.zeros(len(chosen), width, dtype=torch.long)
-    roles_BT = None
-    if any(windows[w].roles is not None for w in chosen):
-        roles_BT = torch.full((len(chosen), width), UNSCORED, dtype=torch.int8)
-    for row, w in enumerate(chosen):
-        tokens = torch.from_numpy(windows[w].tokens.astype("int64"))
-        tokens_BT[row, : len(tokens)] = tokens
-        # A token of the text itself: NaN of another one would reach the text at a weight of zero.
-        tokens_BT[row, len(tokens) :] = tokens[-1]
-        if roles_BT is not None:
-            roles_BT[row, : len(tokens)] = torch.from_numpy(windows[w].roles)
-    lengths = tuple(len(windows[w].tokens) for w in chosen)
-    starts = tuple(windows[w].scored_from for w in chosen)
-    return Batch(tokens_BT, chosen, lengths, starts, roles_BT)
 
 
 _WORTH = 3072
@@ -259,25 +243,35 @@ def make_item_batches(
     first = 0
     for windows in parts:
         trees = _trees(windows, first, branches=branches, pad_until=pad_until)
-        batches += _item_batches(trees, pad_until)
+        # By length, and what branches last.
+        trees.sort(key=lambda tree: (tree.branched, -len(tree.tokens)))
+        while trees:
+            longest = trees[0]
+            length = len(longest.tokens)
+            width = max(length, min(-(-length // PADDED) * PADDED, pad_until))
+            some = trees[: max(1, TOKENS_PER_BATCH // width)]
+            some = [tree for tree in some if tree.branched == longest.branched]
+            if length > pad_until:
+                some = [tree for tree in some if len(tree.tokens) == length]
+            tokens_BT = torch.zeros(len(some), width, dtype=torch.long)
+            positions_BT = torch.zeros(len(some), width, dtype=torch.long)
+            ends_BT = torch.arange(1, width + 1).repeat(len(some), 1)  # padding sees itself alone
+            reads: list[tuple[int, int, int]] = []
+            for row, tree in enumerate(some):
+                size = len(tree.tokens)
+                tokens_BT[row, :size] = torch.tensor(tree.tokens)
+                tokens_BT[row, size:] = tree.tokens[-1]  # one that the model knows how to read
+                positions_BT[row, :size] = torch.tensor(tree.positions)
+                ends_BT[row, :size] = torch.tensor(tree.ends)
+                reads += [
+                    (row * width + place, token, option) for place, token, option in tree.reads
+                ]
+            rows_Q, targets_Q, options_Q = np.array(reads, dtype=np.int64).T.copy()
+            scored_Q = torch.from_numpy(rows_Q), torch.from_numpy(targets_Q), options_Q
+            batches.append(ItemBatch(tokens_BT, positions_BT, ends_BT, *scored_Q, longest.branched))
+            del trees[: len(some)]
         first += len(windows)
     return tuple(batches)
-
-
-def _item_batches(trees: Sequence[_Tree], pad_until: int) -> Iterator[ItemBatch]:
-    order = sorted(range(len(trees)), key=lambda k: (trees[k].branched, -len(trees[k].tokens), k))
-    position = 0
-    while position < len(order):
-        first = trees[order[position]]
-        length = len(first.tokens)
-        width = max(length, min(-(-length // PADDED) * PADDED, pad_until))
-        rows = max(1, TOKENS_PER_BATCH // width)
-        some = [trees[k] for k in order[position : position + rows]]
-        some = [tree for tree in some if tree.branched == first.branched]
-        if length > pad_until:
-            some = [tree for tree in some if len(tree.tokens) == length]
-        yield _item_batch(some, width)
-        position += len(some)
 
 
 def _trees(windows: Sequence[Window], first: int, *, branches: bool, pad_until: int) -> list[_Tree]:
@@ -297,27 +291,3 @@ def _trees(windows: Sequence[Window], first: int, *, branches: bool, pad_until: 
     if trees:
         trees[-1].close(0)
     return trees
-
-
-def _item_batch(trees: Sequence[_Tree], width: int) -> ItemBatch:
-    tokens_BT = torch.zeros(len(trees), width, dtype=torch.long)
-    positions_BT = torch.zeros(len(trees), width, dtype=torch.long)
-    ends_BT = torch.arange(1, width + 1).repeat(len(trees), 1)  # padding sees itself alone
-    reads: list[tuple[int, int, int]] = []
-    for row, tree in enumerate(trees):
-        size = len(tree.tokens)
-        tokens_BT[row, :size] = torch.tensor(tree.tokens)
-        tokens_BT[row, size:] = tree.tokens[-1]  # one that the model knows how to read
-        positions_BT[row, :size] = torch.tensor(tree.positions)
-        ends_BT[row, :size] = torch.tensor(tree.ends)
-        reads += [(row * width + place, target, option) for place, target, option in tree.reads]
-    rows, targets, options = (np.array(part, dtype=np.int64) for part in zip(*reads, strict=True))
-    return ItemBatch(
-        tokens_BT,
-        positions_BT,
-        ends_BT,
-        torch.from_numpy(rows),
-        torch.from_numpy(targets),
-        options,
-        trees[0].branched,
-    )

@@ -31,8 +31,7 @@ from qaudit.support.lazy import torch
 from qaudit.types import Window
 
 if TYPE_CHECKING:
-    from qaudit.core.linears import Linears
-    from qaudit.hub.api import Client
+    pass
 
 EXAMPLE_REPO = "allenai/OLMo-2-1124-7B"
 FASTER = 1.5
@@ -93,8 +92,8 @@ def _machine() -> Iterator[Fact]:
         return
     hint = "scans use a CUDA device by themselves, once this torch sees one"
     yield Fact(about, "device", chosen, "without", hint)
-    times = _bfloat16_speed()
-    if times > FASTER:
+    slow, fast = (_seconds(512, each, device) for each in (torch.float32, torch.bfloat16))
+    if (times := slow / fast) > FASTER:
         hint = "`--set dtype=bfloat16` is faster here, and its numbers differ from those of float32"
         yield Fact(about, "bfloat16", f"{times:.1f} times as fast as float32", "ok", hint)
 
@@ -111,10 +110,11 @@ def _one_block(device: torch.device, dtype: torch.dtype) -> Fact:
         apart = ", ".join(f"{name} by {checked.apart[name]:.1e}" for name in checked.wrong)
         return Fact("machine", "one block", f"losses differ from the CPU's: {apart}", "fault", hint)
     name = str(dtype).removeprefix("torch.")
+    seconds = (1 + len(DEFAULT_SCHEMES)) * _TOKENS * 2 * _SEVEN_B / checked.rate
     return Fact(
         "machine", "one block",
         f"the CPU's losses; {checked.rate / 1e12:.3g} TFLOP/s in {name}: forward passes of a "
-        f"default audit of a 7B model in {duration(checked.seconds_of_7b)}",
+        f"default audit of a 7B model in {duration(seconds)}",
     )  # fmt: skip
 
 
@@ -127,49 +127,39 @@ class DeviceCheck:
 
     @property
     def wrong(self) -> tuple[str, ...]:
+        from qaudit.core.registry import parse_schemes
+        from qaudit.core.scheme import Calibration
+
+        schemes = zip(_OF_ONE_BLOCK, parse_schemes(_OF_ONE_BLOCK), strict=True)
+        chaos = {name for name, s in schemes if s.calibration is not Calibration.NONE}
         return tuple(
             name
             for name, apart in self.apart.items()
-            if not apart <= (_CHAOS if _calibrates(name) else _CLOSE)
+            if not apart <= (_CHAOS if name in chaos else _CLOSE)
         )
-
-    @property
-    def seconds_of_7b(self) -> float:
-        """Return what the forward passes of a default audit of a 7B model take at this rate."""
-        return (1 + len(DEFAULT_SCHEMES)) * _TOKENS * 2 * _SEVEN_B / self.rate
-
-
-def _calibrates(stream: str) -> bool:
-    from qaudit.core.registry import parse_scheme
-    from qaudit.core.scheme import Calibration
-
-    return stream in _OF_ONE_BLOCK and parse_scheme(stream).calibration is not Calibration.NONE
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> DeviceCheck:
     """Audit one block on a GPU and on the CPU; time a product of matrices."""
-    with tempfile.TemporaryDirectory(prefix="qaudit-") as temporary:
-        folder = _make_model(Path(temporary))
-        there, here = (_losses(folder, place) for place in (device, torch.device("cpu")))
-    apart = {name: abs(there[name] / here[name] - 1) for name in here}
-    return DeviceCheck(apart, _rate(device, dtype))
-
-
-def _make_model(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=320,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    with tempfile.TemporaryDirectory(prefix="qaudit-") as temporary:
+        config = LlamaConfig(
+            vocab_size=512,
+            hidden_size=128,
+            intermediate_size=320,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=128,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            LlamaForCausalLM(config).save_pretrained(temporary)
+        measured, expected = (
+            _losses(Path(temporary), place) for place in (device, torch.device("cpu"))
+        )
+    apart = {name: abs(measured[name] / expected[name] - 1) for name in expected}
+    return DeviceCheck(apart, 2.0 * _SIDE**3 / _seconds(_SIDE, dtype, device))
 
 
 def _losses(folder: Path, device: torch.device) -> dict[str, float]:
@@ -199,16 +189,18 @@ def _losses(folder: Path, device: torch.device) -> dict[str, float]:
     }
 
 
-def _rate(device: torch.device, dtype: torch.dtype, side: int = _SIDE) -> float:
+def _seconds(side: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Return what a product of two matrices takes."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda _: None
     a = torch.ones(side, side, dtype=dtype, device=device)
     best = float("inf")
     for _ in range(4):  # the first one warms up
-        torch.cuda.synchronize(device)
+        wait(device)
         began = time.perf_counter()
         a @ a
-        torch.cuda.synchronize(device)
+        wait(device)
         best = min(best, time.perf_counter() - began)
-    return 2.0 * side**3 / best
+    return best
 
 
 def _torch_fault() -> Fact | None:
@@ -223,21 +215,6 @@ def _torch_fault() -> Fact | None:
         hint = "install it again: pip install --force-reinstall torch"
         return Fact("machine", "torch", f"installed, and does not load: {reason}", "fault", hint)
     return None
-
-
-def _bfloat16_speed() -> float:
-    """Measure how many times as fast as float32 this CPU multiplies in bfloat16."""
-
-    def seconds(dtype: torch.dtype) -> float:
-        a = torch.ones(512, 512, dtype=dtype)
-        best = float("inf")
-        for _ in range(4):  # the first one warms up
-            begin = time.perf_counter()
-            a @ a
-            best = min(best, time.perf_counter() - begin)
-        return best
-
-    return seconds(torch.float32) / seconds(torch.bfloat16)
 
 
 def _libraries() -> Iterator[Fact]:
@@ -273,9 +250,21 @@ def _schemes() -> Iterator[Fact]:
     """Quantize one small matrix with one scheme of each kind that is installed."""
     if _torch_fault():
         return
+    from qaudit.core.linears import FoldSource, Inputs, Linears
     from qaudit.core.registry import schemes
 
-    linears, names = _small_linears(), []
+    # A linear behind a norm, and what schemes calibrate on.
+    generator = torch.Generator().manual_seed(0)
+    weight_RC = torch.randn(8, 256, generator=generator)
+    x_TC = torch.randn(256, 256, generator=generator)
+    inputs = Inputs(
+        x_TC.T @ x_TC, x_TC.abs().mean(0), len(x_TC), x_TC.abs().amax(0), sample_TC=x_TC
+    )
+    linears = Linears(
+        {"weight": weight_RC}, inputs, torch.arange(256), fold_is_norm=True,
+        block_has_norm_folds=True, norm_C=torch.ones(256), fold_source=FoldSource("norm", True),
+    )  # fmt: skip
+    names = []
     broken = schemes().broken()
     for name in sorted(schemes().keys() - broken.keys()):
         plugin = schemes()[name]
@@ -296,22 +285,6 @@ def _schemes() -> Iterator[Fact]:
     yield Fact("schemes", "quantize", ", ".join(names))
 
 
-def _small_linears() -> Linears:
-    """Return a linear behind a norm, and what schemes calibrate on."""
-    from qaudit.core.linears import FoldSource, Inputs, Linears
-
-    generator = torch.Generator().manual_seed(0)
-    weight_RC = torch.randn(8, 256, generator=generator)
-    x_TC = torch.randn(256, 256, generator=generator)
-    inputs = Inputs(
-        x_TC.T @ x_TC, x_TC.abs().mean(0), len(x_TC), x_TC.abs().amax(0), sample_TC=x_TC
-    )
-    return Linears(
-        {"weight": weight_RC}, inputs, torch.arange(256), fold_is_norm=True,
-        block_has_norm_folds=True, norm_C=torch.ones(256), fold_source=FoldSource("norm", True),
-    )  # fmt: skip
-
-
 def _hub() -> Iterator[Fact]:
     from qaudit.hub.api import Client
 
@@ -320,21 +293,20 @@ def _hub() -> Iterator[Fact]:
     presence = "present" if client.logged_in else "none"
     hint = "" if client.logged_in else "`hf auth login` raises the limits on shared machines"
     yield Fact("hub", "token", presence, "ok" if client.logged_in else "without", hint)
-    yield _reached(client)
-
-
-def _reached(client: Client) -> Fact:
-    if client.offline:
-        hint = "unset `HF_HUB_OFFLINE` to download; the cache works without"
-        return Fact("hub", "reached", "not tried: this machine is set to offline", "without", hint)
+    answer, hint = "yes", ""
+    state: Literal["ok", "without"] = "ok"
     try:
-        client.revisions(EXAMPLE_REPO)
+        if not client.offline:
+            client.revisions(EXAMPLE_REPO)
     except UnreachableError as error:
+        answer, state = error.message, "without"
         hint = "local folders and the cache work without; check `HF_ENDPOINT` and proxies"
-        return Fact("hub", "reached", error.message, "without", hint)
     except HubError as error:  # it answered, if only to refuse
-        return Fact("hub", "reached", f"yes; {error.message}")
-    return Fact("hub", "reached", "yes")
+        answer = f"yes; {error.message}"
+    if client.offline:
+        answer, state = "not tried: this machine is set to offline", "without"
+        hint = "unset `HF_HUB_OFFLINE` to download; the cache works without"
+    yield Fact("hub", "reached", answer, state, hint)
 
 
 def _disk() -> Iterator[Fact]:

@@ -28,7 +28,6 @@ from qaudit.types import (
     Positions,
     Roles,
     RolloutEvidence,
-    RolloutText,
     Routing,
     TaskEvidence,
     Window,
@@ -64,7 +63,9 @@ def rollout_evidence(
     text = corpus.rollouts
     if text is None or not batches:
         return None
-    count, samples = len(text.windows), ScoredTokens.of_rollouts(text, corpus, batches)
+    count = len(text.windows)
+    unit_of = [*(-1 for _ in corpus.evaluation), *range(count)]  # behind those of documents
+    samples = ScoredTokens.of(batches, unit_of, count, from_start=True)
     read = np.zeros(count, dtype=np.int64) if text.read is None else text.read
     marked, agreed = columns(tally.rows, "drawn_N"), np.full(count, -1)
     drawn, entropy = np.zeros(count), np.zeros(count)
@@ -123,7 +124,8 @@ def evidence_of(
     )
     batches, tally = feed.evaluation[documents], tally.of_batches(documents)
     full, reference = (other and other.of_batches(documents) for other in (full, reference))
-    scored = ScoredTokens.of_documents(corpus, batches)
+    unit_of = [window.document for window in corpus.evaluation]
+    scored = ScoredTokens.of(batches, unit_of, len(corpus.documents))
     fidelity = beside = None
     if tally.kl and full is not None:
         fidelity = scored.fidelity(tally, full, tally.rows)
@@ -206,18 +208,6 @@ class ScoredTokens:
     unit_N: Ints
     position_N: Ints  # in a window, or behind a prompt
     role_N: Ints | None  # places in `ROLES`; None: plain text
-
-    @classmethod
-    def of_documents(cls, corpus: Corpus, batches: Sequence[Batch]) -> ScoredTokens:
-        return cls.of(batches, [w.document for w in corpus.evaluation], len(corpus.documents))
-
-    @classmethod
-    def of_rollouts(
-        cls, text: RolloutText, corpus: Corpus, batches: Sequence[Batch]
-    ) -> ScoredTokens:
-        """Windows of rollouts are behind those of documents."""
-        unit_of = [*(-1 for _ in corpus.evaluation), *range(len(text.windows))]
-        return cls.of(batches, unit_of, len(text.windows), from_start=True)
 
     @classmethod
     def of(

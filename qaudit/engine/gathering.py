@@ -26,10 +26,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ from qaudit.core.linears import Inputs
 from qaudit.model.blocks import Block, Group
 from qaudit.model.device import upload
 from qaudit.model.experts import Experts, Routed
-from qaudit.model.groups import Read, Visit
+from qaudit.model.groups import Read
 
 Beside = Callable[[Group, int], Tensor | None]
 """Return a door's input in full precision for a batch, or None where it is unused."""
@@ -82,36 +83,30 @@ class Captured:
         return inputs
 
     def get(self, group: Group) -> Inputs:
-        if group.expert is not None:
-            with self.block.as_it_was(() if self.as_installed else group.expert.before):
-                return self._of_expert(group)
-        if group.name not in self.inputs:
-            assert group.name in self.sums, f"no batch came to `{group.name}`"
-            self.inputs[group.name] = self.sums.pop(group.name).result()
-        return self.inputs[group.name]
+        part = group.expert
+        if part is None:
+            if group.name not in self.inputs:
+                assert group.name in self.sums, f"no batch came to `{group.name}`"
+                self.inputs[group.name] = self.sums.pop(group.name).result()
+            return self.inputs[group.name]
+        reads: Iterable[Routed] = self.routed[group.door]
+        seen = sum(len(read.rows[part.index]) for read in reads)
+        if self.block.experts.see_all:
+            reads = map(for_everyone, reads)
+        accumulator: InputsAccumulator | None = None
+        with self.block.as_it_was(() if self.as_installed else part.before):
+            for k, read in enumerate(reads):
+                x_TC, full_TC = expert_inputs(self.block, group, read, self.beside(group, k))
+                accumulator = accumulator or InputsAccumulator(x_TC.shape[-1], x_TC.device)
+                accumulator.add(x_TC, full_TC)
+        assert accumulator is not None, f"no batch came to `{group.name}`"
+        return replace(enough(accumulator.result()), seen=seen)
 
     def behind(self, door: str) -> Iterator[tuple[Group, Inputs]]:
         """Yield the groups behind a door; down reads what an expert's gate and up make by then."""
         for group in self.block.doors[door]:
             yield group, self.take(group)
         self.routed.pop(door, None)
-
-    def _of_expert(self, group: Group) -> Inputs:
-        assert group.expert is not None
-        reads: Iterable[Routed] = self.routed[group.door]
-        seen = sum(len(read.rows[group.expert.index]) for read in reads)
-        if self.block.experts.see_all:
-            reads = map(for_everyone, reads)
-        return replace(enough(self._summed(group, reads)), seen=seen)
-
-    def _summed(self, group: Group, reads: Iterable[Routed]) -> Inputs:
-        accumulator: InputsAccumulator | None = None
-        for k, read in enumerate(reads):
-            x_TC, full_TC = expert_inputs(self.block, group, read, self.beside(group, k))
-            accumulator = accumulator or InputsAccumulator(x_TC.shape[-1], x_TC.device)
-            accumulator.add(x_TC, full_TC)
-        assert accumulator is not None, f"no batch came to `{group.name}`"
-        return accumulator.result()
 
 
 def for_everyone(read: Routed) -> Routed:
@@ -179,27 +174,9 @@ def capture_inputs(
     """Pass batches through a block as it is and `keep` what comes out; return what groups read."""
     captured = Captured(block, beside)
     for k, (hidden_BTD, valid_BT) in enumerate(batches):
-        with doors(block, partial(_add, captured, valid_BT, k)):
+        with block.visited(partial(captured.add, valid_BT=valid_BT, k=k)):
             keep(k, block.forward(hidden_BTD))
     return captured
-
-
-def _add(captured: Captured, valid_BT: Tensor, k: int, door: str, read: Read) -> None:
-    captured.add(door, read, valid_BT, k)
-
-
-@contextmanager
-def doors(block: Block, visit: Visit) -> Iterator[None]:
-    """Call `visit` with what each door is given of one batch, once: q, k and v read the same."""
-    seen: set[str] = set()
-
-    def visit_once(door: str, read: Read) -> None:
-        if door not in seen:
-            seen.add(door)
-            visit(door, read)
-
-    with block.visited(visit_once):
-        yield
 
 
 def groups_in_passing(
@@ -216,21 +193,18 @@ def groups_in_passing(
     captured = Captured(block, beside, as_installed=True)
     walkers = [_Walker(block, hidden_BTD) for hidden_BTD, _ in batches]
 
-    def visit(door: str, read: Read) -> None:
-        walker = threading.current_thread()
-        assert isinstance(walker, _Walker)
-        walker.visit(door, read)
-
-    with block.visited(visit):
+    with block.visited(_Walker.visit):
         try:
             for door in block.doors:
                 for k, (walker, (_, valid_BT)) in enumerate(zip(walkers, batches, strict=True)):
                     captured.add(door, walker.walk_to(door), valid_BT, k)
                 yield from captured.behind(door)
-            outputs += [walker.walk_out() for walker in walkers]
+            outputs += [walker.walk_to(_EXIT) for walker in walkers]
         finally:
             for walker in walkers:
-                walker.abandon()
+                if walker.is_alive():
+                    walker.orders.put(False)
+                    walker.join()
 
 
 def groups_by_returning(
@@ -238,20 +212,18 @@ def groups_by_returning(
 ) -> Iterator[tuple[Group, Inputs]]:
     """Yield each group with its inputs; all batches enter the block anew for each door."""
     captured = Captured(block, beside, as_installed=True)
-    for door in block.doors:
-        for k, (hidden_BTD, valid_BT) in enumerate(batches()):
-            turn_back = partial(_turn_back, captured, door, valid_BT, k)
-            with block.visited(turn_back), suppress(_AbandonedError):
-                block.forward(hidden_BTD)
-        yield from captured.behind(door)
 
+    def turn_back(reached: str, read: Read) -> None:
+        if reached == door:
+            captured.add(door, read, valid_BT, k)
+            raise _AbandonedError
 
-def _turn_back(
-    captured: Captured, door: str, valid_BT: Tensor, k: int, reached: str, read: Read
-) -> None:
-    if reached == door:
-        captured.add(door, read, valid_BT, k)
-        raise _AbandonedError
+    with block.visited(turn_back):
+        for door in block.doors:
+            for k, (hidden_BTD, valid_BT) in enumerate(batches()):  # noqa: B007 - read there
+                with suppress(_AbandonedError):
+                    block.forward(hidden_BTD)
+            yield from captured.behind(door)
 
 
 class _Walker(threading.Thread):
@@ -261,15 +233,14 @@ class _Walker(threading.Thread):
         super().__init__(daemon=True)
         self._block = block
         self._hidden_BTD: Tensor | None = hidden_BTD
-        self._orders = SimpleQueue[bool]()  # to walk on, or to turn back
+        self.orders = SimpleQueue[bool]()  # to walk on, or to turn back
         self._arrivals = SimpleQueue[tuple[str, Read] | BaseException]()
-        self._passed: set[str] = set()
 
-    def walk_to(self, door: str) -> Read:
-        """Let the batch walk to a door; return what that is given."""
+    def walk_to(self, door: str) -> Any:
+        """Let the batch walk to a door, or the exit; return what is given there."""
         if not self.is_alive():
             self.start()
-        self._orders.put(True)
+        self.orders.put(True)
         arrived = self._arrivals.get()
         if isinstance(arrived, BaseException):
             raise arrived
@@ -277,30 +248,20 @@ class _Walker(threading.Thread):
             raise AssertionError(f"a batch stands at `{arrived[0]}`, not at `{door}`")
         return arrived[1]
 
-    def walk_out(self) -> Tensor:
-        hidden_BTD = self.walk_to(_EXIT)
-        assert isinstance(hidden_BTD, Tensor)
-        self.join()
-        return hidden_BTD
-
-    def abandon(self) -> None:
-        if self.is_alive():
-            self._orders.put(False)
-            self.join()
-
-    def visit(self, door: str, read: Read) -> None:
-        """Stop at a door when its first linear, or the experts behind it, are about to read."""
-        if door not in self._passed:
-            self._passed.add(door)
-            self._arrivals.put((door, read))
-            if not self._orders.get():
-                raise _AbandonedError
+    @staticmethod
+    def visit(door: str, read: Read) -> None:
+        """Let the batch of this thread stop at a door."""
+        walker = threading.current_thread()
+        assert isinstance(walker, _Walker)
+        walker._arrivals.put((door, read))
+        if not walker.orders.get():
+            raise _AbandonedError
 
     def run(self) -> None:
         try:
             with torch.no_grad():
                 hidden_BTD, self._hidden_BTD = self._hidden_BTD, None
-                assert hidden_BTD is not None and self._orders.get()
+                assert hidden_BTD is not None and self.orders.get()
                 self._arrivals.put((_EXIT, self._block.forward(hidden_BTD)))
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             self._arrivals.put(error)

@@ -12,21 +12,15 @@ What blocks leave beside the hidden states of a batch is stored the same way, in
 What a model makes of its tokens for its blocks is stored once, with the embedded tokens, where all
 streams of that model read it.
 
-Two settings of glibc belong to that promise. It gives each thread an arena of its own and keeps
-freed blocks for later; both are meant for many small objects, and the batches here are few and
-large. Sharing one arena costs nothing. Returning large blocks at once halves what a pass holds,
-but each is then faulted in anew, a tenth or more of the time: so that is set only once hidden
-states begin to be spilled (benchmarks/README.md). Other C libraries take no such setting.
+Two settings of glibc belong to that promise (`qaudit/host.py`): one arena for all threads from the
+start of the process, and large blocks given back once hidden states begin to be spilled.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import sys
 from collections import Counter
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -35,34 +29,15 @@ import torch
 from torch import Tensor
 
 from qaudit.errors import MachineError
+from qaudit.host import return_large_blocks
 from qaudit.model.beside import GIVEN, beside, leave
 from qaudit.model.device import Copies, HostCopy
 
 if TYPE_CHECKING:
     from qaudit.model.blocks import Block
 
-_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3  # of glibc's malloc.h
-_LARGE_NBYTES = 4 * 2**20
 _HOST = torch.device("cpu")
 _SEPARATOR = "\0"  # no path and no scheme has it
-
-
-@cache
-def share_one_arena() -> None:
-    """Let all threads allocate in one place."""
-    _set_malloc(_M_ARENA_MAX, 1)
-
-
-@cache
-def return_large_blocks() -> None:
-    """Give large blocks back to the system the moment they are freed."""
-    _set_malloc(_M_MMAP_THRESHOLD, _LARGE_NBYTES)
-
-
-def _set_malloc(parameter: int, value: int) -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if sys.platform == "linux" and mallopt is not None:
-        mallopt(parameter, value)
 
 
 class HiddenStates:
@@ -102,7 +77,11 @@ class HiddenStates:
         """Store a batch of a stream and what is beside it, over what it was before."""
         tensors = beside(hidden_BTD)
         for name in self._names.get((stream, batch), set()) - tensors.keys():
-            self._forget(_beside(stream, name), batch)
+            path = _beside(stream, name)
+            self._names[stream, batch].remove(name)
+            self._release((path, batch))
+            if path in self._files and self._files[path].forget(batch):
+                self._files.pop(path).close()
         for name, tensor in tensors.items():
             of = f"given/{stream}" if name.startswith(GIVEN) else stream
             self._put(_beside(of, name), batch, tensor)
@@ -132,9 +111,17 @@ class HiddenStates:
         key = (stream, batch)
         before = self._release(key)
         if stream not in self._files or not self._files[stream].holds(batch):
-            for place in self._places(before):
-                if self._fits(hidden_BTD.nbytes, place):
-                    self._hold(key, self._kept(hidden_BTD, place))
+            left_gpu = before is not None and before.tensor.device.type == _HOST.type
+            for place in [_HOST] if left_gpu else list(self._limits):
+                taken = self._taken(hidden_BTD.nbytes, place)
+                if self._nbytes[place.type] + taken <= self._limits[place]:
+                    is_host = place == _HOST
+                    self._hold(
+                        key,
+                        self._copies.to_host(hidden_BTD)
+                        if is_host
+                        else HostCopy(hidden_BTD.to(place)),
+                    )
                     return
         if stream not in self._files:
             return_large_blocks()
@@ -158,7 +145,7 @@ class HiddenStates:
         On a GPU that is what hidden states leave of their limit; a plan for the host adds both.
         """
         limit = self._limits[self._device]
-        return limit if self._device == _HOST else limit - self._kept_nbytes(self._device)
+        return limit if self._device == _HOST else limit - self._nbytes[self._device.type]
 
     def listed(self) -> list[tuple[str, int, torch.Size, torch.dtype]]:
         kept = {key: copy.tensor for key, copy in self._memory.items()}
@@ -183,30 +170,6 @@ class HiddenStates:
             del self._names[key]
         for name in [k for k in self._files if _is_of(k, stream)]:
             self._files.pop(name).close()
-
-    def _forget(self, stream: str, batch: int) -> None:
-        """Drop a batch of what is beside a stream."""
-        owner, _, name = stream.partition(_SEPARATOR)
-        self._names[owner, batch].remove(name)
-        self._release((stream, batch))
-        if stream in self._files and self._files[stream].forget(batch):
-            self._files.pop(stream).close()
-
-    def _kept(self, hidden_BTD: Tensor, place: torch.device) -> HostCopy:
-        if place == _HOST:
-            return self._copies.to_host(hidden_BTD)
-        return HostCopy(hidden_BTD.to(place))
-
-    def _places(self, before: HostCopy | None) -> list[torch.device]:
-        """Return where a batch may go, best first: not back to a GPU that it once had to leave."""
-        left_gpu = before is not None and before.tensor.device.type == _HOST.type
-        return [_HOST] if left_gpu else list(self._limits)
-
-    def _fits(self, nbytes: int, place: torch.device) -> bool:
-        return self._kept_nbytes(place) + self._taken(nbytes, place) <= self._limits[place]
-
-    def _kept_nbytes(self, place: torch.device) -> int:
-        return self._nbytes[place.type]
 
     def _hold(self, key: tuple[str, int], copy: HostCopy) -> None:
         """Keep a tensor; one under two names counts once."""

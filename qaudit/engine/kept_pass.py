@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class KeptPass:
             return 0
         try:
             with self._path.open("rb") as file:
-                header = self._read(_Hashed(file), states)
+                header = self._read(file, states)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return 0
         if header is None or header["streams"].keys() != {stream.name for stream in streams}:
@@ -70,19 +70,21 @@ class KeptPass:
         model.left.update(header["left"])
         return int(header["block"])
 
-    def _read(self, file: _Hashed, states: HiddenStates) -> dict[str, Any] | None:
-        header: dict[str, Any] = json.loads(file.line())
+    def _read(self, file: BinaryIO, states: HiddenStates) -> dict[str, Any] | None:
+        line = file.readline()
+        header: dict[str, Any] = json.loads(line)
         if header.get("key") != self._key:
             return None
+        sha256 = hashlib.sha256(line)
         for stream, batch, shape, dtype in header["states"]:
             kind = getattr(torch, dtype)
             raw = file.read(int(np.prod(shape)) * kind.itemsize)
             if len(raw) != int(np.prod(shape)) * kind.itemsize:
                 break  # the file is cut short
+            sha256.update(raw)
             read = torch.from_numpy(np.frombuffer(bytearray(raw), np.uint8))
             states.put(stream, batch, read.view(kind).reshape(shape))
-        expected = file.digest()
-        if file.rest() == expected:
+        if file.read() == sha256.digest():
             return header
         for stream in {stream for stream, *_ in header["states"]}:
             states.drop(stream)
@@ -113,15 +115,18 @@ class KeptPass:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             for stale in self._path.parent.glob(f"{self._path.stem}.*.partial"):
                 stale.unlink(missing_ok=True)  # of a process that was killed while it wrote
-            with partial.open("wb") as raw_file:
-                file = _Hashed(raw_file)
-                file.write(json.dumps(header).encode() + b"\n")
+            with partial.open("wb") as file:
+                line = json.dumps(header).encode() + b"\n"
+                file.write(line)
+                sha256 = hashlib.sha256(line)
                 for stream, batch, *_ in listed:
                     tensor = states.get(stream, batch).cpu().contiguous()
-                    file.write(tensor.flatten().view(torch.uint8).numpy().data)
-                raw_file.write(file.digest())
-                raw_file.flush()
-                os.fsync(raw_file.fileno())
+                    raw = tensor.flatten().view(torch.uint8).numpy().data
+                    file.write(raw)
+                    sha256.update(raw)
+                file.write(sha256.digest())
+                file.flush()
+                os.fsync(file.fileno())
             partial.replace(self._path)
         except OSError:
             self._keeps = False
@@ -161,30 +166,3 @@ def remove(task: Task) -> None:
         with suppress(OSError):
             path.unlink(missing_ok=True)
             path.parent.rmdir()  # unless another pass is kept there
-
-
-class _Hashed:
-    """A file whose bytes are hashed as they pass."""
-
-    def __init__(self, file: Any) -> None:
-        self._file, self._sha256 = file, hashlib.sha256()
-
-    def write(self, raw: bytes | memoryview) -> None:
-        self._sha256.update(raw)
-        self._file.write(raw)
-
-    def line(self) -> bytes:
-        return self._passed(self._file.readline())
-
-    def read(self, nbytes: int) -> bytes:
-        return self._passed(self._file.read(nbytes))
-
-    def rest(self) -> bytes:
-        return bytes(self._file.read())
-
-    def digest(self) -> bytes:
-        return self._sha256.digest()
-
-    def _passed(self, raw: bytes) -> bytes:
-        self._sha256.update(raw)
-        return raw

@@ -219,27 +219,22 @@ def _read_group(path: Path, device: torch.device) -> tuple[Linears, Quantized]:
         with safe_open(path, framework="pt", device=str(device)) as file:
             about = json.loads((file.metadata() or {})["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _group(about, tensors)
+        scale_C = tensors.get("column_scale_C")
+        stored = {name: _restored(part, tensors) for name, part in about["stored"].items()}
+        weights = {}
+        for name, part in stored.items():
+            weight_RC = part.decode()
+            if scale_C is not None:  # as `core.linears.decoded` does
+                weight_RC = weight_RC.to(scale_C.dtype).div_(scale_C)
+            weights[name] = weight_RC.to(_dtype(about["dtypes"][name]))
+        source = about["fold_source"] and FoldSource(**about["fold_source"])
+        fold_C, notes = tensors.get("fold_C"), tuple(about["notes"])
+        linears = Linears(weights, block=about["block"], fold_C=fold_C, fold_source=source)
+        return linears, Quantized(
+            weights, about["bits"], notes, stored=stored, column_scale_C=scale_C
+        )
     except _DAMAGED as error:
         raise _damaged(path, error) from error
-
-
-def _group(about: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Linears, Quantized]:
-    scale_C = tensors.get("column_scale_C")
-    stored = {name: _restored(part, tensors) for name, part in about["stored"].items()}
-    weights = {}
-    for name, part in stored.items():
-        weight_RC = part.decode()
-        if scale_C is not None:  # as `core.linears.decoded` does
-            weight_RC = weight_RC.to(scale_C.dtype).div_(scale_C)
-        weights[name] = weight_RC.to(_dtype(about["dtypes"][name]))
-    source = about["fold_source"] and FoldSource(**about["fold_source"])
-    linears = Linears(
-        weights, block=about["block"], fold_C=tensors.get("fold_C"), fold_source=source
-    )
-    notes = tuple(about["notes"])
-    quantized = Quantized(weights, about["bits"], notes, stored=stored, column_scale_C=scale_C)
-    return linears, quantized
 
 
 def _taken(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
@@ -372,24 +367,19 @@ class LinearHashes:
             self._written.clear()
         exact = getattr(scheme, "exact_fold", False)
         scale_C = quantized.column_scale_C if exact else None
-        if scale_C is not None:
-            self._divide(scheme, linears, scale_C)
+        source, fold_C = linears.fold_source, linears.fold_C
+        if scale_C is not None and fold_C is not None and source is not None and not source.is_norm:
+            # Hash an earlier linear again, whose rows take the scales of these columns.
+            weight_RC = self._written.get((scheme.spec, source.name))
+            if weight_RC is not None:
+                rows = source.offset + fold_C.to(weight_RC.device)
+                divided_RC = weight_RC.clone()
+                divided_RC[rows] = weight_RC[rows] / scale_C[:, None].to(weight_RC)
+                self._put(scheme.spec, source.name, divided_RC, keep=True)
         for name, weight_RC in quantized.weights.items():
             if scale_C is not None:
                 weight_RC = weight_RC * scale_C.to(weight_RC.dtype)
             self._put(scheme.spec, name, weight_RC, keep=exact)
-
-    def _divide(self, scheme: Scheme, linears: Linears, scale_C: Tensor) -> None:
-        """Hash an earlier linear again, whose rows take the scales of these columns."""
-        source, fold_C = linears.fold_source, linears.fold_C
-        if source is None or fold_C is None or source.is_norm:
-            return
-        weight_RC = self._written.get((scheme.spec, source.name))
-        if weight_RC is not None:
-            rows = source.offset + fold_C.to(weight_RC.device)
-            divided_RC = weight_RC.clone()
-            divided_RC[rows] = weight_RC[rows] / scale_C[:, None].to(weight_RC)
-            self._put(scheme.spec, source.name, divided_RC, keep=True)
 
     def _put(self, spec: str, name: str, weight_RC: Tensor, *, keep: bool) -> None:
         if keep:

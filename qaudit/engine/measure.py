@@ -38,15 +38,12 @@ from qaudit.checkpoints.stamps import folder_of, unchanged_files
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import origins
 from qaudit.core.scheme import Calibration, Scheme, Shipped, shipped_reference
-from qaudit.engine.batches import Batch, make_batches
 from qaudit.engine.block_pass import (
     Progress,
+    Route,
     feed_of,
     open_weights,
     opened_states,
-    openers_of,
-    reference_of,
-    route_of,
 )
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.kept_pass import kept_pass, place_of, remove
@@ -82,7 +79,7 @@ from qaudit.planning.price import ROUND_TOKENS
 from qaudit.planning.shipped import with_shipped
 from qaudit.saved.exports import kept_folder
 from qaudit.saved.results import ResultFile, ResultStore
-from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement, TaskEvidence
+from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement
 
 ON_HOST = "the GPU ran out of memory: hidden states waited on the host"
 
@@ -93,32 +90,25 @@ Attempt = tuple[Machine, Feed, tuple[str, ...]]
 
 def attempts(machine: Machine, feed: Feed) -> list[Attempt]:
     """Return ways to run a pass, each with less on the GPU than the one before."""
-    on_host = replace(machine, device_stream_limit_nbytes=0)
     ways: list[Attempt] = [(machine, feed, ())]
     if machine.device.type == "cpu":
         return ways
+    on_host = replace(machine, device_stream_limit_nbytes=0)
     ways.append((on_host, feed, (ON_HOST,)))
     most = max((len(batch.windows) for batch in (*feed.calibration, *feed.evaluation)), default=1)
     for windows in sorted({-(-most // 2), 1} - {most}, reverse=True):
+        calibration, evaluation = (
+            tuple(
+                batch.part(slice(k, k + windows))
+                for batch in batches
+                for k in range(0, len(batch.windows), windows)
+            )
+            for batches in (feed.calibration, feed.evaluation)
+        )
         note = f"{ON_HOST}, in batches of {windows}: last digits differ"
-        ways.append((on_host, _narrower(feed, windows), (note,)))
+        narrower = replace(feed, calibration=calibration, evaluation=evaluation)
+        ways.append((on_host, narrower, (note,)))
     return ways
-
-
-def _narrower(feed: Feed, windows: int) -> Feed:
-    return replace(
-        feed,
-        calibration=_split(feed.calibration, windows),
-        evaluation=_split(feed.evaluation, windows),
-    )
-
-
-def _split(batches: Sequence[Batch], windows: int) -> tuple[Batch, ...]:
-    return tuple(
-        batch.part(slice(k, k + windows))
-        for batch in batches
-        for k in range(0, len(batch.windows), windows)
-    )
 
 
 @dataclass(frozen=True)
@@ -141,24 +131,25 @@ class StoredStream:
     def quantized_nbytes(self, tally: Tally) -> int | None:
         """Return the bytes of all tensors with the linears of a tally quantized.
 
-        None where it is not known what the linears take as they are stored.
+        None where it is not known what the linears take as they are stored, by name or by their
+        one dtype.
         """
-        linears = self._nbytes_of(tally)
-        return None if linears is None else self.whole_nbytes - linears + -(-tally.bits // 8)
-
-    def _nbytes_of(self, tally: Tally) -> int | None:
-        """Return the bytes of a tally's linears, by name or by their one dtype."""
-        if not self.nbytes:
-            return round(self.total_nbytes * tally.weights / self.parameters)
         ends = tuple(
             end for linear in tally.linears for end in (f".{linear}.weight", *_joined(linear))
         )
         names = [name for name in self.elements if name.endswith(ends)]
-        if sum(self.elements[name] for name in names) == tally.weights:
-            return sum(self.nbytes[name] for name in names)
-        # The checkpoint has other names than the library's modules.
-        sizes = {self.nbytes[name] / count for name, count in self.elements.items() if count > 1}
-        return round(tally.weights * sizes.pop()) if len(sizes) == 1 else None
+        if not self.nbytes:
+            linears = round(self.total_nbytes * tally.weights / self.parameters)
+        elif sum(self.elements[name] for name in names) == tally.weights:
+            linears = sum(self.nbytes[name] for name in names)
+        else:  # the checkpoint has other names than the library's modules
+            sizes = {
+                self.nbytes[name] / count for name, count in self.elements.items() if count > 1
+            }
+            if len(sizes) != 1:
+                return None
+            linears = round(tally.weights * sizes.pop())
+        return self.whole_nbytes - linears + -(-tally.bits // 8)
 
 
 def _joined(linear: str) -> tuple[str, ...]:
@@ -212,10 +203,12 @@ def measure(
         return there.results
     folder, filed = folder_for(task, store), dict(there.filed)
     remaining = _left(task, there)
-    rounds = in_rounds(remaining.corpus, trees=_reads_trees(task)) if remaining.streams else ()
+    members = [folder_of(checkpoint) for checkpoint, _ in task.subject.members]
+    trees = all(reads_trees(read_configuration(member)) for member in members)
+    rounds = in_rounds(remaining.corpus, trees=trees)
     weights, keeper = _kept_weights(remaining, machine, there, folder.folder, len(rounds))
-    for number, corpus in enumerate(rounds):
-        is_first = number == 0
+    for corpus in rounds:
+        is_first = corpus is rounds[0]
         observe = watch if is_first else None
         round_task = replace(
             remaining,
@@ -231,13 +224,9 @@ def measure(
         if is_first and len(rounds) > 1:
             keeper.mark_whole()
         for spec, measurement in measurements.items():
-            hashed = replace(measurement, weights_sha256=hashes)
-            results: dict[str | None, Measurement] = {
-                each.task: _of_task(hashed, each) for each in hashed.evidence.tasks
-            }
-            if is_first:
-                without = replace(hashed, evidence=replace(hashed.evidence, tasks=()))
-                results[None] = without
+            results = _by_task(replace(measurement, weights_sha256=hashes))
+            if not is_first:
+                del results[None]
             for name, result in results.items():
                 part = spec, name
                 if part not in there.filed:
@@ -250,6 +239,21 @@ def measure(
     with suppress(OSError):  # other processes may keep theirs
         (folder.folder / WEIGHTS).rmdir()
     return replace(there, filed=filed).results
+
+
+def _by_task(measured: Measurement) -> dict[str | None, Measurement]:
+    """Return what files hold: documents and hashes in one, each task in another."""
+    evidence, empty = measured.evidence, np.zeros(0, np.int64)
+    results: dict[str | None, Measurement] = {
+        each.task: replace(
+            measured,
+            evidence=Evidence((), np.zeros(0), empty, empty, tasks=(each,)),
+            linears_sha256={},
+            rest_sha256="",
+        )
+        for each in evidence.tasks
+    }
+    return {**results, None: replace(measured, evidence=replace(evidence, tasks=()))}
 
 
 def in_rounds(corpus: Corpus, *, trees: bool) -> tuple[Corpus, ...]:
@@ -296,18 +300,6 @@ def _kept_weights(
     )
 
 
-def _of_task(measurement: Measurement, one: TaskEvidence) -> Measurement:
-    """Return what a task's file holds; documents and hashes are in another."""
-    evidence = Evidence((), np.zeros(0), *(np.zeros(0, np.int64),) * 2, tasks=(one,))
-    return replace(measurement, evidence=evidence, linears_sha256={}, rest_sha256="")
-
-
-def _reads_trees(task: Task) -> bool:
-    """Return whether all members of a subject do, as the plan has it."""
-    folders = [folder_of(checkpoint) for checkpoint, _ in task.subject.members]
-    return all(reads_trees(read_configuration(folder)) for folder in folders)
-
-
 def _left(task: Task, there: StoredResults) -> Task:
     """Return the part of a task that is not on disk."""
     missing = {spec for spec, _ in there.missing}
@@ -321,36 +313,33 @@ def _left(task: Task, there: StoredResults) -> Task:
 
 
 def send(
-    task: Task,
-    machine: Machine,
-    progress: Progress,
-    watch: Observer | None,
-    feed: Feed | None = None,
+    task: Task, machine: Machine, progress: Progress, watch: Observer | None
 ) -> dict[str, Measurement]:
-    """Send a task's text, or another feed, through its model once; measure every stream."""
+    """Send a task's text through its model once; measure every stream."""
 
     def named(done: int, total: int, what: str) -> None:
         progress(done, total, what + task.remark)
 
-    for on, batches, notes in attempts(machine, feed or feed_of(task)):
+    weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
+    for on, feed, notes in attempts(machine, feed_of(task, machine, weights)):
+        for each in (task.keeper, *task.schemes):
+            if isinstance(each, WeightKeeper | Restored):
+                each.begin()
         try:
-            weights = open_weights(task.subject, allow_pickle=on.allow_pickle, folder=task.folder)
-            fed = replace(
-                batches,
-                shipped=openers_of(task, weights),
-                tables=task.tables,
-                column_loop=on.column_loop,
-                reference=reference_of(task, on),
-            )
             with opened_states(on) as states, LinearHashes() as hashes:
-                observe = _observer(watch, hashes, task)
-                kept = kept_pass(task, on, fed, hashes)
-                tallies = route_of(task, weights, on).follow(
-                    fed, task.schemes, states, named, observe, kept
+                keep = task.keeper.observe if task.keeper is not None else None
+                observers = [hashes.observe, keep, watch]
+
+                def observe(scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
+                    for show in filter(None, observers):  # noqa: B023 - called in this pass
+                        show(scheme, linears, quantized)
+
+                tallies = Route(folder_of(task.subject.first), weights, on).follow(
+                    feed, task.schemes, states, named, observe, kept_pass(task, on, feed, hashes)
                 )
             for tally in tallies.values():
                 tally.note(*notes)
-            return _hashed(_measurements(task, weights, fed, tallies), task, weights, hashes)
+            return _measurements(task, weights, feed, tallies, hashes)
         except RuntimeError as error:
             if on.device.type == "cpu" or not is_out_of_memory(error):
                 raise
@@ -363,33 +352,12 @@ def send(
     )
 
 
-def _hashed(
-    measured: dict[str, Measurement], task: Task, weights: Weights, hashes: LinearHashes
-) -> dict[str, Measurement]:
-    """Return measurements with hashes of linears and of all else; write what is kept of that."""
-    linears = {spec: hashes.of(spec) for spec in measured}
-    names = next((tuple(each) for each in linears.values() if each), ())
-    folder = folder_of(task.subject.first)
-    if not names or is_remote(folder):  # such models are not exported
-        return {spec: replace(m, linears_sha256=linears[spec]) for spec, m in measured.items()}
-    skeleton = skeleton_of_names(folder, weights)
-    unread = skeleton.unread(weights.names())
-    rest = rest_names(names_of(skeleton), [n for n in weights.names() if n not in unread], names)
-    if task.keeper is not None and not unread and not task.subject.first.unread:
-        task.keeper.keep_rest(weights, rest)
-    sha256 = rest_sha256(weights, rest)
-    return {
-        spec: replace(m, linears_sha256=linears[spec], rest_sha256=sha256 if linears[spec] else "")
-        for spec, m in measured.items()
-    }
-
-
 def _measurements(
-    task: Task, weights: Weights, feed: Feed, tallies: Mapping[str, Tally]
+    task: Task, weights: Weights, feed: Feed, tallies: Mapping[str, Tally], hashes: LinearHashes
 ) -> dict[str, Measurement]:
     if not feed.evaluation and not feed.items:
         return {}
-    sizes = stored(task, weights)
+    sizes, subject = stored(task, weights), task.subject
     task.failed.update(
         (short_of(task.streams.get(spec)), tally.error)
         for spec, tally in tallies.items()
@@ -398,77 +366,65 @@ def _measurements(
     full = tallies[FULL_PRECISION]
     if isinstance(weights, QuantizedFolder):
         if task.pass_.is_quantized:
-            for scheme in task.schemes:
-                if isinstance(scheme, Shipped):
-                    tallies[scheme.spec].note(without_reference(scheme))
+            for file in task.schemes:
+                if isinstance(file, Shipped):
+                    tallies[file.spec].note(without_reference(file))
         else:
-            full.note(shipped_reference(task.subject.label, weights.format, weights.bits))
+            full.note(shipped_reference(subject.label, weights.format, weights.bits))
             full.note(*weights.decoded_notes)
     full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
     reference, beside = tallies.get(REFERENCE, full), tallies.get(BESIDE)
-    return {
-        spec: _measurement(task, scheme, feed, (tallies[spec], reference, beside), sizes)
-        for spec, scheme in task.streams.items()
-        if tallies[spec].error is None
-    }
+    streams = {spec: s for spec, s in task.streams.items() if tallies[spec].error is None}
+    linears = {spec: hashes.of(spec) for spec in streams}
+    rest = _rest_sha256(task, weights, linears)
+    measured = {}
+    for spec, scheme in streams.items():
+        tally = tallies[spec]
+        nbytes = tally.nbytes
+        if nbytes is None:
+            nbytes = sizes.quantized_nbytes(tally) if scheme else sizes.whole_nbytes
+        evidence = evidence_of(task.corpus, feed, tally, reference, beside)  # which notes, too
+        plugins = origins([scheme] if scheme else (), [subject.merge])
+        measured[spec] = Measurement(
+            subject=subject.label,
+            scheme=short_of(scheme),
+            spec=spec,
+            evidence=evidence,
+            bits_per_weight=tally.bits_per_weight,
+            seconds=tally.seconds,
+            calibration_seed=task.corpus.protocol.calibration_seed,
+            notes=tuple(tally.notes),
+            parameters=sizes.parameters,
+            nbytes=nbytes,
+            bit_class=scheme.class_at(tally.bits_per_weight) if scheme else FULL_PRECISION,
+            calibrates=scheme is not None and scheme.calibrates,
+            plugins=tuple(dict.fromkeys(map(str, plugins))),
+            mixture=tally.mixture,
+            linears_sha256=linears[spec],
+            rest_sha256=rest if linears[spec] else "",
+        )
+    return measured
+
+
+def _rest_sha256(task: Task, weights: Weights, linears: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the hash of what no scheme quantized; write what is kept of that."""
+    names = next((tuple(hashes) for hashes in linears.values() if hashes), ())
+    folder = folder_of(task.subject.first)
+    if not names or is_remote(folder):  # such models are not exported
+        return ""
+    skeleton = skeleton_of_names(folder, weights)
+    unread = skeleton.unread(weights.names())
+    rest = rest_names(names_of(skeleton), [n for n in weights.names() if n not in unread], names)
+    if task.keeper is not None and not unread and not task.subject.first.unread:
+        task.keeper.keep_rest(weights, rest)
+    return rest_sha256(weights, rest)
 
 
 def quantize_only(
     task: Task, schemes: Sequence[Scheme], machine: Machine, progress: Progress, watch: Observer
 ) -> None:
     """Show what schemes make of the weights, without measuring what that costs."""
-    context = task.corpus.protocol.context
-    calibration = make_batches(task.corpus.calibration, context, pad_until=task.pad_until)
-    task = replace(task, schemes=tuple(schemes))
+    corpus = task.corpus.of_documents().without_evaluation()
+    unmeasured = replace(task, corpus=corpus, schemes=tuple(schemes))
     with unchanged_files(task.subject, task.folder):
-        feed = Feed(calibration, (), full_precision=False)
-        send(task, machine, progress, watch, feed)
-
-
-def _observer(watch: Observer | None, hashes: LinearHashes, task: Task) -> Observer:
-    """Show what schemes do, from the first group on, to hashes, to what is kept, to diagnostics."""
-    for each in (task.keeper, *task.schemes):
-        if isinstance(each, WeightKeeper | Restored):
-            each.begin()
-
-    def see(scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
-        hashes.observe(scheme, linears, quantized)
-        if task.keeper is not None:
-            task.keeper.observe(scheme, linears, quantized)
-        if watch is not None:
-            watch(scheme, linears, quantized)
-
-    return see
-
-
-def _measurement(
-    task: Task,
-    scheme: Scheme | None,
-    feed: Feed,
-    tallies: tuple[Tally, Tally, Tally | None],
-    sizes: StoredStream,
-) -> Measurement:
-    tally, _, _ = tallies
-    plugins = origins([scheme] if scheme else (), [task.subject.merge])
-    return Measurement(
-        subject=task.subject.label,
-        scheme=short_of(scheme),
-        spec=scheme.spec if scheme else FULL_PRECISION,
-        evidence=evidence_of(task.corpus, feed, *tallies),
-        bits_per_weight=tally.bits_per_weight,
-        seconds=tally.seconds,
-        calibration_seed=task.corpus.protocol.calibration_seed,
-        notes=tuple(tally.notes),
-        parameters=sizes.parameters,
-        nbytes=_nbytes(tally, scheme, sizes),
-        bit_class=scheme.class_at(tally.bits_per_weight) if scheme else FULL_PRECISION,
-        calibrates=scheme is not None and scheme.calibrates,
-        plugins=tuple(dict.fromkeys(map(str, plugins))),
-        mixture=tally.mixture,
-    )
-
-
-def _nbytes(tally: Tally, scheme: Scheme | None, sizes: StoredStream) -> int | None:
-    if tally.nbytes is not None:
-        return tally.nbytes
-    return sizes.quantized_nbytes(tally) if scheme else sizes.whole_nbytes
+        send(unmeasured.changed(full_precision=False), machine, progress, watch)

@@ -43,7 +43,7 @@ from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError
 from qaudit.model.beside import beside, leave
 from qaudit.model.blocks import Block, BlockModel, Group
-from qaudit.planning.mixtures import read_table, write_table
+from qaudit.saved.exports import read_table, write_table
 
 Progress = Callable[[int, int, str], None]
 
@@ -132,13 +132,6 @@ def tied(
     return dict(sorted(options.items())), dict(sorted(named.items()))
 
 
-def _fused(group: Group, name: str) -> tuple[str, str]:
-    if group.expert is None:
-        return group.name, name
-    part = "down" if group.expert.is_down else "first"
-    return f"{group.expert.module} {part}", any_expert(name)
-
-
 def scores_of(
     scheme: Mixture,
     widths: Sequence[int],
@@ -167,8 +160,10 @@ def scores_of(
         enter = partial(_entering, states, block)
         members = {bits: scheme.member(bits) for bits in widths}
         for group, name, options in _of_block(members, block, feed, batches, errors, enter):
-            count = block.weight(name).numel()
-            linears.append(Scored(index, name, _fused(group, name), count, options))
+            count, shared = block.weight(name).numel(), (group.name, name)
+            if (part := group.expert) is not None:
+                shared = f"{part.module} {'down' if part.is_down else 'first'}", any_expert(name)
+            linears.append(Scored(index, name, shared, count, options))
         block.release()
         states.drop(f"mixing/{index + 1}")
     states.drop(_START)

@@ -44,8 +44,9 @@ def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
             stream.tally.read((windows, length), next(rows), next(rows))
     for stream in streams:
         tokens.states.drop(f"evaluation/{stream.name}")
-        with timed(tokens.model.device, stream.tally):
-            stream.tally.options = stream.tokens(tokens).item_losses(stream.name)
+        if (beside := stream.tokens(tokens)).items:
+            with timed(tokens.model.device, stream.tally):
+                stream.tally.options = beside.item_losses(stream.name)
 
 
 def _read_batch(
@@ -69,7 +70,9 @@ def _read_batch(
         chunk = slice(first, min(first + rows, len(targets_N)))
         parts: list[_RowPart] = []
         for group_model, group in groups.items():
-            logits = _logits(group_model, group, chunk)
+            with timed(model.device, *(reading.stream.tally for reading in group)):
+                hidden_ND = torch.cat([reading.hidden_ND[chunk] for reading in group])
+                logits = group_model.logits(hidden_ND[None])[0].chunk(len(group))
             parts = parts or [
                 _RowPart(batch, targets_N, full, chunk.start, rows) for rows in row_parts(logits[0])
             ]
@@ -91,7 +94,12 @@ class _CopiedRows:
 
     @classmethod
     def of(cls, named: list[dict[str, Tensor]], copies: Copies) -> _CopiedRows:
-        columns = [_columns(values_N) for rows in named for values_N in rows.values()]
+        # Values of rows, a column of them or several, as rows of float32.
+        columns = [
+            values_N.reshape(len(values_N), values_N.shape[1:].numel()).T.float()
+            for rows in named
+            for values_N in rows.values()
+        ]
         values = copies.to_host(torch.cat(columns)) if columns else None
         kinds = [{name: (v_N.shape, v_N.dtype) for name, v_N in rows.items()} for rows in named]
         return cls(kinds, values)
@@ -106,11 +114,6 @@ class _CopiedRows:
                 read[name] = values_CN.T.reshape(shape).to(dtype)
                 first += shape[1:].numel()
             yield read
-
-
-def _columns(values_N: Tensor) -> Tensor:
-    """Return values of rows, a column of them or several, as rows of float32."""
-    return values_N.reshape(len(values_N), values_N.shape[1:].numel()).T.float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,13 +134,6 @@ class _StreamRows:
                 if name not in rows:
                     rows[name] = values.new_empty(len(self.hidden_ND), *values.shape[1:])
                 rows[name][place] = values
-
-
-def _logits(model: BlockModel, group: Sequence[_StreamRows], chunk: slice) -> Sequence[Tensor]:
-    """Return a chunk's logits of each stream of one model."""
-    with timed(model.device, *(reading.stream.tally for reading in group)):
-        hidden_ND = torch.cat([reading.hidden_ND[chunk] for reading in group])
-        return model.logits(hidden_ND[None])[0].chunk(len(group))
 
 
 @dataclass(eq=False)
@@ -172,24 +168,11 @@ class _RowPart:
             if self.yardstick is not None:
                 beside = rows_of(tally, self.yardstick, logits_NV, targets_N)
                 reading.add(reading.beside, place, beside)
-        rows = chosen(self.batch, place, rows, logits_NV, targets_N, wrote=wrote)
+        batch = self.batch
+        if batch.choices is not None and batch.drawn_BT is not None:  # what it would choose itself
+            drawn_S = batch.drawn_BT[:, 1:].reshape(-1)[place].nonzero().squeeze(1)
+            rows = rows.with_choices(logits_NV, targets_N, batch.choices, drawn_S, wrote=wrote)
         reading.add(reading.rows, place, rows)
-
-
-def chosen(
-    batch: Batch,
-    part: slice,
-    rows: ComparedRows,
-    logits_NV: Tensor,
-    targets_N: Tensor,
-    *,
-    wrote: bool = False,
-) -> ComparedRows:
-    """Return a part of a batch's rows; of rollouts, with what a stream would choose itself."""
-    if batch.choices is None or batch.drawn_BT is None:
-        return rows
-    drawn_S = batch.drawn_BT[:, 1:].reshape(-1)[part].nonzero().squeeze(1)
-    return rows.with_choices(logits_NV, targets_N, batch.choices, drawn_S, wrote=wrote)
 
 
 def rows_of(

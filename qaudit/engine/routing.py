@@ -16,9 +16,8 @@ Shapes: B windows, T tokens, N = B x T, K experts of a token, E experts, H hidde
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,12 +34,8 @@ EVALUATION = "evaluation"
 REPLAYED = "experts are chosen as in full precision (`--set routing=reference`)"
 
 
-@dataclass(frozen=True)
-class BatchPlace:
-    """A batch of a part of the text."""
-
-    part: str
-    batch: int
+BatchPlace = tuple[str, int]
+"""A part of the text, and a batch of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,15 +84,6 @@ class RoutingWatch:
         return hidden_BTD
 
     @contextmanager
-    def watched(self, block: Block) -> Iterator[None]:
-        with ExitStack() as stack:
-            for name, module in block.module.named_modules():
-                if isinstance(module, Experts):
-                    choose = partial(self._called, block, name, module)
-                    stack.enter_context(module.called_first(choose))
-            yield
-
-    @contextmanager
     def of(self, tally: Tally, *, is_full: bool) -> Iterator[None]:
         """Take what is chosen in a `with` body as full precision's, or compare it with that."""
         before = self._tally, self._is_full
@@ -110,17 +96,24 @@ class RoutingWatch:
     def forget(self) -> None:
         self._full.clear()
 
-    def _called(
+    def choose(
         self, block: Block, name: str, experts: Experts, hidden: Tensor, *routing: Tensor
     ) -> tuple[Tensor, ...] | None:
+        """See what experts of a block are given; return the routing to take in place of that."""
+        if self._tally is None or block.entered is None:
+            return None
         place: BatchPlace | None = self._marks.get(block.entered)
-        if place is None or self._tally is None:
+        if place is None:
             return None
         key = (block.index, name, place)
         if self._is_full:
             if self.replays and not routing:
-                raise _cannot_replay(experts)
-            if self.replays or place.part == EVALUATION:
+                raise ModelError(
+                    f"`{type(experts.source).__name__}` scales tokens by their routing before "
+                    "experts see them, and another routing cannot be put in its place",
+                    hint="leave `--set routing=reference` out for this model",
+                )
+            if self.replays or place[0] == EVALUATION:
                 self._full[key] = ChosenExperts.of(experts, hidden, *routing)
             return None
         full = self._full.get(key)
@@ -129,37 +122,19 @@ class RoutingWatch:
         if self.replays:
             assert full.index_NK is not None
             return full.index_NK.long(), full.weights_NK
-        if place.part == EVALUATION:
+        if place[0] == EVALUATION:
             own = ChosenExperts.of(experts, hidden, *routing)
-            self._compare((block.index, name), experts, place, full, own)
+            # LongCat numbers experts that do nothing behind the others.
+            count = experts.count + int(getattr(experts.source, "zero_expert_num", 0) or 0)
+            (were_NE, full_NE), (are_NE, own_NE) = full.shares(count), own.shares(count)
+            batch = self._batches[place[1]]
+            scored_BT = batch.scored_BT().to(own_NE.device)
+            same_BT = (were_NE == are_NE).all(1).view(scored_BT.shape)
+            moved_BT = ((full_NE - own_NE).abs().sum(1) / 2).view(scored_BT.shape)
+            sums_2B = torch.stack([
+                torch.where(scored_BT, values_BT.double(), 0.0).sum(1)
+                for values_BT in (same_BT, moved_BT)
+            ])  # fmt: skip
+            layer = block.index, name
+            self._tally.routing.setdefault(layer, []).append((batch.windows, sums_2B))
         return None
-
-    def _compare(
-        self,
-        layer: tuple[int, str],
-        experts: Experts,
-        place: BatchPlace,
-        full: ChosenExperts,
-        own: ChosenExperts,
-    ) -> None:
-        assert self._tally is not None
-        # LongCat numbers experts that do nothing behind the others.
-        count = experts.count + int(getattr(experts.source, "zero_expert_num", 0) or 0)
-        (were_NE, full_NE), (are_NE, own_NE) = full.shares(count), own.shares(count)
-        batch = self._batches[place.batch]
-        scored_BT = batch.scored_BT().to(own_NE.device)
-        same_BT = (were_NE == are_NE).all(1).view(scored_BT.shape)
-        moved_BT = ((full_NE - own_NE).abs().sum(1) / 2).view(scored_BT.shape)
-        sums_2B = torch.stack([
-            torch.where(scored_BT, values_BT.double(), 0.0).sum(1)
-            for values_BT in (same_BT, moved_BT)
-        ])  # fmt: skip
-        self._tally.routing.setdefault(layer, []).append((batch.windows, sums_2B))
-
-
-def _cannot_replay(experts: Experts) -> ModelError:
-    return ModelError(
-        f"`{type(experts.source).__name__}` scales tokens by their routing before experts see "
-        "them, and another routing cannot be put in its place",
-        hint="leave `--set routing=reference` out for this model",
-    )

@@ -32,9 +32,13 @@ from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, SourceError, UsageError
-from qaudit.formats.activations import Rounding
-from qaudit.formats.reading import QuantizedWeights
-from qaudit.formats.weights import QuantizedFolder, must_match, open_quantized
+from qaudit.formats.reading import Rounding
+from qaudit.formats.weights import (
+    QuantizedFolder,
+    QuantizedWeights,
+    must_match,
+    open_quantized,
+)
 from qaudit.model.blocks import Block, BlockModel, Weights
 from qaudit.model.structure import weight_of
 
@@ -219,6 +223,7 @@ class OtherModel(Stream):
         if block.index == 0:
             self._tokens.embed(calibration=False)
         self._block = self._model.load(block.index, block.groups)
+        self._block.choose = self._tokens.routes.choose
         return self._block
 
     def leave(self, block: Block) -> None:
@@ -243,13 +248,10 @@ class ShippedStream(OtherModel):
         self._bits, self._linears = scheme.bits, 0
         self._far: list[tuple[RuntimeDeparture, str]] = []
         self._rounded: set[str] = set()  # linears whose activations are
-        model, self._weights = opened
+        model, weights = opened
         super().__init__(model, feed, states, routes)
-        self._count(self._weights)
-
-    def _count(self, weights: QuantizedWeights) -> None:
-        """Count what the file stores; nothing is added while it runs."""
-        linears = weights.linears
+        # What the file stores is counted here: nothing is added while it runs.
+        self._weights, linears = weights, weights.linears
         self.tally.bits = 8 * sum(weights.nbytes_of(name) for name in linears)
         self.tally.weights = sum(prod(layout.shape) for layout in linears.values())
         self.tally.nbytes = weights.nbytes
@@ -267,13 +269,7 @@ class ShippedStream(OtherModel):
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
         own = super().enter(block, tokens)
-        self._round(own)
-        self._compare(block, own)
-        return own
-
-    def _round(self, own: Block) -> None:
-        """Let linears read activations as the file's runtime rounds them."""
-        for group in own.groups:
+        for group in own.groups:  # read activations as the file's runtime rounds them
             alike: dict[Rounding, list[str]] = {}
             for name in group.linears:
                 stored = self._model.stored_name(own.index, name)
@@ -283,6 +279,8 @@ class ShippedStream(OtherModel):
                     self._rounded.add(stored)
             for rounding, names in alike.items():
                 own.change_inputs(names, rounding, len(names))
+        self._compare(block, own)
+        return own
 
     def _compare(self, block: Block, own: Block) -> None:
         """Note linears that are farther from the base's than their codes explain."""

@@ -35,7 +35,6 @@ from qaudit.engine.gathering import (
     Captured,
     alone,
     capture_inputs,
-    doors,
     expert_inputs,
     for_everyone,
     groups_by_returning,
@@ -46,7 +45,7 @@ from qaudit.engine.tokens import Tokens
 from qaudit.model.blocks import Block, ExpertOptions, Group
 from qaudit.model.experts import Routed
 from qaudit.model.groups import Read, RoundingCache
-from qaudit.model.tape import Arguments, Shape, hidden_keyword, is_same_call
+from qaudit.model.tape import Arguments, Shape, is_same_call
 from qaudit.types import FULL_PRECISION
 
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
@@ -97,12 +96,7 @@ class Surroundings:
     def _called(
         self, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if args:
-            x, called = args[0], Arguments(args[1:], kwargs)
-        else:
-            keyword = hidden_keyword(kwargs)
-            rest = {key: value for key, value in kwargs.items() if key != keyword}
-            x, called = kwargs[keyword], Arguments((), rest, keyword)
+        x, called = Arguments.of(args, kwargs)
         self._latest[name] = x
         before = self._calls.setdefault((name, (x.shape[0], x.shape[1])), called)
         if not is_same_call(before, called):  # what earlier blocks left for a batch is in it
@@ -239,8 +233,6 @@ class FullPrecision(Stream):
         self, block: Block, tokens: Tokens, batches: Iterator[tuple[Tensor, Tensor]]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches, and keep what each group reads while one goes through the block."""
-        k = 0
-
         around = self._surroundings = Surroundings(block) if self._surrounds else None
 
         def lend(door: str, read: Read) -> None:
@@ -257,10 +249,9 @@ class FullPrecision(Stream):
             if around is not None:
                 around.read(block.doors[door][0], read)
 
-        with nullcontext() if around is None else around.watched():
+        with nullcontext() if around is None else around.watched(), block.visited(lend):
             for k, batch in enumerate(batches):  # noqa: B007 - read by `lend`
-                with doors(block, lend):
-                    yield batch
+                yield batch
 
     def surrounded(self, linears: Linears, group: Group, tokens: Tokens) -> Linears:
         """Return a group with what it reads and, where it runs alone, the module around it."""
@@ -338,7 +329,8 @@ class SchemeStream(Stream):
                 quantized = quantize(linears)
                 self.tally.count(quantized)
                 if inputs is not None and inputs.seen is not None and group.expert is not None:
-                    self.tally.saw(block.index, group.expert, inputs.seen)
+                    layer = block.index, group.expert.module
+                    self.tally.expert_tokens.setdefault(layer, {})[group.expert.index] = inputs.seen
                 self._observe(self.scheme, linears, quantized)
                 block.install(quantized)
                 del linears, quantized, inputs  # the next group is gathered without them
@@ -377,7 +369,9 @@ class SchemeStream(Stream):
         calibration = self.scheme.calibration
         beside = self._full.beside(tokens) if calibration is Calibration.BOTH_STREAMS else alone
         if not calibration.has_stream:
-            yield from ((group, self._wanted(group)) for group in block.groups)
+            for group in block.groups:
+                wants = calibration.reads_full_precision or group.expert is None
+                yield group, self._full.inputs(group) if wants else None
         elif calibration is Calibration.OWN_BLOCKS:
             captured = capture_inputs(block, tokens.calibration(self.name, block))
             yield from ((group, captured.take(group)) for group in block.groups)
@@ -388,10 +382,6 @@ class SchemeStream(Stream):
             yield from groups_by_returning(
                 block, lambda: tokens.calibration(self.name, block), beside
             )
-
-    def _wanted(self, group: Group) -> Inputs | None:
-        reads = self.scheme.calibration.reads_full_precision
-        return self._full.inputs(group) if reads or group.expert is None else None
 
     def _advance(self, block: Block, tokens: Tokens, outputs: Sequence[Tensor]) -> None:
         """Store what calibration is behind the block, unless no block is left to read it."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from qaudit.core.linears import Quantized
 from qaudit.errors import SourceError
-from qaudit.model.experts import ExpertPart
 
 _COUNTED = ("bits", "weights", "notes")
 
@@ -64,10 +63,6 @@ class Tally:
         self.weights += sum(w.numel() for w in quantized.weights.values())
         self.linears |= quantized.weights.keys()
         self.note(*quantized.notes)
-
-    def saw(self, block: int, expert: ExpertPart, tokens: int) -> None:
-        """Count the calibration tokens of an expert."""
-        self.expert_tokens.setdefault((block, expert.module), {})[expert.index] = tokens
 
     def kept(self) -> dict[str, Any]:
         """Return what blocks have added, as JSON takes it; what the head adds is not in it."""

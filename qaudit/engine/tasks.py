@@ -31,8 +31,8 @@ from qaudit.errors import MachineError, SourceError
 from qaudit.model.config import code_sha256, is_remote
 from qaudit.model.groups import ExpertOptions
 from qaudit.model.proven import pad_until
-from qaudit.planning.mixtures import TABLES
 from qaudit.planning.pin import NUMERICS, libraries
+from qaudit.saved.exports import TABLES
 from qaudit.saved.results import (
     Identity,
     ResultFile,
@@ -57,24 +57,20 @@ def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
         raise MachineError("this torch sees no MPS device", hint="use `--device cpu`")
     opened = torch.device(device)
     if opened.type == "cuda":
-        opened = torch.device("cuda", _ordinal(opened))
+        index, count = opened.index, torch.cuda.device_count()
+        if index is None:  # the one that this process uses already, else the one most free
+
+            def rank(k: int) -> tuple[bool, int]:
+                return torch.cuda.memory_reserved(k) > 0, torch.cuda.mem_get_info(k)[0]
+
+            index = max(range(count), key=rank)
+        if index >= count:
+            raise MachineError(
+                f"there is no `{opened}`: this torch sees {count} CUDA devices",
+                hint=f"use `--device cuda`, or a number up to {count - 1}",
+            )
+        opened = torch.device("cuda", index)
     return opened, getattr(torch, dtype)
-
-
-def _ordinal(device: torch.device) -> int:
-    count = torch.cuda.device_count()
-    if device.index is None:  # the one that this process uses already, else the one most free
-
-        def rank(k: int) -> tuple[bool, int]:
-            return torch.cuda.memory_reserved(k) > 0, torch.cuda.mem_get_info(k)[0]
-
-        return max(range(count), key=rank)
-    if device.index >= count:
-        raise MachineError(
-            f"there is no `{device}`: this torch sees {count} CUDA devices",
-            hint=f"use `--device cuda`, or a number up to {count - 1}",
-        )
-    return device.index
 
 
 def device_name(device: torch.device) -> str:
@@ -207,18 +203,13 @@ class Task:
             "" if self.pass_.full_precision or not self.compared else f", calibration seed {seed}"
         )
 
-    def _beside(self, task: str | None) -> str:
-        """Return the reference of documents beside full precision; items have neither."""
-        if self.pass_.reference is None or task is not None:
-            return ""
-        return f",reference={self.pass_.reference.content}"
-
     def with_tables(self, evidence: Path) -> Task:
         """Return the task with the files of its mixtures: of a subject, a scheme and a text."""
-        mixtures = [scheme for scheme in self.schemes if isinstance(scheme, Mixture)]
         windows = [window.tokens.tolist() for window in self.corpus.calibration]
         tables = {}
-        for scheme in mixtures:
+        for scheme in self.schemes:
+            if not isinstance(scheme, Mixture):
+                continue
             key = digest([self.subject.content, scheme.spec, scheme.version, windows])
             name = slug_of(f"{self.subject.label}--{scheme.short}")
             given = f"{scheme.table}.json" if scheme.table != NO_TABLE else ""
@@ -233,35 +224,29 @@ class Task:
         geometry = f"context={protocol.context},batch={TOKENS_PER_BATCH}"
         if task is not None:
             corpus, geometry = self.corpus.items_sha256[task], f"{geometry},items={ITEMS}"
+        geometry += ",perturbed=2" if self.perturbed else ""
+        geometry += "" if self.compared else ",not compared"
+        geometry += machine.experts.text if scheme else ""
+        if scheme is not None and scheme.rounds_columns and machine.column_loop != "plain":
+            geometry += f",columns={machine.column_loop}"
+        if self.pass_.reference is not None and task is None:  # items have none
+            geometry += f",reference={self.pass_.reference.content}"
+        folder = folder_of(self.subject.first)
+        model = sha256_of(folder / "config.json")
+        if is_remote(folder):  # its own code is run
+            model = digest([model, code_sha256(folder)])
         return Identity(
             subject=self.subject.content,
-            model=_model_sha256(folder_of(self.subject.first)),
+            model=model,
             scheme=scheme.spec if scheme else FULL_PRECISION,
             scheme_version=scheme.version if scheme else 0,
             corpus=corpus,
-            geometry=geometry
-            + (",perturbed=2" if self.perturbed else "")
-            + ("" if self.compared else ",not compared")
-            + (machine.experts.text if scheme else "")
-            + _column_text(scheme, machine)
-            + self._beside(task),
+            geometry=geometry,
             dtype=str(machine.dtype),
             device=machine.device.type,
             numerics=NUMERICS,
             libraries=digest(libraries([scheme] if scheme else (), [self.subject.merge])),
         )
-
-
-def _column_text(scheme: Scheme | None, machine: Machine) -> str:
-    """Return how columns are rounded where not by the plain loop, for the identity of results."""
-    is_plain = scheme is None or not scheme.rounds_columns or machine.column_loop == "plain"
-    return "" if is_plain else f",columns={machine.column_loop}"
-
-
-def _model_sha256(folder: Path) -> str:
-    """Identify what makes weights a model: its configuration, and its own code if that is run."""
-    config = sha256_of(folder / "config.json")
-    return digest([config, code_sha256(folder)]) if is_remote(folder) else config
 
 
 Part = tuple[str, str | None]
@@ -304,16 +289,33 @@ class StoredResults:
 
 def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
     """Find a task's results on disk, grouped by its strata; only its configuration is read."""
-    _check_identifiable(task, machine)
+    members = [checkpoint for checkpoint, _ in task.subject.members]
+    for checkpoint in (*members, *task.pass_.beside):
+        refuse_changed_settings(checkpoint)
+    for checkpoint in members:
+        folder = folder_of(checkpoint)
+        if not (folder / "config.json").is_file():
+            raise SourceError(
+                f"no `config.json` in `{folder}`",
+                hint="a checkpoint folder has one beside its weights",
+            )
+    for checkpoint in members:
+        if not checkpoint.files:  # nothing identifies its weights
+            if checkpoint.commit is None:  # opening it raises the error that names the file
+                open_checkpoint(checkpoint, allow_pickle=machine.allow_pickle)
+            raise SourceError(
+                f"the weights of `{checkpoint.label}` could not be read when the audit was planned",
+                hint="run the same command again",
+            )
     identities: dict[Part, Identity] = {}
     filed: dict[Part, ResultFile] = {}
     for spec, scheme in task.streams.items():
         for name in (None, *task.corpus.tasks):
-            part, folder = (spec, name), folder_for(task, store, name)
+            part, results = (spec, name), folder_for(task, store, name)
             identities[part] = identity = task.identity(scheme, machine, name)
-            result = folder.find(task.subject.label, short_of(scheme), identity.key)
+            result = results.find(task.subject.label, short_of(scheme), identity.key)
             if result is not None:
-                filed[part] = _regrouped(result, task.corpus, folder, identity, name)
+                filed[part] = _regrouped(result, task.corpus, results, identity, name)
     return StoredResults(identities, filed)
 
 
@@ -343,24 +345,3 @@ def folder_for(task: Task, store: ResultStore, name: str | None = None) -> Resul
     """Return where the results of a pass are stored, or those of one task of items."""
     folder = store.within(FLOOR) if task.perturbed else store  # these are not a subject's
     return folder if name is None else folder.within(f"{TASKS}/{slug_of(name)}")
-
-
-def _check_identifiable(task: Task, machine: Machine) -> None:
-    """Refuse a subject without a configuration, or with weights that nothing identifies."""
-    for checkpoint in (*(c for c, _ in task.subject.members), *task.pass_.beside):
-        refuse_changed_settings(checkpoint)
-    for checkpoint, _ in task.subject.members:
-        folder = folder_of(checkpoint)
-        if not (folder / "config.json").is_file():
-            raise SourceError(
-                f"no `config.json` in `{folder}`",
-                hint="a checkpoint folder has one beside its weights",
-            )
-    for checkpoint, _ in task.subject.members:
-        if not checkpoint.files:
-            if checkpoint.commit is None:  # opening it raises the error that names the file
-                open_checkpoint(checkpoint, allow_pickle=machine.allow_pickle)
-            raise SourceError(
-                f"the weights of `{checkpoint.label}` could not be read when the audit was planned",
-                hint="run the same command again",
-            )

@@ -26,10 +26,10 @@ left beside hidden states goes along as further columns of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,15 +37,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qaudit.core.linears import STEP_TOKENS, Inputs, Linears, MiniBatch, WholeBlock
+from qaudit.core.linears import STEP_TOKENS, Inputs, Linears, MiniBatch, Quantized, WholeBlock
 from qaudit.engine.batches import Batch, ItemBatch, make_item_batches, padded
 from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.routing import BatchPlace, RoutingWatch
-from qaudit.formats.reading import QuantizedWeights
+from qaudit.engine.routing import RoutingWatch
+from qaudit.formats.weights import QuantizedWeights
 from qaudit.model.beside import WideRows, beside, leave
 from qaudit.model.blocks import Block, BlockModel, Group
-from qaudit.model.tape import Arguments, Shape
+from qaudit.model.tape import Arguments
 from qaudit.planning.footprint import MASKS_NBYTES, waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
 
@@ -97,27 +97,6 @@ class _Place:
     pads: bool
 
 
-def whole_block(
-    block: Block,
-    batches: Sequence[Batch],
-    own: ReadBatch,
-    full: ReadBatch,
-    calibrated: Callable[[], tuple[Linears, ...]],
-) -> WholeBlock:
-    rows = WideRows.of(own(0))
-    return WholeBlock(
-        groups=tuple(map(block.linears, block.groups)),
-        batches=_MiniBatches(_cut(batches), lambda k: rows.join(own(k)), full),
-        calibrated=calibrated,
-        run=lambda x_BTC, quantized: block.run_as(rows.split(x_BTC), quantized),
-    )
-
-
-def shapes(batches: Sequence[Batch]) -> set[Shape]:
-    """Return the shapes of mini-batches, which must have been embedded."""
-    return {(len(places), places[0].width) for places in _cut(batches)}
-
-
 def _cut(batches: Sequence[Batch]) -> list[tuple[_Place, ...]]:
     windows = []
     for k, batch in enumerate(batches):
@@ -148,13 +127,7 @@ class _MiniBatches(Sequence[MiniBatch]):
     def __len__(self) -> int:
         return len(self.places)
 
-    @overload
-    def __getitem__(self, index: int) -> MiniBatch: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[MiniBatch]: ...
-
-    def __getitem__(self, index: int | slice) -> MiniBatch | Sequence[MiniBatch]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return _MiniBatches(self.places[index], self.own, self.full)
         places = self.places[index]
@@ -164,9 +137,6 @@ class _MiniBatches(Sequence[MiniBatch]):
         positions_T = torch.arange(width, device=own_BTD.device)
         return MiniBatch(own_BTD, full_BTD, positions_T < lengths_B[:, None])
 
-    def __iter__(self) -> Iterator[MiniBatch]:
-        return (self[k] for k in range(len(self)))
-
 
 def _rows(places: Sequence[_Place], width: int, read: ReadBatch) -> Tensor:
     """Return windows side by side; what is behind the end of one is padding."""
@@ -174,9 +144,6 @@ def _rows(places: Sequence[_Place], width: int, read: ReadBatch) -> Tensor:
     rows = [batches[place.batch][place.row, :width] for place in places]
     return torch.stack([pad(row_TD, (0, 0, 0, width - len(row_TD))) for row_TD in rows])
 
-
-Openers = Mapping[str, Callable[[BlockModel], tuple[BlockModel, QuantizedWeights]]]
-"""What opens each quantized file beside the model of its base, by canonical form."""
 
 _PARTS = ("calibration", "evaluation", "items")
 Floats = npt.NDArray[np.float64]
@@ -196,7 +163,10 @@ class Feed:
     compared: bool = True  # whether schemes are compared with it, for which it is evaluated anyway
     perturbed: bool = False  # whether it is computed otherwise, as far as rounding goes
     items: Sequence[Sequence[Window]] = ()  # by tasks, each of which is batched by itself
-    shipped: Openers = field(default_factory=dict)
+    # What opens each quantized file beside the model of its base, by canonical form.
+    shipped: Mapping[str, Callable[[BlockModel], tuple[BlockModel, QuantizedWeights]]] = field(
+        default_factory=dict
+    )
     reference: Callable[[BlockModel], BlockModel] | None = None  # opens the model of another
     column_loop: str = "plain"  # how GPTQ's columns are rounded
     tables: Mapping[str, Path] = field(default_factory=dict)  # files of mixtures' bits, by spec
@@ -224,7 +194,8 @@ class Tokens:
         self._called: dict[int, dict[int, Arguments]] = {}  # with trees, by batch, then by block
         self._room = MASKS_NBYTES
 
-    def embed(self, *, calibration: bool) -> None:
+    def embed(self, *, calibration: bool, mini_batches: bool = False) -> None:
+        """Embed all text; note what blocks are called with for mini-batches of a whole block."""
         parts: dict[str, Sequence[Batch | ItemBatch]] = {
             "calibration": self.feed.calibration if calibration else (),
             "evaluation": self.feed.evaluation,
@@ -237,11 +208,10 @@ class Tokens:
                 else:
                     hidden_BTD = self.model.embed(batch.tokens_BT.to(self.model.device))
                 self.states.put(f"{part}/{self._embedded}", k, hidden_BTD)
-
-    def embed_mini_batches(self) -> None:
-        """Note what blocks are called with for each shape of mini-batch that is learned on."""
-        for shape in sorted(shapes(self.feed.calibration)):
-            self.model.embed(torch.zeros(shape, dtype=torch.long, device=self.model.device))
+        if mini_batches:
+            shapes = {(len(places), places[0].width) for places in _cut(self.feed.calibration)}
+            for shape in sorted(shapes):
+                self.model.embed(torch.zeros(shape, dtype=torch.long, device=self.model.device))
 
     def drop_embedded(self, index: int = 0) -> None:
         """Drop what no stream reads behind a block."""
@@ -261,37 +231,43 @@ class Tokens:
             yield self._entering("calibration", stream, block, k), batch.valid_BT()
 
     def whole(self, stream: str, block: Block) -> WholeBlock:
+        def own(k: int) -> Tensor:
+            return rows.join(self._entering("calibration", stream, block, k))
+
+        def full(k: int) -> Tensor:
+            return self.states.get(f"calibration/{FULL_PRECISION}", k)
+
         def calibrated() -> tuple[Linears, ...]:
             captured = capture_inputs(block, self.calibration(stream, block))
             return tuple(self.linears(block, group, captured.take(group)) for group in block.groups)
 
-        return whole_block(
-            block,
-            self.feed.calibration,
-            own=lambda k: self._entering("calibration", stream, block, k),
-            full=lambda k: self.states.get(f"calibration/{FULL_PRECISION}", k),
+        def run(x_BTC: Tensor, quantized: Iterable[Quantized]) -> Tensor:
+            with block.as_if(quantized):
+                return block.forward(rows.split(x_BTC))
+
+        rows = WideRows.of(self._entering("calibration", stream, block, 0))
+        return WholeBlock(
+            groups=tuple(map(block.linears, block.groups)),
+            batches=_MiniBatches(_cut(self.feed.calibration), own, full),
             calibrated=calibrated,
+            run=run,
         )
 
     def linears(self, block: Block, group: Group, inputs: Inputs | None) -> Linears:
-        linears = block.linears(group, self.inputs(inputs, block))
-        return replace(linears, column_loop=self.feed.column_loop)
-
-    def inputs(self, inputs: Inputs | None, block: Block) -> Inputs | None:
-        if inputs is None or not self.feed.perturbed:
-            return inputs
-        return perturbed_inputs(inputs, block.index)
+        """Return a group with what its columns are calibrated on."""
+        if inputs is not None and self.feed.perturbed:
+            inputs = perturbed_inputs(inputs, block.index)
+        return replace(block.linears(group, inputs), column_loop=self.feed.column_loop)
 
     def evaluate(self, stream: str, block: Block) -> None:
-        for k in range(len(self.feed.evaluation)):
-            hidden_BTD = block.forward(self._entering("evaluation", stream, block, k))
-            self.states.put(f"evaluation/{stream}", k, hidden_BTD)
-        for k, batch in enumerate(self.items):
-            called = None
-            if batch.branched:
-                called = (self._called.get(k) or self._on_trees(k, batch)[1])[block.index]
-            hidden_BTD = block.forward(self._entering("items", stream, block, k), called)
-            self.states.put(f"items/{stream}", k, hidden_BTD)
+        parts = {"evaluation": self.feed.evaluation, "items": self.items}
+        for part, batches in parts.items():
+            for k, batch in enumerate(batches):
+                called = None
+                if isinstance(batch, ItemBatch) and batch.branched:
+                    called = (self._called.get(k) or self._on_trees(k, batch)[1])[block.index]
+                hidden_BTD = block.forward(self._entering(part, stream, block, k), called)
+                self.states.put(f"{part}/{stream}", k, hidden_BTD)
 
     def item_losses(self, stream: str) -> tuple[Floats, Marks]:
         """Turn hidden states into the losses of options, and whether all is likeliest."""
@@ -334,4 +310,4 @@ class Tokens:
         hidden_BTD = self.states.entering(f"{part}/{stream}", f"{part}/{self._embedded}", block, k)
         if self.feed.perturbed and stream != REFERENCE:
             hidden_BTD = leave(perturbed(hidden_BTD, block.index), beside(hidden_BTD))
-        return self.routes.marked(hidden_BTD, BatchPlace(part, k))
+        return self.routes.marked(hidden_BTD, (part, k))

@@ -24,7 +24,7 @@ from qaudit.errors import HubError, UsageError, not_written
 from qaudit.executors.records import read_record
 from qaudit.hub import open_hub
 from qaudit.items.prepare import fetch_items
-from qaudit.planning.pin import NUMERICS, default_threads, pinned_libraries
+from qaudit.planning.pin import NUMERICS, pinned_libraries
 from qaudit.planning.prepare import Prepared
 from qaudit.saved.exports import kept_files
 from qaudit.saved.parts import (
@@ -74,10 +74,12 @@ def cut(
     units: Sequence[WorkUnit], count: int, before: Before = lambda unit: None
 ) -> tuple[tuple[WorkUnit, ...], ...]:
     """Cut units into at most so many parts, the largest of which is as small as can be."""
-    groups = _groups(in_line(units))
+    groups: dict[str, list[WorkUnit]] = {}
+    for unit in in_line(units):
+        groups.setdefault(unit.subject.content, []).append(unit)
     if not groups:
         return ()
-    line = [_Group(group, before) for group in groups]
+    line = [_Group(group, before) for group in groups.values()]
     low, high = max(group.cost for group in line), sum(group.cost for group in line)
     for _ in range(60):  # to the last bit of a float
         middle = (low + high) / 2
@@ -134,13 +136,6 @@ def _dealt(line: Sequence[_Group], count: int) -> list[list[_Group]]:
     return sorted(ordered, key=lambda part: places[id(part[0])])
 
 
-def _groups(line: Sequence[WorkUnit]) -> list[list[WorkUnit]]:
-    groups: dict[str, list[WorkUnit]] = {}
-    for unit in line:
-        groups.setdefault(unit.subject.content, []).append(unit)
-    return list(groups.values())
-
-
 def _stretches(line: Sequence[_Group], limit: float) -> list[list[_Group]]:
     """Cut a line so that no part costs more than the limit, from the first unit on."""
     parts: list[list[_Group]] = []
@@ -156,17 +151,6 @@ def _stretches(line: Sequence[_Group], limit: float) -> list[list[_Group]]:
         weights |= group.weights
         cost += more
     return parts
-
-
-def pin(prepared: Prepared, threads: int | None = None) -> Run:
-    """Write what every process that measures a part of the plan must agree on."""
-    from qaudit.executors.ready import read_text  # imports torch
-
-    pinned_libraries(map(parse_scheme, prepared.plan.specs))  # refused before a text is read
-    with one_writer(prepared.out):
-        prepared.write_plan()
-    corpus = read_text(prepared.plan, prepared.options, prepared.hub)
-    return pinned(prepared, corpus, threads or default_threads())
 
 
 def pinned(prepared: Prepared, corpus: Corpus, threads: int) -> Run:

@@ -17,16 +17,15 @@ from pathlib import Path
 from qaudit.core.course import previous_of
 from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.registry import parse_diagnostics
-from qaudit.downloads.downloads import RECORD_FILE, Downloads
-from qaudit.downloads.traffic import missing_nbytes
+from qaudit.downloads.downloads import Downloads
+from qaudit.downloads.schedule import RECORD_FILE, missing_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
 from qaudit.executors.folder import cost_of
-from qaudit.executors.records import UnitOutcome
 from qaudit.hub import Hub
 from qaudit.planning.shipped import with_shipped
-from qaudit.saved.results import ResultFile, ResultStore, SearchResult
+from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome
 from qaudit.search.greedy import search, search_stored
 from qaudit.types import Checkpoint, Plan, Subject, Watch, WorkUnit
 
@@ -57,8 +56,7 @@ class _Job:
             return None
         if event.search is None:
             return self.tasks[0]
-        soup = event.search.subject
-        return None if soup is None else self.tasks[0].changed(subject=soup)
+        return None if event.soup is None else self.tasks[0].changed(subject=event.soup)
 
     def measured(self, filed: Sequence[tuple[ResultFile, ...]]) -> UnitOutcome:
         results = tuple(
@@ -68,9 +66,6 @@ class _Job:
         )
         failed = {scheme: e for task in self.tasks for scheme, e in task.failed.items()}
         return UnitOutcome(self.label, results, failed=failed)
-
-    def searched(self, result: SearchResult) -> UnitOutcome:
-        return UnitOutcome(self.label, result.results, result)
 
 
 class Measuring:
@@ -121,7 +116,8 @@ class Measuring:
                 with self._failing(job), downloads.ready(self._needs(job)):
                     job.tasks = tuple(replace(task, folder=downloads.folder) for task in job.tasks)
                     if job.subject.is_search:
-                        self._search(job)
+                        machine = replace(self._machine, keeps_weights=())  # of its many trials
+                        job.event = search(job.tasks, machine, self._store, self._watch.block)
                     # Passes are measured here: a function more would lengthen the way to a scheme.
                     for task, results in zip(job.tasks, job.results, strict=False):
                         watch = None
@@ -129,7 +125,9 @@ class Measuring:
                             watch = self.diagnoses.watch(task, self._watch.block)
                         place = self._machine, self._store, self._watch.block
                         job.filed.append(measure(task, *place, watch, results))
-                    self._finish(job)
+                    job.event = job.event or job.measured(job.filed)
+                    if (whole := job.diagnosed(job.event)) is not None:
+                        self.diagnoses.take(whole, self._watch.block)
                 self.seconds_waited = waited + downloads.seconds_waited
                 assert job.event is not None, "its weights were released with an event"
                 yield job.event
@@ -182,12 +180,26 @@ class Measuring:
         self, job: _Job, pending: dict[tuple[str, ...], _Job], twins: list[tuple[_Job, _Job]]
     ) -> UnitOutcome | None:
         """Return a result that needs no weights; add the job to `pending` or `twins` otherwise."""
+        place = self._machine, self._store
+        keys: tuple[str, ...] = (job.label,)
+        event: UnitOutcome | None = None
         try:
-            keys, event = self._look_up(job)
+            if job.subject.is_search:
+                event = search_stored(job.tasks, *place)
+            else:
+                job.results = results = [look_up(task, *place) for task in job.tasks]
+                keys = tuple(key for result in results for key in result.keys.values())
+                if all(result.is_complete for result in results):
+                    event = job.measured([result.results for result in results])
         except SourceError as error:
             return UnitOutcome(job.label, error=error)
-        if event is not None and self._use_diagnosed(job, event):
-            return event
+        if event is not None:
+            task = job.diagnosed(event)
+            if task is None:
+                return event
+            if not self.diagnoses.lacks(task):
+                self.diagnoses.find(task)
+                return event
         if job.before is not None:
             keys = (*keys, job.before.content)
         if keys in pending:
@@ -198,25 +210,6 @@ class Measuring:
             job.results = [None] * len(job.tasks)  # a job before it measures some of them
         pending[keys], job.stored = job, event
         return None
-
-    def _look_up(self, job: _Job) -> tuple[tuple[str, ...], UnitOutcome | None]:
-        """Return the keys of a job's results, and the results if all of them are on disk."""
-        if job.subject.is_search:
-            result = search_stored(job.tasks, self._machine, self._store)
-            return (job.label,), None if result is None else job.searched(result)
-        results = [look_up(task, self._machine, self._store) for task in job.tasks]
-        job.results = results
-        keys = tuple(key for result in results for key in result.keys.values())
-        is_whole = all(result.is_complete for result in results)
-        return keys, job.measured([result.results for result in results]) if is_whole else None
-
-    def _use_diagnosed(self, job: _Job, event: UnitOutcome) -> bool:
-        task = job.diagnosed(event)
-        if task is not None and self.diagnoses.lacks(task):
-            return False
-        if task is not None:
-            self.diagnoses.find(task)
-        return True
 
     @contextmanager
     def _failing(self, job: _Job) -> Iterator[None]:
@@ -235,17 +228,6 @@ class Measuring:
                 hint="set less: `--set context=N`, `--set calibration_documents=N` or "
                 "`--set stream_memory=SIZE`",
             ) from error
-
-    def _finish(self, job: _Job) -> None:
-        event = job.event or job.measured(job.filed)
-        job.event = event
-        if (task := job.diagnosed(event)) is not None:
-            self.diagnoses.take(task, self._watch.block)
-
-    def _search(self, job: _Job) -> None:
-        machine = replace(self._machine, keeps_weights=())  # of its many trials none is kept
-        result = search(job.tasks, machine, self._store, self._watch.block)
-        job.event = job.searched(result)
 
     def _twin(self, job: _Job, first: _Job) -> UnitOutcome:
         """Return the result of a subject whose weights are those of another one."""

@@ -219,7 +219,18 @@ class Slurm(Executor):
         jobs = _jobs(job_file, number, count)
         queued = _queued(jobs)
         if submit := [k for k in lacking if k not in queued]:
-            script = self._write_script(count)
+            folder = self.out.absolute() / FOLDER
+            script = folder / SCRIPT
+            command = [sys.executable, "-m", "qaudit", "part", str(self.out.absolute())]
+            text = TEXT.format(
+                script=shlex.quote(str(script)),
+                here=_quoted(str(Path.cwd())),
+                log=_quoted(f"{str(folder).replace('%', '%%')}/%a-of-{count}.log"),
+                options="\n".join(f"#SBATCH {option}" for option in self._sbatch),
+                command=shlex.join([*command, *self._options]),
+                count=count,
+            )
+            write_whole(script, text)
             answer = _ran("sbatch", "--parsable", f"--array={_ranges(submit)}", str(script))
             jobs = [*jobs, answer.partition(";")[0]]
             write_whole(job_file, json.dumps({"round": number, "parts": count, "jobs": jobs}))
@@ -230,21 +241,6 @@ class Slurm(Executor):
         while _queued(jobs):
             show(self.out, self.watch)
             time.sleep(SECONDS_BETWEEN_QUEUE_LOOKS)
-
-    def _write_script(self, count: int) -> Path:
-        folder = self.out.absolute() / FOLDER
-        script = folder / SCRIPT
-        command = [sys.executable, "-m", "qaudit", "part", str(self.out.absolute())]
-        text = TEXT.format(
-            script=shlex.quote(str(script)),
-            here=_quoted(str(Path.cwd())),
-            log=_quoted(f"{str(folder).replace('%', '%%')}/%a-of-{count}.log"),
-            options="\n".join(f"#SBATCH {option}" for option in self._sbatch),
-            command=shlex.join([*command, *self._options]),
-            count=count,
-        )
-        write_whole(script, text)
-        return script
 
 
 def _quoted(path: str) -> str:

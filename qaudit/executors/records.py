@@ -13,12 +13,13 @@ import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from qaudit.core.merges.mean import Mean
+from qaudit.core.merges.averages import Mean
 from qaudit.errors import MissingParts, SourceError, UsageError
 from qaudit.planning.passes import planned_rounds
 from qaudit.saved.codec import parse
@@ -35,7 +36,7 @@ from qaudit.saved.parts import (
 )
 from qaudit.saved.results import (
     ResultFile,
-    SearchResult,
+    UnitOutcome,
     read_measurement,
     sha256_of,
     with_tasks,
@@ -122,25 +123,19 @@ class PartLog(Watch):
 
 def read_logs(out: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the lines of each part's log, by the part's name; one that a kill cut is left out."""
-    logs = [path for path in (out / FOLDER).glob("*-of-*.jsonl") if _NAME.fullmatch(path.stem)]
-    logs.sort(key=lambda path: (len(path.name), path.name))
-    return {path.stem: [line for line in map(_parsed, _lines(path)) if line] for path in logs}
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        content = read_regular(path, _LARGEST_NBYTES)
-    except OSError:
-        return []
-    return content.decode(errors="replace").splitlines()
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        value = parse(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) and is_number(value.get("at")) else {}
+    paths = [path for path in (out / FOLDER).glob("*-of-*.jsonl") if _NAME.fullmatch(path.stem)]
+    paths.sort(key=lambda path: (len(path.name), path.name))
+    logs: dict[str, list[dict[str, Any]]] = {path.stem: [] for path in paths}
+    for path in paths:
+        content = b""
+        with suppress(OSError):
+            content = read_regular(path, _LARGEST_NBYTES)
+        for text in content.decode(errors="replace").splitlines():
+            with suppress(ValueError):
+                line = parse(text)
+                if isinstance(line, dict) and is_number(line.get("at")):
+                    logs[path.stem].append(line)
+    return logs
 
 
 def is_number(value: object) -> bool:
@@ -156,26 +151,6 @@ def attempts(path: Path) -> int:
 
 
 RETRY_TASK = "run the same command again, or leave the task out of `--tasks`"
-
-
-@dataclass(frozen=True, eq=False)
-class UnitOutcome:
-    """What came of a subject: results, or the error in place of them."""
-
-    label: str
-    results: tuple[ResultFile, ...] = ()  # draw by draw, with those that were measured otherwise
-    search: SearchResult | None = None  # of a greedy soup
-    failed: Mapping[str, SourceError] = field(default_factory=dict)  # by scheme
-    error: SourceError | None = None
-
-    @property
-    def is_measured(self) -> bool:
-        return self.error is None
-
-    @property
-    def plain(self) -> tuple[ResultFile, ...]:
-        """The results that are measurements of the subject."""
-        return tuple(result for result in self.results if not result.perturbed)
 
 
 @dataclass(eq=False)
@@ -212,13 +187,11 @@ class Due(MissingParts):
         super().__init__(f"{what}: {first_of([unit.label for unit in missing])}")
 
 
-@dataclass(frozen=True, eq=False)
-class Record:
-    """What came of a unit, as its process wrote it, and with its evidence."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Record(UnitOutcome):
+    """What came of a unit, read with its evidence; `document` is as its process wrote it."""
 
-    unit: WorkUnit
     document: UnitDocument
-    outcome: UnitOutcome
 
 
 def read_records(
@@ -226,16 +199,10 @@ def read_records(
 ) -> tuple[Record, ...]:
     """Read all units of a round; `Due` names what is missing."""
     documents = _settled(run, out, units, watch)
-    records, missing = [], []
-    for unit in units:
-        record = _record(unit, documents[unit.content], out)
-        if record is None:
-            missing.append(unit)
-        else:
-            records.append(record)
-    if missing:
+    records = [_record(unit, documents[unit.content], out) for unit in units]
+    if missing := [unit for unit, record in zip(units, records, strict=True) if record is None]:
         raise Due(number, missing, len(units))
-    return tuple(records)
+    return tuple(record for record in records if record is not None)
 
 
 def read_record(run: Run, out: Path, unit: WorkUnit) -> Record | None:
@@ -244,12 +211,29 @@ def read_record(run: Run, out: Path, unit: WorkUnit) -> Record | None:
 
 
 def _record(unit: WorkUnit, document: UnitDocument | None, out: Path) -> Record | None:
+    """Return what a record holds; None if its files are damaged, or of something else."""
     if document is None:
         return None
+    if document.error is not None:
+        error = SourceError(document.error.message, hint=document.error.hint)
+        error.code = document.exit_code
+        return Record(unit.label, error=error, document=document)
+    search, soup = document.search, None
+    if search is not None and len(search.members) > 1:  # the soup as the search made it
+        members = [c for c, _ in unit.subject.members if c.label in search.members]
+        shares = tuple((checkpoint, 1 / len(members)) for checkpoint in members)
+        soup = Subject(unit.label, shares, Mean().spec)
     try:
-        return Record(unit, document, _outcome(unit, document, out))
+        results = tuple(_filed(unit, soup, document, result, out) for result in document.results)
+        must_be_complete(unit, document, [filed.measurement.calibration_seed for filed in results])
     except (OSError, ValueError, TypeError, UsageError):
         return None
+    failed = {
+        scheme: SourceError(reason.message, hint=reason.hint)
+        for scheme, reason in document.failed_schemes.items()
+    }
+    findings = document.findings if search else ()
+    return Record(unit.label, results, search, soup, findings, failed, document=document)
 
 
 def _settled(
@@ -282,16 +266,11 @@ def _late(
     if missing:
         logged = {line.get("record") for log in read_logs(out).values() for line in log}
         late += [path for path in missing if path.name in logged]
-    listed = {folder: _names_in(folder) for folder in {path.parent for path in late}}
-    return [path.name for path in late if path.name not in listed[path.parent]]
-
-
-def _names_in(folder: Path) -> set[str]:
-    """List a folder, which makes a network file system look anew."""
-    try:
-        return {path.name for path in folder.iterdir()}
-    except OSError:
-        return set()
+    listed: set[Path] = set()
+    for folder in {path.parent for path in late}:
+        with suppress(OSError):  # listing makes a network file system look anew
+            listed |= {*folder.iterdir()}
+    return [path.name for path in late if path not in listed]
 
 
 def record_of(outcome: UnitOutcome, out: Path) -> dict[str, Any]:
@@ -303,7 +282,7 @@ def record_of(outcome: UnitOutcome, out: Path) -> dict[str, Any]:
     def file(path: Path) -> dict[str, str]:
         return {"evidence": path.relative_to(out).as_posix(), "sha256": sha256_of(path)}
 
-    error, search = outcome.error, outcome.search
+    error = outcome.error
     return {
         "error": error and failure(error),
         "exit_code": 2 if error is not None and error.code == UsageError.code else 4,
@@ -318,30 +297,9 @@ def record_of(outcome: UnitOutcome, out: Path) -> dict[str, Any]:
             for filed in outcome.results
         ),
         "failed_schemes": {scheme: failure(e) for scheme, e in outcome.failed.items()},
-        "search": search and search.row,
-        "findings": search.findings if search else (),
+        "search": outcome.search,
+        "findings": outcome.findings,
     }
-
-
-def _outcome(unit: WorkUnit, document: UnitDocument, out: Path) -> UnitOutcome:
-    """Return what a record holds; ValueError if its files are damaged, or of something else."""
-    if document.error is not None:
-        error = SourceError(document.error.message, hint=document.error.hint)
-        error.code = document.exit_code
-        return UnitOutcome(unit.label, error=error)
-    soup = None if document.search is None else _soup(unit.subject, document.search.members)
-    results = tuple(_filed(unit, soup, document, result, out) for result in document.results)
-    must_be_complete(unit, document, [filed.measurement.calibration_seed for filed in results])
-    search = document.search
-    return UnitOutcome(
-        unit.label,
-        results,
-        None if search is None else SearchResult(soup, results, search, document.findings),
-        {
-            scheme: SourceError(reason.message, hint=reason.hint)
-            for scheme, reason in document.failed_schemes.items()
-        },
-    )
 
 
 def _filed(
@@ -357,15 +315,6 @@ def _filed(
     must_be_pass(filed.measurement, result.perturbed, document.protocol, is_candidate=is_candidate)
     named = replace(filed.measurement, subject=unit.label, scheme=result.scheme)
     return with_tasks(replace(filed, measurement=named), [read(task) for task in result.tasks])
-
-
-def _soup(search: Subject, members: Sequence[str]) -> Subject | None:
-    """Return the soup that a search ended with, as the search made it; None for one member."""
-    if len(members) < 2:
-        return None
-    checkpoints = [checkpoint for checkpoint, _ in search.members if checkpoint.label in members]
-    shares = tuple((checkpoint, 1 / len(checkpoints)) for checkpoint in checkpoints)
-    return Subject(search.label, shares, Mean().spec)
 
 
 @dataclass(frozen=True)

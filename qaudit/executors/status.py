@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from qaudit.executors.records import (
 from qaudit.host import is_running
 from qaudit.report.format import duration, plural
 from qaudit.saved.parts import FIRST, last_round, read_round, read_run, unit_path
-from qaudit.types import Run, Watch, WorkUnit, units_of
+from qaudit.types import Run, Watch, units_of
 
 SILENT_SECONDS = 300.0
 """A part that wrote nothing for so long may be lost: a block of a large model takes less."""
@@ -83,11 +83,22 @@ def run_status(out: Path, *, quick: bool = False) -> RunStatus:
     jobs = [str(job) for lines in logs.values() if (job := _start(lines).get("job"))]
     queue = None if quick else _queue(jobs)
     parts = tuple(_part_state(name, lines, queue) for name, lines in logs.items())
-    state = _together(states_of(run, out, quick=quick))
+    *earlier, last = states_of(run, out, quick=quick)
+    lacking = tuple(unit for each in earlier for unit in each.missing)
+    failed = tuple(unit for each in earlier for unit in each.failed)
+    state = RoundState(  # the last round with what the rounds before it lack
+        last.number,
+        (*lacking, *failed, *last.units),
+        (*lacking, *last.missing),
+        (*failed, *last.failed),
+    )
     at_work = [part for part in parts if part.state == "running"]
     missing = {unit.content: unit for unit in state.missing}
     cuts = {count: parts_of(run, state.units, count) for count in {p.place[1] for p in at_work}}
-    taken = [_units_of(part, cuts, missing) for part in at_work]
+    taken = []
+    for number, count in (part.place for part in at_work):
+        units = cuts[count][number] if number < len(cuts[count]) else ()
+        taken.append([unit for unit in units if unit.content in missing])
     covered = {unit.content for units in taken for unit in units}
     pace = _pace(run, out, parts)
     seconds = None
@@ -102,29 +113,6 @@ def run_status(out: Path, *, quick: bool = False) -> RunStatus:
         )
     waiting = tuple(unit.label for content, unit in missing.items() if content not in covered)
     return RunStatus(state, parts, seconds, waiting)
-
-
-def _together(states: Sequence[RoundState]) -> RoundState:
-    """Return the last round with what the rounds before it lack."""
-    *earlier, last = states
-    missing = tuple(unit for state in earlier for unit in state.missing)
-    failed = tuple(unit for state in earlier for unit in state.failed)
-    return RoundState(
-        last.number,
-        (*missing, *failed, *last.units),
-        (*missing, *last.missing),
-        (*failed, *last.failed),
-    )
-
-
-def _units_of(
-    part: PartState,
-    cuts: Mapping[int, Sequence[Sequence[WorkUnit]]],
-    missing: Mapping[str, WorkUnit],
-) -> list[WorkUnit]:
-    number, count = part.place
-    units = cuts[count][number] if number < len(cuts[count]) else ()
-    return [unit for unit in units if unit.content in missing]
 
 
 def _pace(run: Run, out: Path, parts: Sequence[PartState]) -> float | None:
@@ -146,38 +134,32 @@ def _part_state(
 ) -> PartState:
     start, last = _start(lines), lines[-1]
     subjects = [line for line in lines if line.get("subject")]
-    ended = last.get("ended")
+    ended, job, pid = last.get("ended"), start.get("job"), start.get("pid")
+    is_here = start.get("host") == platform.node() and not job
     if ended:
         state = "done" if ended == "done" else "stopped"
-    else:
-        state = _unended(start, float(last["at"]), queue)
+    elif queue is not None and job:
+        queued = queue.get(str(job))
+        state = "lost" if queued is None else "queued" if queued in QUEUED else "running"
+    elif is_here and not (type(pid) is int and is_running(pid)):
+        state = "lost"
+    else:  # a clock that is ahead says as little about a part as an old line
+        is_new = abs(time.time() - float(last["at"])) < SILENT_SECONDS
+        state = "running" if is_new else "silent"
     return PartState(
         name=name.replace("-of-", "/"),
         host=str(start.get("host", "")),
         state=state,
         subject=str(subjects[-1]["subject"]) if subjects and not ended else "",
         since=float(subjects[-1]["at"]) if subjects else float(start["at"]),
-        records=tuple(_records(lines)),
+        records=tuple(
+            (str(line["record"]), float(line["seconds"]))
+            for line in lines
+            if line.get("outcome") == "measured"
+            and is_number(line.get("seconds"))
+            and line.get("record")
+        ),
     )
-
-
-def _records(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
-    for line in lines:
-        is_timed = is_number(line.get("seconds")) and line.get("record")
-        if line.get("outcome") == "measured" and is_timed:
-            yield str(line["record"]), float(line["seconds"])
-
-
-def _unended(start: Mapping[str, Any], wrote: float, queue: Mapping[str, str] | None) -> str:
-    job = start.get("job")
-    if queue is not None and job:
-        state = queue.get(str(job))
-        return "lost" if state is None else "queued" if state in QUEUED else "running"
-    here, pid = start.get("host") == platform.node(), start.get("pid")
-    if here and not job and not (type(pid) is int and is_running(pid)):
-        return "lost"
-    # A clock that is ahead says as little about a part as an old line.
-    return "running" if abs(time.time() - wrote) < SILENT_SECONDS else "silent"
 
 
 def _queue(jobs: Sequence[str]) -> dict[str, str] | None:

@@ -72,14 +72,36 @@ def export_card(
     if str(model).endswith("ForCausalLM"):
         model = "AutoModelForCausalLM"
     snippet = form.snippet(place, str(model), config.get("quantization_config", {}))
+    audit = f" The audit has the sha256 {record.audit_sha256}." if record.audit_sha256 else ""
     blocks = [
-        _description(record),
+        paragraph(
+            (
+                *code(record.subject),
+                *words(" under "),
+                *code(record.spec),
+                *words(
+                    f", as {record.format} files of {record.bits_per_weight:.3f} bits per "
+                    f"quantized weight, written by qaudit {record.qaudit}. Embeddings, norms and "
+                    "the head are as they were."
+                ),
+            )
+        ),
         *([_members(choice.subject)] if choice.subject.merge else []),
         *_measured(choice),
         CodeBlock(snippet, "console" if snippet.startswith("$") else "python"),
         paragraph(words("Lowest versions that load these files, and what they need:")),
-        _runtimes(form),
-        _proof(record),
+        table(
+            ("runtime", "version", "note"),
+            ((runtime.name, runtime.lowest, runtime.remark or "-") for runtime in form.runtimes),
+        ),
+        paragraph(
+            (
+                *code(FILE),
+                *words(" has a hash of every weight as it was measured; "),
+                *code("qaudit verify"),
+                *words(f" compares them with the files.{audit}"),
+            )
+        ),
     ]
     card = Section(f"{record.subject}, {record.scheme}", tuple(blocks))
     base = base_metadata(choice.subject, choice.hub)
@@ -88,26 +110,12 @@ def export_card(
     return f"{front}\n\n{render_blocks([card], level=1)}\n"
 
 
-def _description(record: ExportRecord) -> Block:
-    text = (
-        *code(record.subject),
-        *words(" under "),
-        *code(record.spec),
-        *words(
-            f", as {record.format} files of {record.bits_per_weight:.3f} bits per quantized "
-            f"weight, written by qaudit {record.qaudit}. Embeddings, norms and the head are as "
-            "they were."
-        ),
-    )
-    return paragraph(text)
-
-
 def _measured(choice: ExportChoice) -> list[Block]:
     rows = [
-        one
-        for one in (choice.record.measurements if choice.record else ())
-        if one.subject == choice.subject.label
-        and (one.scheme == choice.scheme.short or one.spec == choice.scheme.spec)
+        row
+        for row in (choice.record.measurements if choice.record else ())
+        if row.subject == choice.subject.label
+        and (row.scheme == choice.scheme.short or row.spec == choice.scheme.spec)
     ]
     if not rows:
         return [paragraph("No audit measured these weights.")]
@@ -129,22 +137,6 @@ def _measured(choice: ExportChoice) -> list[Block]:
     else:
         blocks.append(paragraph("The audit's verdict is about other weights, not about these."))
     return blocks
-
-
-def _runtimes(form: Format) -> Block:
-    rows = ((one.name, one.lowest, one.remark or "-") for one in form.runtimes)
-    return table(("runtime", "version", "note"), rows)
-
-
-def _proof(record: ExportRecord) -> Block:
-    audit = f" The audit has the sha256 {record.audit_sha256}." if record.audit_sha256 else ""
-    text = (
-        *code(FILE),
-        *words(" has a hash of every weight as it was measured; "),
-        *code("qaudit verify"),
-        *words(f" compares them with the files.{audit}"),
-    )
-    return paragraph(text)
 
 
 def _front_matter(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.errors import NotShipping, UsageError
 from qaudit.hub import Hub, open_hub
-from qaudit.planning.mixtures import read_table
 from qaudit.planning.prepare import prepare
 from qaudit.report.document import status_in_words
 from qaudit.report.verdict import label, what
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import FILE
+from qaudit.saved.exports import read_table
 from qaudit.saved.parts import is_unfinished
 from qaudit.saved.results import sha256_of
 from qaudit.settings import SEARCHED_AT, RunOptions
@@ -53,10 +53,9 @@ class ExportChoice:
     def ships(self) -> ClassVerdict | None:
         """The line of the verdict that names this subject and scheme."""
         verdict = self.record.verdict if self.record else None
-        for one in verdict.classes if verdict else ():
-            if (one.subject, one.scheme) == (self.subject.label, self.scheme.short):
-                return one
-        return None
+        label = (self.subject.label, self.scheme.short)
+        classes = verdict.classes if verdict else ()
+        return next((line for line in classes if (line.subject, line.scheme) == label), None)
 
 
 def audit_file_of(source: str) -> Path | None:
@@ -74,10 +73,19 @@ def of_audit(
     chosen = None if subject is None else _subject(subject, record.subjects)
     wanted = None if scheme is None else _measured_scheme(scheme, record)
     if wanted is not None:
-        bits = _class_of(wanted, record, bits)
+        classes = {row.spec: row.bit_class for row in record.measurements}
+        name = classes.get(wanted.spec, wanted.bit_class)
+        if bits not in (None, name):
+            of_class = {row.scheme: 0 for row in record.measurements if row.bit_class == bits}
+            raise UsageError(
+                f"{wanted.short} is of the class `{name}`, and `--bits {bits}` asks for another",
+                hint=f"of `{bits}` the audit has {', '.join(of_class) or 'nothing'}; or add "
+                f"`--bits {name}`",
+            )
+        bits = name
     is_named = chosen is not None and wanted is not None
     if chosen is None or wanted is None:
-        chosen, wanted = _what_ships(record, _decision(record, bits), chosen, wanted)
+        chosen, wanted = _what_ships(record, bits, chosen, wanted)
     plan = record.plan
     on_hub = bool(plan.texts) or any(
         source.commit
@@ -117,55 +125,11 @@ def of_target(
     return ExportChoice(chosen, pinned, prepared.plan, prepared.options, prepared.hub, table=table)
 
 
-def with_options(choice: ExportChoice, *, allow_pickle: bool) -> ExportChoice:
-    return replace(choice, options=replace(choice.options, allow_pickle=allow_pickle))
-
-
 def _what_ships(
-    record: AuditRecord, one: ClassVerdict, subject: Subject | None, scheme: Scheme | None
+    record: AuditRecord, bits: str | None, subject: Subject | None, scheme: Scheme | None
 ) -> tuple[Subject, Scheme]:
     """Return what ships of a bit class, which must be the subject or the scheme that is named."""
-    if one.subject is None or one.scheme is None:
-        raise UsageError(
-            f"nothing of {label(one)} was measured, so that nothing ships",
-            hint="run the scan again to complete it, or name `--subject` and `--scheme`",
-        )
-    decided = _subject(one.subject, record.subjects), _measured_scheme(one.scheme, record)
-    named = subject or decided[0], scheme or decided[1]
-    options = f"--subject {shlex.quote(named[0].label)} --scheme {named[1].short}"
-    hint = f"name both to export it all the same: `{options}`"
-    if one.status != "ship":
-        raise NotShipping(
-            f"nothing of {label(one)} ships: the verdict is {status_in_words(one.status).upper()}, "
-            f"{'; '.join((*one.breaches, *one.needs)) or 'by the policy'}",
-            hint=hint,
-        )
-    if named != decided:
-        raise NotShipping(
-            f"`{named[0].label}` at {named[1].short} is not what ships of {label(one)}, "
-            f"which is {what(one)}",
-            hint=hint,
-        )
-    return decided
-
-
-def _class_of(scheme: Scheme, record: AuditRecord, bits: str | None) -> str:
-    """Return the bit class of a scheme, which must be the one that `--bits` names."""
-    classes = {row.spec: row.bit_class for row in record.measurements}
-    name = classes.get(scheme.spec, scheme.bit_class)
-    if bits not in (None, name):
-        of_class = [row.scheme for row in record.measurements if row.bit_class == bits]
-        raise UsageError(
-            f"{scheme.short} is of the class `{name}`, and `--bits {bits}` asks for another",
-            hint=f"of `{bits}` the audit has {', '.join(dict.fromkeys(of_class)) or 'nothing'}; or "
-            f"add `--bits {name}`",
-        )
-    return name
-
-
-def _decision(record: AuditRecord, bits: str | None) -> ClassVerdict:
-    """Return the verdict on the one bit class, or on the named one."""
-    classes = {one.bit_class: one for one in record.verdict.classes} if record.verdict else {}
+    classes = {row.bit_class: row for row in record.verdict.classes} if record.verdict else {}
     if not classes:
         raise UsageError(
             "the audit has no verdict, because nothing quantized was measured",
@@ -176,12 +140,34 @@ def _decision(record: AuditRecord, bits: str | None) -> ClassVerdict:
             f"the audit decides {len(classes)} classes of bits, and one file holds one",
             hint=f"add {' or '.join(f'`--bits {name}`' for name in classes)}",
         )
-    name = bits or next(iter(classes))
-    if name not in classes:
+    decision = classes.get(bits or next(iter(classes)))
+    if decision is None:
         raise UsageError(
-            f"the audit decides nothing of {name} bits", hint=f"it has {', '.join(classes)}"
+            f"the audit decides nothing of {bits} bits", hint=f"it has {', '.join(classes)}"
         )
-    return classes[name]
+    if decision.subject is None or decision.scheme is None:
+        raise UsageError(
+            f"nothing of {label(decision)} was measured, so that nothing ships",
+            hint="run the scan again to complete it, or name `--subject` and `--scheme`",
+        )
+    decided = _subject(decision.subject, record.subjects), _measured_scheme(decision.scheme, record)
+    named = subject or decided[0], scheme or decided[1]
+    options = f"--subject {shlex.quote(named[0].label)} --scheme {named[1].short}"
+    hint = f"name both to export it all the same: `{options}`"
+    if decision.status != "ship":
+        status = status_in_words(decision.status).upper()
+        raise NotShipping(
+            f"nothing of {label(decision)} ships: the verdict is {status}, "
+            f"{'; '.join((*decision.breaches, *decision.needs)) or 'by the policy'}",
+            hint=hint,
+        )
+    if named != decided:
+        raise NotShipping(
+            f"`{named[0].label}` at {named[1].short} is not what ships of {label(decision)}, "
+            f"which is {what(decision)}",
+            hint=hint,
+        )
+    return decided
 
 
 def _subject(label: str, subjects: Sequence[Subject]) -> Subject:

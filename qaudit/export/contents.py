@@ -1,32 +1,38 @@
-"""The files of an exported folder: those that are copied, recorded, and compared.
+"""The files of an exported folder: those that are copied, recorded, and compared; unfinished work.
 
 Every file is recorded with its sha256, so that a tokenizer, a chat template or a second file of
 weights cannot change without a word. The record itself is compared with what an audit pinned of
 the checkpoint, whose configuration is kept beside the audit.
+
+Unfinished work is beside a result, in `.NAME.begun`, which the same command alone continues. A file
+in it has the identity of the work. A folder of that name without it, or with links in it, is
+refused and stays as it is: nothing is written to or removed from files of others.
+
+A push reads the repository before anything is computed, so that one that is not there costs
+nothing. Files are compared by their hashes: the same command sends what is missing, and finds its
+own pull request. Weights of an earlier export that this one does not have are removed by it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qaudit.checkpoints import stamps
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.stamps import (
-    CONFIGURATION,
-    INDEXES,
-    LARGEST_SETTINGS_NBYTES,
-    QUANTIZATION,
-    TOKENIZER,
-    computed_hash,
-    settings_in,
-)
-from qaudit.errors import QauditError
-from qaudit.saved.exports import FILE, ExportRecord
+from qaudit.errors import QauditError, UsageError, not_written
+from qaudit.hub import Hub, publish
+from qaudit.report.folder import must_be_outside
+from qaudit.saved.exports import FILE, ExportRecord, read_export
+from qaudit.saved.parts import LOCK, WRITER, one_writer
 from qaudit.saved.results import sha256_of
+from qaudit.whole import read_regular, write_whole
 
 if TYPE_CHECKING:
     from qaudit.export.choice import ExportChoice
@@ -36,8 +42,8 @@ README = "README.md"
 EVIDENCE = "qaudit"
 """The folder of the audit, its card and its lock, and of the checkpoint's configuration."""
 _COPIED = (
-    CONFIGURATION,
-    *(name for name in TOKENIZER if "/" not in name),
+    stamps.CONFIGURATION,
+    *(name for name in stamps.TOKENIZER if "/" not in name),
     "*.tiktoken",
     "tekken.json",
     "generation_config.json",
@@ -49,12 +55,16 @@ _COPIED = (
 _UNREAD = ("*.md", "*.png", "*.jpg", "*.svg", "*.webp", "*.pdf", "LICEN[CS]E*", "NOTICE*")
 """What no runtime reads may be added to a folder."""
 
+_MARKER = "qaudit-work"
+_OWN_FILES = (LOCK, WRITER, _MARKER)
+_RESULT = "result"
+
 
 def copy_settings(source: Path, target: Path) -> None:
     """Copy configuration, tokenizer, processors and licence, and nothing else of a folder."""
     paths = [p for p in sorted(source.iterdir()) if _is_any(p.name, _COPIED)]
     for path in (*paths, *sorted(source.glob("additional_chat_templates/*.jinja"))):
-        if path.is_file() and path.stat().st_size < LARGEST_SETTINGS_NBYTES:
+        if path.is_file() and path.stat().st_size < stamps.LARGEST_SETTINGS_NBYTES:
             copy = target / path.relative_to(source)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, copy)
@@ -95,19 +105,15 @@ def not_of_the_audit(
     if record.audit_sha256 not in (None, record.files.get(f"{EVIDENCE}/audit.json")):
         yield f"`{EVIDENCE}/audit.json` is another audit than the record names"
     pinned = {file.name: file.sha256 for file in choice.subject.first.settings}
-    if not _has(folder / EVIDENCE / CONFIGURATION, pinned.get(CONFIGURATION)):
-        yield f"`{EVIDENCE}/{CONFIGURATION}` is not the configuration that was measured"
+    if not _has(folder / EVIDENCE / stamps.CONFIGURATION, pinned.get(stamps.CONFIGURATION)):
+        yield f"`{EVIDENCE}/{stamps.CONFIGURATION}` is not the configuration that was measured"
     if not form.has_settings:
         return
-    names = {file.name for file in settings_in(folder)}
-    names |= {name for name in pinned if _is_any(name, TOKENIZER)}
-    for name in sorted(names - {CONFIGURATION, *INDEXES, *QUANTIZATION}):
+    names = {file.name for file in stamps.settings_in(folder)}
+    names |= {name for name in pinned if _is_any(name, stamps.TOKENIZER)}
+    for name in sorted(names - {stamps.CONFIGURATION, *stamps.INDEXES, *stamps.QUANTIZATION}):
         if not _has(folder / name, pinned.get(name)):
             yield f"`{name}` is not that of the checkpoint that was measured"
-    yield from _configuration(folder, form)
-
-
-def _configuration(folder: Path, form: Format) -> Iterator[str]:
     try:
         written = read_configuration(folder)
         expected = form.whole_config(
@@ -118,7 +124,7 @@ def _configuration(folder: Path, form: Format) -> Iterator[str]:
         return
     for key in sorted(written.keys() | expected.keys()):
         if written.get(key) != expected.get(key):
-            yield f"`{key}` of `{CONFIGURATION}` is not that of the checkpoint that was measured"
+            yield f"`{key}` of `config.json` is not that of the checkpoint that was measured"
 
 
 def _has(path: Path, pinned: str | None) -> bool:
@@ -126,8 +132,8 @@ def _has(path: Path, pinned: str | None) -> bool:
     if pinned is None or not path.is_file():
         return False
     if pinned.startswith("git:"):
-        return f"git:{computed_hash(path, 'git')}" == pinned
-    return computed_hash(path, "sha256") == pinned
+        return f"git:{stamps.computed_hash(path, 'git')}" == pinned
+    return stamps.computed_hash(path, "sha256") == pinned
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -143,3 +149,143 @@ def _names_in(folder: Path) -> list[str]:
 
 def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def must_be_new(out: Path) -> None:
+    """Refuse a folder that holds something, or is inside a checkpoint."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"`{out}` exists already", hint="name a folder that does not exist yet")
+    must_be_outside(out)
+
+
+def begun_path(out: Path) -> Path:
+    return out.with_name(f".{out.name}.begun")
+
+
+@contextmanager
+def begun_folder(out: Path, identity: str) -> Iterator[Path]:
+    """Hold the folder of unfinished work; remove it once the block ends without an error.
+
+    And where nothing can be resumed: what is refused is refused again.
+    """
+    folder = begun_path(out)
+    _must_be_ours(folder, identity)
+    with one_writer(folder):
+        write_whole(folder / _MARKER, identity)
+        try:
+            yield folder
+        except BaseException as error:
+            if isinstance(error, UsageError) or _only_own_files(folder):
+                _remove(folder)
+            raise
+        _remove(folder)
+
+
+@contextmanager
+def whole_folder(path: Path, begun: Path) -> Iterator[Path]:
+    """Yield a new folder within unfinished work, which is moved to `path` once it is complete."""
+    partial = begun / _RESULT
+    try:
+        if partial.exists():  # of a run that was killed
+            shutil.rmtree(partial)
+        partial.mkdir()
+        yield partial
+        if path.exists():
+            path.rmdir()
+        partial.replace(path)
+    except OSError as error:
+        raise not_written(path, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _must_be_ours(folder: Path, identity: str) -> None:
+    """Refuse a folder that is not of this very work, and links, before anything is written."""
+    if folder.is_symlink():
+        raise _foreign(folder, "is a link")
+    if folder.exists() and not folder.is_dir():
+        raise _foreign(folder, "is not a folder")
+    if not folder.exists():
+        return
+    try:
+        if any(path.is_symlink() for path in folder.rglob("*")):
+            raise _foreign(folder, "has links in it")
+        marker = folder / _MARKER
+        if marker.exists():
+            is_ours = read_regular(marker, 1000) == identity.encode()
+        else:
+            is_ours = _only_own_files(folder)
+    except OSError as error:
+        raise not_written(folder, error) from error
+    if not is_ours:
+        raise _foreign(folder, "holds something else")
+
+
+def _only_own_files(folder: Path) -> bool:
+    """Return whether a folder has no file but those that a killed process may begin with."""
+    return all(path.name.startswith(_OWN_FILES) and path.is_file() for path in folder.iterdir())
+
+
+def _foreign(folder: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"unfinished work goes to `{folder}`, which {reason}",
+        hint="remove it if nothing in it is needed and no other command writes it, or give "
+        "another folder with `--out`",
+    )
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):
+        shutil.rmtree(folder)
+
+
+# ------------------------------------------------------- into a repository, as one pull request
+
+_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
+
+
+def must_take(repo: str, hub: Hub) -> None:
+    """Refuse a repository that is not there, and an account that is none, before any work."""
+    publish.require_account(hub)
+    refuse_other_weights(repo, publish.there(repo, hub)[2])
+
+
+def refuse_other_weights(repo: str, listed: Collection[str]) -> None:
+    """Refuse a repository whose weights an export did not write: a push would remove them."""
+    weights = sorted(name for name in listed if _WEIGHTS.fullmatch(name))
+    if weights and FILE not in listed:
+        raise UsageError(
+            f"`{repo}` has weights that `qaudit export` did not write, as `{weights[0]}`",
+            hint="push to a repository of its own",
+        )
+
+
+def holds(folder: Path, choice: ExportChoice, form: str) -> bool:
+    """Return whether a folder is the whole export of a choice, as an earlier run wrote it."""
+    if not (folder / FILE).is_file():
+        return False
+    record = read_export(folder)
+    wanted = (form, choice.subject.content, choice.scheme.spec, choice.audit_sha256)
+    return (record.format, record.content, record.spec, record.audit_sha256) == wanted
+
+
+def push(folder: Path, repo: str, hub: Hub, progress: publish.Count) -> publish.Outcome:
+    """Open a pull request with an exported folder, or add to the one that is open."""
+    record = read_export(folder)
+    place = publish.there(repo, hub)
+    refuse_other_weights(repo, place[2])
+    for _, sentence in changed_files(folder, record):
+        raise UsageError(
+            f"`{folder}` is not as it was exported: {sentence}",
+            hint="restore it, or export to a new folder, and push that",
+        )
+    names = sorted({*record.files, FILE, README})  # and nothing else that is in the folder
+    additions = [publish.Addition(name, folder / name) for name in names]
+    readme = ("", (folder / README).read_text(encoding="utf-8"))
+    plan = publish.plan_of(repo, place, additions, _WEIGHTS, readme)
+    what = f"{record.subject} at {record.scheme}, {record.format}"[:100]
+    description = (
+        f"`{record.subject}` under `{record.spec}`, as {record.format} files, written by qaudit "
+        f"{record.qaudit}. `qaudit verify` compares them with the weights that were measured.\n"
+    )
+    return publish.submit(plan, description, hub, publish.title_of(f"Add {what}"), progress)

@@ -126,20 +126,20 @@ class LlamaCpp:
         self._length = length
 
     def _logits(self, tokens: list[int]) -> torch.Tensor:
-        own = self._library
-        own.llama_memory_clear(own.llama_get_memory(self._context), True)
-        batch = own.llama_batch_init(len(tokens), 0, 1)
+        library = self._library
+        library.llama_memory_clear(library.llama_get_memory(self._context), True)
+        batch = library.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for k, token in enumerate(tokens):
             batch.token[k], batch.pos[k], batch.n_seq_id[k], batch.logits[k] = token, k, 1, 1
             batch.seq_id[k][0] = 0
-        done = own.llama_decode(self._context, batch)
-        own.llama_batch_free(batch)
-        if done != 0:
+        status = library.llama_decode(self._context, batch)
+        library.llama_batch_free(batch)
+        if status != 0:
             raise ModelError(
-                f"llama.cpp stops with {done} where it runs the file", hint="export it again"
+                f"llama.cpp stops with {status} where it runs the file", hint="export it again"
             )
-        pointer = own.llama_get_logits(self._context)
+        pointer = library.llama_get_logits(self._context)
         array = np.ctypeslib.as_array(pointer, (len(tokens), self.vocabulary))
         return torch.from_numpy(array.copy())
 

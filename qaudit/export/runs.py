@@ -35,16 +35,17 @@ from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, UsageError, is_out_of_memory
-from qaudit.executors.ready import Ready, make_ready
+from qaudit.executors.part import Ready, make_ready
 from qaudit.export import llamacpp
 from qaudit.export.choice import ExportChoice
 from qaudit.formats.gguf import FILE as GGUF
-from qaudit.formats.registry import formats
+from qaudit.formats.packing import formats
 from qaudit.model.config import class_of, read_config
 from qaudit.model.proven import pad_until
 from qaudit.model.skeleton import forget_lengths
+from qaudit.saved.exports import read_export
 from qaudit.support.keys import nearest
-from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Tolerances, Watch
+from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Policy, Tolerances, Watch
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,13 @@ class Program:
         )
 
     def described(self, form: str) -> str:
-        return ", ".join(f"{name} {_version(name)}" for name in self._needed(form))
+        versions = []
+        for name in self._needed(form):
+            try:
+                versions.append(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                versions.append(f"{name} ?")
+        return ", ".join(versions)
 
     def _needed(self, form: str) -> tuple[str, ...]:
         return (*self.packages, *formats()[form].loaded_by[self.name])
@@ -84,13 +91,6 @@ class Limit:
     loss: float
     kl: float
     why: str
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "?"
 
 
 def _transformers(folder: Path, dtype: torch.dtype) -> Loaded:
@@ -151,7 +151,7 @@ def _vllm(folder: Path, dtype: torch.dtype) -> Loaded:
     def losses(tokens_BT: Tensor) -> Tensor:
         prompts = [{"prompt_token_ids": row} for row in tokens_BT.tolist()]
         answers = engine.generate(prompts, asked, use_tqdm=False)
-        told_BT = [one.prompt_logprobs[1:] for one in answers]
+        told_BT = [answer.prompt_logprobs[1:] for answer in answers]
         rows = zip(told_BT, tokens_BT[:, 1:].tolist(), strict=True)
         return torch.tensor(
             [[-t[token].logprob for t, token in zip(*row, strict=True)] for row in rows]
@@ -270,13 +270,17 @@ _LOGITS = 2**27  # of one call of a model
 
 
 @dataclass(frozen=True)
-class RuntimeRun:
-    """What was measured, as it was audited and as it runs, on the same documents."""
+class AsItRuns:
+    """Loss and KL divergence beside those of the audit, in nats per token, on its documents."""
 
-    audited: Interval  # loss, nats per token
+    runtime: str
+    policy: str
+    limit: Limit
+    documents: int
+    audited: Interval  # of the loss
     running: Interval
     difference: Interval
-    audited_kl: float | None  # nats per token
+    audited_kl: float | None
     running_kl: float | None
 
     @property
@@ -285,10 +289,27 @@ class RuntimeRun:
             return None
         return self.running_kl - self.audited_kl
 
+    @property
+    def agrees(self) -> bool | None:
+        """Return whether the loss agrees; None: the interval of its difference is too wide."""
+        loss, kl = self.difference, self.kl_difference
+        if kl is not None and abs(kl) > self.limit.kl:
+            return False
+        if max(abs(loss.low), abs(loss.high)) <= self.limit.loss:
+            return True
+        outside = loss.low > self.limit.loss or loss.high < -self.limit.loss
+        return False if outside else None
+
 
 def run(
-    choice: ExportChoice, audited: Evidence, folder: Path, runtime: Program, watch: Watch
-) -> RuntimeRun:
+    choice: ExportChoice,
+    audited: Evidence,
+    folder: Path,
+    runtime: Program,
+    policy: Policy,
+    watch: Watch,
+) -> AsItRuns:
+    """Run an exported folder; how far losses may differ is in the policy."""
     ready = make_ready(choice.plan, choice.options, choice.hub)
     protocol = ready.corpus.protocol
     limit = pad_until([folder])
@@ -305,8 +326,13 @@ def run(
                 f"`{runtime.name}` loads `{folder}` and cannot run it: {reason}",
                 hint="export another scheme or format for it",
             ) from error
-    tokens = evidence.tokens
-    return RuntimeRun(
+    tokens, record = evidence.tokens, read_export(folder)
+    has_experts = any(".experts." in linear for linear in record.dense)
+    return AsItRuns(
+        runtime.described(record.format),
+        policy.name,
+        limit_of(runtime, policy.verify, folder, record.dtype, has_experts=has_experts),
+        int((audited.tokens > 0).sum()),
         statistics.cross_entropy(audited.nll_sum, tokens),
         statistics.cross_entropy(evidence.nll_sum, tokens),
         statistics.outright(evidence.nll_sum, audited.nll_sum, tokens),
@@ -333,8 +359,7 @@ def _reference(choice: ExportChoice, ready: Ready, feed: Feed, watch: Watch) -> 
         weights = open_weights(
             subject, allow_pickle=choice.options.allow_pickle, folder=downloads.folder
         )
-        route = Route(folder_of(subject.first), weights, machine.dtype, machine.device)
-        model, _ = route.streamed()
+        model, _ = Route(folder_of(subject.first), weights, machine).streamed()
         routes = RoutingWatch(feed.evaluation)
         tokens = Tokens(model, feed, states, routes)
         with torch.no_grad():
@@ -357,7 +382,7 @@ def _evidence(
         count, length = batch.tokens_BT.shape
         hidden_BTD = reference.states.get(f"evaluation/{FULL_PRECISION}", number)[:, :-1]
         rows = list(_compared(model, reference, batch.tokens_BT, hidden_BTD, tally))
-        tally.read((count, length), _joined([own for own, _ in rows]))
+        tally.read((count, length), _joined([row for row, _ in rows]))
         full.read((count, length), _joined([theirs for _, theirs in rows if theirs is not None]))
     return evidence_of(corpus, feed, tally, full)
 
@@ -385,18 +410,11 @@ def _compared(
             continue
         logits_NV = model.logits(some_BT).flatten(0, 1)
         hidden_ND = hidden_BTD[start : start + step].flatten(0, 1)
-        yield from _chunks(reference, hidden_ND, logits_NV, targets_N, tally)
-
-
-def _chunks(
-    reference: Tokens, hidden_ND: Tensor, logits_NV: Tensor, targets_N: Tensor, tally: Tally
-) -> Iterator[tuple[ComparedRows, ComparedRows]]:
-    """Compare rows of logits with those that full precision's head makes, a few at a time."""
-    rows = reference.model.head_rows
-    for first in range(0, len(targets_N), rows):
-        chunk = slice(first, first + rows)
-        own_NV = reference.model.logits(hidden_ND[None, chunk])[0].to(logits_NV.device)
-        for part in row_parts(own_NV):
-            theirs = Reference.of(own_NV[part], targets_N[chunk][part])
-            rows_N = rows_of(tally, theirs, logits_NV[chunk][part], targets_N[chunk][part])
-            yield rows_N, ComparedRows(theirs.nll_N)
+        rows = reference.model.head_rows
+        for first in range(0, len(targets_N), rows):  # of full precision's head, a few at a time
+            chunk = slice(first, first + rows)
+            full_NV = reference.model.logits(hidden_ND[None, chunk])[0].to(logits_NV.device)
+            for part in row_parts(full_NV):
+                theirs = Reference.of(full_NV[part], targets_N[chunk][part])
+                rows_N = rows_of(tally, theirs, logits_NV[chunk][part], targets_N[chunk][part])
+                yield rows_N, ComparedRows(theirs.nll_N)

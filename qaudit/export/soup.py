@@ -12,7 +12,6 @@ The folder is made under another name and renamed when it is complete.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +19,11 @@ from typing import TYPE_CHECKING
 from qaudit.checkpoints.safetensors import ShardWriter
 from qaudit.checkpoints.stamps import folder_of, hub_cache
 from qaudit.core.doubts import doubts_of_files
-from qaudit.downloads.downloads import RECORD_FILE, Contents, Downloads
-from qaudit.downloads.traffic import price_traffic
+from qaudit.downloads.downloads import Downloads
+from qaudit.downloads.schedule import RECORD_FILE, price_traffic
 from qaudit.errors import MachineError, SourceError
 from qaudit.export.cards import soup_card
-from qaudit.export.contents import README, copy_settings
-from qaudit.export.unfinished import begun_folder, must_be_new, whole_folder
+from qaudit.export.contents import README, begun_folder, copy_settings, must_be_new, whole_folder
 from qaudit.host import free_disk_nbytes, shares_disk
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
     from qaudit.model.blocks import Weights
 
 SHARD_NBYTES = 2 * 10**9
-
-Progress = Callable[[int, int, str], None]
 
 
 def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch = SILENT) -> Path:
@@ -63,14 +59,7 @@ def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch 
         downloads.ready(soup),
     ):
         weights = open_weights(soup, allow_pickle=options.allow_pickle, folder=downloads.folder)
-        return write_soup(
-            soup,
-            out,
-            weights=weights,
-            hub=hub,
-            begun=begun,
-            progress=lambda done, total, what: watch.count("tensors", done, total),
-        )
+        return write_soup(soup, out, weights=weights, hub=hub, begun=begun, watch=watch)
 
 
 def note_doubts(subject: Subject, watch: Watch) -> None:
@@ -92,8 +81,8 @@ def _downloads(
     free = free_disk_nbytes(hub_cache())
     if shares_disk(out, hub_cache()):  # the soup goes to the same disk
         free = max(0, free - soup.first.nbytes)
-    contents = Contents(hub, (soup,), record)
-    budget = price_traffic(contents, (soup,), (), wanted_nbytes, free).nbytes_disk_budget
+    traffic = price_traffic(hub, (soup,), (), wanted_nbytes, free, record)
+    budget = traffic.nbytes_disk_budget
     return Downloads(hub, (soup,), disk_budget_nbytes=budget, record=record)
 
 
@@ -105,7 +94,7 @@ def write_soup(
     weights: Weights | None = None,
     hub: Hub | None = None,
     begun: Path | None = None,
-    progress: Progress = lambda done, total, what: None,
+    watch: Watch = SILENT,
 ) -> Path:
     """Write a soup's weights and everything that is needed to load them; return the folder.
 
@@ -113,36 +102,7 @@ def write_soup(
     is the folder of unfinished work, if it is held already.
     """
     must_be_new(out)
-    _must_go_together({member.label: folder_of(member) for member, _ in soup.members})
-    if weights is None:
-        from qaudit.engine.block_pass import open_weights
-
-        weights = open_weights(soup, allow_pickle=False)
-    held = nullcontext(begun) if begun else begun_folder(out, _identity(soup))
-    with held as folder, whole_folder(out, folder) as partial:
-        needed, free = soup.first.nbytes, shutil.disk_usage(partial).free
-        if needed > free:
-            raise MachineError(
-                f"the soup takes {size(needed)} and {size(free)} are free at `{partial}`",
-                hint="give a folder on another disk with `--out`",
-            )
-        shards, names = ShardWriter(partial, shard_nbytes), list(weights.names())
-        for number, name in enumerate(names):
-            progress(number, len(names), name)
-            shards.add({name: weights.read(name).contiguous()})
-        shards.finish()
-        progress(len(names), len(names), "")
-        copy_settings(folder_of(soup.first), partial)
-        (partial / README).write_text(soup_card(soup, hub), encoding="utf-8")
-    return out
-
-
-def _identity(soup: Subject) -> str:
-    return digest(["soup", soup.label, soup.content, __version__])
-
-
-def _must_go_together(folders: dict[str, Path]) -> None:
-    """Refuse members without a configuration, or whose tokens mean different texts."""
+    folders = {member.label: folder_of(member) for member, _ in soup.members}
     for folder in folders.values():
         if not (folder / "config.json").is_file():
             raise SourceError(
@@ -154,3 +114,28 @@ def _must_go_together(folders: dict[str, Path]) -> None:
             f"`{pair[0]}` and `{pair[1]}` cannot be merged: their tokenizers differ",
             hint="a soup needs members that were trained on the same tokens",
         )
+    if weights is None:
+        from qaudit.engine.block_pass import open_weights
+
+        weights = open_weights(soup, allow_pickle=False)
+    held = nullcontext(begun) if begun else begun_folder(out, _identity(soup))
+    with held as work, whole_folder(out, work) as partial:
+        needed, free = soup.first.nbytes, shutil.disk_usage(partial).free
+        if needed > free:
+            raise MachineError(
+                f"the soup takes {size(needed)} and {size(free)} are free at `{partial}`",
+                hint="give a folder on another disk with `--out`",
+            )
+        shards, names = ShardWriter(partial, shard_nbytes), list(weights.names())
+        for number, name in enumerate(names):
+            watch.count("tensors", number, len(names))
+            shards.add({name: weights.read(name).contiguous()})
+        shards.finish()
+        watch.count("tensors", len(names), len(names))
+        copy_settings(folder_of(soup.first), partial)
+        (partial / README).write_text(soup_card(soup, hub), encoding="utf-8")
+    return out
+
+
+def _identity(soup: Subject) -> str:
+    return digest(["soup", soup.label, soup.content, __version__])

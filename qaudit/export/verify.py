@@ -18,10 +18,8 @@ from qaudit.engine.kept_weights import sha256_of
 from qaudit.errors import AuditError, MachineError, QauditError, SourceError
 from qaudit.export.choice import ExportChoice, of_audit
 from qaudit.export.contents import EVIDENCE, changed_files, not_of_the_audit
-from qaudit.export.folder import unquantized
-from qaudit.export.made import measured_of, other_linears
-from qaudit.formats.packing import Format
-from qaudit.formats.registry import format_named
+from qaudit.export.folder import measured_of, unquantized
+from qaudit.formats.packing import Format, format_named
 from qaudit.model.skeleton import Shapes, build_skeleton
 from qaudit.model.stored_names import names_of
 from qaudit.policy import policy_named
@@ -34,29 +32,7 @@ from qaudit.support.lazy import torch
 from qaudit.types import Evidence, Watch, digest
 
 if TYPE_CHECKING:
-    from qaudit.export.runs import Limit, RuntimeRun
-
-
-@dataclass(frozen=True)
-class AsItRuns:
-    """Loss and KL divergence beside those of the audit, in nats per token."""
-
-    runtime: str
-    policy: str
-    limit: Limit
-    documents: int
-    measured: RuntimeRun
-
-    @property
-    def agrees(self) -> bool | None:
-        """Return whether the loss agrees; None: the interval of its difference is too wide."""
-        loss, kl = self.measured.difference, self.measured.kl_difference
-        if kl is not None and abs(kl) > self.limit.kl:
-            return False
-        if max(abs(loss.low), abs(loss.high)) <= self.limit.loss:
-            return True
-        outside = loss.low > self.limit.loss or loss.high < -self.limit.loss
-        return False if outside else None
+    from qaudit.export.runs import AsItRuns
 
 
 @dataclass(frozen=True)
@@ -111,7 +87,14 @@ def verify(
     held_to = None if policy is None else policy_named(policy)
     record = read_export(folder)
     form = format_named(record.format, parse_scheme(record.spec))
-    choice = None if audit is None else _audited(record, audit, watch)
+    choice = None
+    if audit is not None:
+        choice = of_audit(audit, None, record.subject, record.scheme, watch)
+        if record.audit_sha256 not in (None, choice.audit_sha256):
+            raise AuditError(
+                f"`{audit}` is not the audit that was exported: its sha256 is another",
+                hint="name that audit, or export this one",
+            )
     differences = tuple(_differences(folder, record, form, choice, watch))
     trusted = choice is not None
     if record.signature is not None and has_key():
@@ -124,7 +107,7 @@ def verify(
         return Verification(record, differences, why_not_run=why, trusted=trusted)
     if differences:
         return Verification(record, differences, trusted=trusted, unhashed=unhashed)
-    from qaudit.export.runs import limit_of, run, runtime_for
+    from qaudit.export.runs import run, runtime_for
 
     program = runtime_for(record.format, runtime)
     if missing := program.missing(record.format):
@@ -135,12 +118,7 @@ def verify(
             record, (), why_not_run=why, install=how, trusted=trusted, unhashed=unhashed
         )
     held_to = held_to or policy_named(choice.plan.recipe.policy)
-    evidence = _evidence(record, audit)
-    measured = run(choice, evidence, folder, program, watch)
-    has_experts = any(".experts." in linear for linear in record.dense)
-    limit = limit_of(program, held_to.verify, folder, record.dtype, has_experts=has_experts)
-    described, documents = program.described(record.format), int((evidence.tokens > 0).sum())
-    as_it_runs = AsItRuns(described, held_to.name, limit, documents, measured)
+    as_it_runs = run(choice, _evidence(record, audit), folder, program, held_to, watch)
     return Verification(record, (), as_it_runs, trusted=trusted, unhashed=unhashed)
 
 
@@ -169,7 +147,8 @@ def _differences(
         tensors.append(error.message)
     yield from tensors
     # What is wrong with a file of weights is in the lines above.
-    yield from (s for name, s in changed.items() if not (tensors and _is_weights(name)))
+    weights = (".safetensors", ".safetensors.index.json", ".gguf")
+    yield from (s for name, s in changed.items() if not (tensors and name.endswith(weights)))
     if choice is not None and not changed:
         yield from not_of_the_audit(folder, record, form, choice)
         yield from () if tensors else _not_as_measured(folder, record, form, choice, shapes)
@@ -191,8 +170,13 @@ def _not_as_measured(
     if measured is None or not measured.linears_sha256:
         return
     skeleton = build_skeleton(folder / EVIDENCE, Shapes(shapes), _dtype(record))
-    for linear in other_linears(measured.linears_sha256, record.dense, names_of(skeleton)):
-        yield f"`{linear}.weight` is not what the audit measured"
+    names, audited = names_of(skeleton), {}
+    for place, sha256 in measured.linears_sha256.items():  # `BLOCK.NAME`
+        block, _, name = place.partition(".")
+        audited[names(int(block), f"{name}.weight").removesuffix(".weight")] = sha256
+    for linear in sorted(audited.keys() | record.dense):
+        if audited.get(linear) != record.dense.get(linear):
+            yield f"`{linear}.weight` is not what the audit measured"
     is_as_stored = form.has_settings and not getattr(choice.scheme, "exact_fold", False)
     unread = skeleton.unread(list(shapes))
     rest = [(name, sha256) for name, sha256 in record.rest.items() if name not in unread]
@@ -200,29 +184,11 @@ def _not_as_measured(
         yield "embeddings, norms or head are not those that the audit measured"
 
 
-def _is_weights(name: str) -> bool:
-    return name.endswith((".safetensors", ".safetensors.index.json", ".gguf"))
-
-
-def _audited(record: ExportRecord, file: Path, watch: Watch) -> ExportChoice:
-    """Return the audit's measurement of these weights; refuse another audit."""
-    choice = of_audit(file, None, record.subject, record.scheme, watch)
-    if record.audit_sha256 not in (None, choice.audit_sha256):
-        raise AuditError(
-            f"`{file}` is not the audit that was exported: its sha256 is another",
-            hint="name that audit, or export this one",
-        )
-    return choice
-
-
 def _evidence(record: ExportRecord, file: Path) -> Evidence:
-    for one in read_saved(file).measurements:
-        if (one.subject, one.spec, one.calibration_seed) == (
-            record.subject,
-            record.spec,
-            record.calibration_seed,
-        ):
-            return one.evidence
+    cell = (record.subject, record.spec, record.calibration_seed)
+    for row in read_saved(file).measurements:
+        if (row.subject, row.spec, row.calibration_seed) == cell:
+            return row.evidence
     raise AuditError(
         f"`{file}` has no measurement of `{record.subject}` at {record.scheme}",
         hint="run the scan again to complete it",

@@ -60,18 +60,11 @@ def all_families() -> tuple[Family, ...]:
 
 def find(repo: str) -> Family | None:
     """Return the family of a repository, with the parameters in its name, or None."""
-    for family in all_families():
-        if any(fnmatchcase(repo, glob) for glob in family.match.repos):
-            return _as_named(family, repo)
-    return None
-
-
-def _as_named(family: Family, repo: str) -> Family:
-    """Return the family with the parameters of its schedule that the repository's name gives."""
-    named: dict[str, str] = {}
-    for pattern in family.match.reads:
-        if match := compiled(pattern).search(repo):
-            named |= match.groupdict()
+    matching = (f for f in all_families() if any(fnmatchcase(repo, g) for g in f.match.repos))
+    if (family := next(matching, None)) is None:
+        return None
+    matches = [match for read in family.match.reads if (match := compiled(read).search(repo))]
+    named = {key: text for match in matches for key, text in match.groupdict().items()}
     if not named:
         return family
     stages = []

@@ -14,7 +14,7 @@ import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -222,6 +222,7 @@ class Match(Strict):
         return self
 
 
+_G = TypeVar("_G", Duplicates, KnownBad)
 LABEL_TOLERANCE = 0.003
 """How far nominal tokens may be from those of the step, beside the billion of rounding."""
 
@@ -331,10 +332,9 @@ class Family(Strict):
         return next((stage for stage in self.stages if stage.name == place.stage), None)
 
     def _piece(self, place: Place) -> LearningRate | None:
-        stage = self._stage(place)
-        if stage is None or place.step is None:
+        stage, step = self._stage(place), place.step
+        if stage is None or step is None:
             return None
-        step = place.step
         return next((lr for lr in stage.lr if lr.holds(place.ingredient, step)), None)
 
     def _ramps(self, stage: Stage) -> Ramps:
@@ -371,30 +371,26 @@ class Family(Strict):
         if stage is not None and place.step is not None:
             for ramp in self._ramps(stage):
                 notes += ramp.doubt(f"the tokens of a step of `{where}` are inferred")
-            notes += self._label(stage, place.step, place)
+            tokens, counted = place.tokens, self._in_stage(stage, place.step)
+            far = 10**9 + LABEL_TOLERANCE * (counted or 0)
+            if tokens is not None and counted is not None and abs(tokens - counted) > far:
+                notes.append(
+                    f"`{place.name}` names {tokens / 1e9:g}B tokens, and its step has "
+                    f"{counted / 1e9:.1f}B"
+                )
         return tuple(notes)
 
-    def _label(self, stage: Stage, step: int, place: Place) -> tuple[str, ...]:
-        computed = self._in_stage(stage, step)
-        if place.tokens is None or computed is None:
-            return ()
-        if abs(place.tokens - computed) <= 10**9 + LABEL_TOLERANCE * computed:
-            return ()
-        named, counted = place.tokens / 1e9, computed / 1e9
-        return (f"`{place.name}` names {named:g}B tokens, and its step has {counted:.1f}B",)
-
     def bad(self, name: str, repo: str | None = None) -> tuple[KnownBad, ...]:
-        return tuple(
-            bad
-            for bad in self.known_bad
-            if bad.repo in {None, repo} and any(self._same(r, name) for r in bad.revisions)
-        )
+        return self._of_revision(self.known_bad, name, repo)
 
     def duplicates(self, name: str, repo: str | None = None) -> tuple[Duplicates, ...]:
         """Return the groups of revisions, this one among them, that serve the same weights."""
+        return self._of_revision(self.known_duplicates, name, repo)
+
+    def _of_revision(self, groups: tuple[_G, ...], name: str, repo: str | None) -> tuple[_G, ...]:
         return tuple(
             group
-            for group in self.known_duplicates
+            for group in groups
             if group.repo in {None, repo} and any(self._same(r, name) for r in group.revisions)
         )
 

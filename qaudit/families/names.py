@@ -101,18 +101,14 @@ def order(place: Place, stages: Sequence[str] = ()) -> Key:
         return (9, 0, (), 0, 0, 0, natural(place.name))
     counters = (place.step, place.index, place.tokens)
     kind = next(k for k, counter in enumerate(counters) if counter is not None)
-    stage = _stage_order(place.stage, stages)
+    stage: Key = (3, 0, natural(place.stage or ""))
+    if place.stage in stages:
+        stage = (0, stages.index(place.stage), ())
+    elif place.stage is None:
+        stage = (1, 0, ())
+    elif match := re.fullmatch(rf"(?:stage|phase)({_N})", place.stage):
+        stage = (2, int(match[1]), ())
     return (*stage, place.ingredient or 0, kind, counters[kind], natural(place.name))
-
-
-def _stage_order(stage: str | None, stages: Sequence[str]) -> Key:
-    if stage in stages:
-        return (0, stages.index(stage), ())
-    if stage is None:
-        return (1, 0, ())
-    if match := re.fullmatch(rf"(?:stage|phase)({_N})", stage):
-        return (2, int(match[1]), ())
-    return (3, 0, natural(stage))
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:

@@ -15,7 +15,6 @@ from qaudit.support.lazy import Tensor, torch
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of a 4-bit float (E2M1); the fourth bit is the sign."""
 WORD = 32
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight neighbours is in nibble 0, 1, ... of a word
 
 
 def pack(codes_RN: Tensor, bits: int) -> Tensor:
@@ -46,17 +45,6 @@ def unpack(words_RW: Tensor, bits: int, count: int) -> Tensor:
             code = (code & low) | (padded[..., word + 1] << (WORD - shift))
         codes[..., i] = (code & mask).to(torch.uint8)
     return codes.view(rows, -1)[:, :count].contiguous()
-
-
-def in_awq_order(codes_RN: Tensor) -> Tensor:
-    """Permute the columns of each eight as AWQ's GEMM layout has them."""
-    return codes_RN.view(len(codes_RN), -1, 8)[..., list(AWQ_ORDER)].reshape(codes_RN.shape)
-
-
-def from_awq_order(codes_RN: Tensor) -> Tensor:
-    """Put columns back into their own order."""
-    order = [AWQ_ORDER.index(k) for k in range(8)]
-    return codes_RN.view(len(codes_RN), -1, 8)[..., order].reshape(codes_RN.shape)
 
 
 def unpack_padded(words_RW: Tensor, bits: int, count: int) -> Tensor:
@@ -100,7 +88,7 @@ def in_order(columns: int, size: int) -> Tensor:
 
 def indexed(name: str, group_of_C: Tensor, groups: int) -> Tensor:
     """Return stored groups of columns; refuse a group that does not exist."""
-    lowest, highest = (int(one) for one in torch.aminmax(group_of_C))
+    lowest, highest = map(int, torch.aminmax(group_of_C))
     if lowest < 0 or highest >= groups:
         wrong = lowest if lowest < 0 else highest
         raise refused(name, f"has a column in group {wrong}, and {groups} groups")

@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, ClassVar
 
 from qaudit.core.bnb_codes import FourBitCodes, Int8Codes, parts_of
 from qaudit.core.linears import Codes, StoredWeight
 from qaudit.errors import SchemeError
-from qaudit.formats.activations import Rounding
 from qaudit.formats.arithmetic import wide
 from qaudit.formats.packing import Document, Format, Runtime, schemes_of
 from qaudit.formats.reading import (
@@ -22,6 +21,7 @@ from qaudit.formats.reading import (
     Config,
     Layout,
     Reader,
+    Rounding,
     StoredLinear,
     contradiction,
     refused,
@@ -63,10 +63,8 @@ def layout(parts: StoredLinear) -> Layout:
             f"`{parts.name}` is stored in {bits} bits, and the quantization configuration has no "
             f"`load_in_{bits}bit` alone, without which transformers reads codes as weights"
         )
-    return _of_four_bits(parts) if bits == 4 else _of_eight_bits(parts)
-
-
-def _of_eight_bits(parts: StoredLinear) -> Layout:
+    if bits == 4:
+        return _of_four_bits(parts)
     rows, columns = parts.sizes({".weight": ("R C", ("I8",))}).values()
     parts.dtype(".SCB", *SCALES)
     if prod(parts.infos[".SCB"].shape) != rows:
@@ -82,15 +80,15 @@ def _of_eight_bits(parts: StoredLinear) -> Layout:
 def _of_four_bits(parts: StoredLinear) -> Layout:
     name = parts.name
     parts.dtype(".weight", "U8")
-    suffix = next((one for one in _STATES if one in parts.infos), "")
+    suffix = next((name for name in _STATES if name in parts.infos), "")
     if not suffix:
         raise parts.refused("has no `quant_state`")
     state = _state(name, suffix, parts.raw(suffix))
-    tables = {".weight.quant_map": ("M", ())}
+    parted = {".weight.quant_map": ("M", ())}
     if parts.dtype(".weight.absmax", "U8", *SCALES) == "U8":
-        tables[".weight.nested_quant_map"] = ("N", ())
+        parted[".weight.nested_quant_map"] = ("N", ())
         parts.dtype(".weight.nested_absmax", *SCALES)
-    parts.sizes(tables, "a table", M=16, N=256)
+    parts.sizes(parted, "a table", M=16, N=256)
     (rows, columns), size = state["shape"], state["blocksize"]
     count, kind = rows * columns, state["quant_type"]
 
@@ -100,7 +98,15 @@ def _of_four_bits(parts: StoredLinear) -> Layout:
         if packed.numel() * 2 != count:
             raise refused(name, f"does not hold {count} codes of 4 bits")
         if ".weight.nested_absmax" in read:
-            scales = _nested(name, scales.flatten(), state, read)
+            outer, inner = read[".weight.nested_absmax"], scales.flatten()
+            nested = state.get("nested_blocksize") or 256
+            if inner.dtype != torch.uint8:
+                raise refused(name, "has scales of scales, and scales that are no codes")
+            if outer.numel() != -(-inner.numel() // nested):
+                raise refused(name, f"has {outer.numel()} scales for blocks of {nested} scales")
+            of_block = wide(outer, name).repeat_interleave(nested)[: inner.numel()]
+            codes_of = wide(read[".weight.nested_quant_map"], name)
+            scales = codes_of[inner.to(torch.int32)] * of_block + state["nested_offset"]
         if scales.numel() != -(-count // size):
             raise refused(name, f"has {scales.numel()} scales for {-(-count // size)} blocks")
         usual = torch.tensor(_TABLES[kind])
@@ -124,7 +130,7 @@ def _state(name: str, suffix: str, raw: bytes) -> dict[str, Any]:
         state = json.loads(raw)
         shape, size = state["shape"], state["blocksize"]
         sizes = (*shape, size, state.get("nested_blocksize") or 1)
-        right = len(shape) == 2 and all(type(one) is int and 0 < one < 1 << 40 for one in sizes)
+        right = len(shape) == 2 and all(type(side) is int and 0 < side < 1 << 40 for side in sizes)
         right &= state.setdefault("quant_type", suffix.rpartition("__")[2]) in _TABLES
         if not right or state.setdefault("dtype", "float32") not in _DTYPES:
             raise ValueError("a shape, block size or dtype is wrong")
@@ -132,19 +138,6 @@ def _state(name: str, suffix: str, raw: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise refused(name, "has a `quant_state` that cannot be read") from error
     return {**state}
-
-
-def _nested(
-    name: str, codes: Tensor, state: Mapping[str, Any], read: Mapping[str, Tensor]
-) -> Tensor:
-    table, outer = read[".weight.nested_quant_map"], read[".weight.nested_absmax"]
-    size = state.get("nested_blocksize") or 256
-    if codes.dtype != torch.uint8:
-        raise refused(name, "has scales of scales, and scales that are no codes")
-    if outer.numel() != -(-codes.numel() // size):
-        raise refused(name, f"has {outer.numel()} scales for blocks of {size} scales")
-    of_block = wide(outer, name).repeat_interleave(size)[: codes.numel()]
-    return wide(table, name)[codes.to(torch.int32)] * of_block + float(state["nested_offset"])
 
 
 FORMAT = Reader(
@@ -190,9 +183,7 @@ class Bitsandbytes(Format):
         parts = {f"{linear}.weight.{name}": part.cpu() for name, part in parts_of(stored).items()}
         return {f"{linear}.weight": stored.packed.cpu(), **parts}
 
-    def config(
-        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
-    ) -> Document:
+    def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:
         kind = self.scheme.layout.kind if self.scheme.layout else ""
         four = kind != "int8"
         return {
@@ -206,7 +197,7 @@ class Bitsandbytes(Format):
             "bnb_4bit_compute_dtype": dtype,  # in which it was measured
             "bnb_4bit_quant_storage": "uint8",
             "llm_int8_threshold": float(getattr(self.scheme, "threshold", 6.0)),
-            "llm_int8_skip_modules": list(unquantized),
+            "llm_int8_skip_modules": list(outside),
             "llm_int8_has_fp16_weight": False,
             "llm_int8_enable_fp32_cpu_offload": False,
         }

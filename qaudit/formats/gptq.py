@@ -13,44 +13,22 @@ of a mixture are rules of `dynamic`, too. bfloat16 scales from 2^-17 up are exac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from qaudit.core.linears import StoredWeight
+from qaudit.formats import packing, reading
 from qaudit.formats.arithmetic import affine, in_order, indexed, pack, unpack
-from qaudit.formats.packing import (
-    GPTQMODEL,
-    Document,
-    Format,
-    Runtime,
-    declared_bits,
-    declared_group,
-    half_scales,
-    integer_codes,
-    patterns_of,
-    unfit,
-    zero_points,
-)
-from qaudit.formats.reading import (
-    INT32,
-    SCALES,
-    Layout,
-    Reader,
-    StoredLinear,
-    contradiction,
-    matches,
-    whole_number,
-)
 from qaudit.support.lazy import Tensor, torch
 from qaudit.version import __version__
 
 
-def _gptq(parts: StoredLinear) -> Layout:
+def _gptq(parts: reading.StoredLinear) -> reading.Layout:
     name, config, dynamic = parts.name, parts.config, parts.config.get("dynamic")
     rules = dynamic if isinstance(dynamic, Mapping) else {}
     for rule in rules:
-        if rule.startswith("-:") and matches(rule[2:], name.removesuffix(".weight")):
-            raise contradiction(
+        if rule.startswith("-:") and reading.matches(rule[2:], name.removesuffix(".weight")):
+            raise reading.contradiction(
                 f"`dynamic` leaves `{name}` dense by `{rule[:60]}`, and it is stored quantized"
             )
 
@@ -60,8 +38,12 @@ def _gptq(parts: StoredLinear) -> Layout:
 
     version = str(config.get("checkpoint_format") or config.get("format") or "").lower()
     if version not in ("", "gptq", "gptq_v2"):
-        raise contradiction(f"the checkpoint format `{version[:40]}` of GPTQ is not known")
-    stored = {".qweight": ("W R", INT32), ".scales": ("G R", SCALES), ".qzeros": ("G Z", INT32)}
+        raise reading.contradiction(f"the checkpoint format `{version[:40]}` of GPTQ is not known")
+    stored = {
+        ".qweight": ("W R", reading.INT32),
+        ".scales": ("G R", reading.SCALES),
+        ".qzeros": ("G Z", reading.INT32),
+    }
     words, rows, groups, packed = parts.sizes(stored).values()
     bits = packed * 32 // rows
     if bits not in (2, 3, 4, 8) or bits * rows != packed * 32 or words * 32 % bits:
@@ -72,7 +54,7 @@ def _gptq(parts: StoredLinear) -> Layout:
     if ".g_idx" not in parts.infos and decides("desc_act", True):
         raise parts.refused("has no `g_idx`, and the configuration has `desc_act: true`")
     parts.sizes({".g_idx?": ("C", ("I32", "I64"))}, f"{bits}-bit `qweight`", C=columns)
-    planned = whole_number(config, "bits", "w_bit", low=2, high=8)
+    planned = reading.whole_number(config, "bits", "w_bit", low=2, high=8)
     parts.must_have(bits, None if dynamic else planned)
     size = parts.group(columns, groups, {} if dynamic else config)
     symmetric = "`sym: true`" if decides("sym", True) else ""
@@ -85,7 +67,7 @@ def _gptq(parts: StoredLinear) -> Layout:
         if ".g_idx" in read:
             stored_C = indexed(name, read[".g_idx"], groups)
             if decides("desc_act", False) and not torch.equal(stored_C, group_of_C):
-                raise contradiction(  # some runtimes leave it out
+                raise reading.contradiction(  # some runtimes leave it out
                     "the quantization configuration has `desc_act: false`, and the `g_idx` of "
                     f"`{name}` is in another order than its columns"
                 )
@@ -94,16 +76,17 @@ def _gptq(parts: StoredLinear) -> Layout:
         zeros = (zeros_RG, 2 ** (bits - 1), symmetric)
         return affine(name, codes_RC, read[".scales"].T, group_of_C, zeros)
 
-    return Layout((rows, columns), bits, decode, size)
+    return reading.Layout((rows, columns), bits, decode, size)
 
 
-class GptqFiles(Format):
+class GptqFiles(packing.Format):
     """Files that GPTQModel, transformers, vLLM and SGLang load as GPTQ."""
 
     name: ClassVar[str] = "gptq"
     mixes_bits: ClassVar[bool] = True
+    loading: ClassVar[str] = packing.GPTQMODEL
     loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"gptqmodel": (), "vllm": ()}
-    reader = Reader(
+    reader = reading.Reader(
         "gptq",
         (".qweight",),
         (".qweight", ".qzeros", ".scales", ".g_idx"),
@@ -112,45 +95,44 @@ class GptqFiles(Format):
     )
     config_files: ClassVar[tuple[str, ...]] = ("quantize_config.json",)
     runtimes = (
-        Runtime("GPTQModel", "7.6", "backend gptq_torch computes with these very weights"),
-        Runtime("transformers", "5.0", "with gptqmodel and optimum"),
-        Runtime("vLLM", "0.33", "4 and 8 bits, symmetric, groups of 32, 64, 128 or rows"),
-        Runtime("SGLang", "0.5.23", "4 and 8 bits, symmetric"),
+        packing.Runtime("GPTQModel", "7.6", "backend gptq_torch computes with these very weights"),
+        packing.Runtime("transformers", "5.0", "with gptqmodel and optimum"),
+        packing.Runtime("vLLM", "0.33", "4 and 8 bits, symmetric, groups of 32, 64, 128 or rows"),
+        packing.Runtime("SGLang", "0.5.23", "4 and 8 bits, symmetric"),
     )
 
-    def snippet(self, place: str, model: str, config: Document) -> str:
-        return GPTQMODEL.format(place=place)
-
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
-        codes = integer_codes(linear, stored, self.scheme, self.name)
+        codes = packing.integer_codes(linear, stored, self.scheme, self.name)
         rows, columns = codes.codes_RC.shape
         if codes.bits not in (3, 4, 8):
-            raise unfit(
+            raise packing.unfit(
                 f"`gptq` files have 3, 4 or 8 bits, and `{self.scheme.short}` has {codes.bits}",
                 ", which has 2 to 8",
             )
         if rows % 32 or columns % 32:  # kernels read so many at once
-            raise unfit(f"`{linear}` is {rows} x {columns}, and `gptq` files hold multiples of 32")
-        zeros_RG = zero_points(codes, 2 ** (codes.bits - 1) - 1)  # of version 1
+            raise packing.unfit(
+                f"`{linear}` is {rows} x {columns}, and `gptq` files hold multiples of 32"
+            )
+        zeros_RG = packing.zero_points(codes, 2 ** (codes.bits - 1) - 1)  # of version 1
         return {
             f"{linear}.qweight": pack(codes.codes_RC.cpu(), codes.bits).T.contiguous(),
             f"{linear}.qzeros": pack(zeros_RG.T.contiguous(), codes.bits),
-            f"{linear}.scales": half_scales(linear, codes).T.contiguous(),
+            f"{linear}.scales": packing.half_scales(linear, codes).T.contiguous(),
             f"{linear}.g_idx": torch.arange(columns, dtype=torch.int32) // codes.group,
         }
 
     def config(
-        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
-    ) -> Document:
+        self, outside: Sequence[str], symmetric: bool, dtype: str = "float32"
+    ) -> packing.Document:
         rules = {
             f"+:{pattern}": {"bits": bits}
-            for bits, patterns in patterns_of(self.mixed).items()
+            for bits, patterns in packing.patterns_of(self.mixed).items()
             for pattern in patterns
         }
         return {
             "quant_method": "gptq",
-            "bits": declared_bits(self.scheme),
-            "group_size": declared_group(self.scheme),
+            "bits": packing.declared_bits(self.scheme),
+            "group_size": packing.declared_group(self.scheme),
             "desc_act": False,
             "sym": symmetric,
             "lm_head": False,

@@ -10,21 +10,12 @@ float32, in which the product of a zero point and a scale is exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from qaudit.core.linears import StoredWeight
+from qaudit.formats import packing
 from qaudit.formats.arithmetic import WORD, in_order, pack, unpack, wide
-from qaudit.formats.packing import (
-    Document,
-    Format,
-    Runtime,
-    declared_bits,
-    declared_group,
-    integer_codes,
-    unfit,
-    zero_points,
-)
 from qaudit.formats.reading import SCALES, Layout, Reader, StoredLinear, contradiction, whole_number
 from qaudit.support.lazy import Tensor, torch
 
@@ -33,10 +24,10 @@ _BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 
 def _mlx(parts: StoredLinear) -> Layout:
     """Take bits and group from the configuration of this linear, or of all."""
-    name, own = parts.name, parts.config.get(parts.name.removesuffix(".weight"))
-    if own is False:
+    name, of_linear = parts.name, parts.config.get(parts.name.removesuffix(".weight"))
+    if of_linear is False:
         raise contradiction(f"`{name}` is stored quantized, and the configuration denies it")
-    config = {**parts.config, **(own if isinstance(own, dict) else {})}
+    config = {**parts.config, **(of_linear if isinstance(of_linear, dict) else {})}
     mode = str(config.get("mode") or "affine")
     if mode != "affine":
         raise contradiction(f"MLX's mode `{mode[:40]}` is not read; it is `affine` alone")
@@ -59,7 +50,7 @@ def _mlx(parts: StoredLinear) -> Layout:
     return Layout((rows, columns), bits, decode, size)
 
 
-class MlxFiles(Format):
+class MlxFiles(packing.Format):
     """Files that mlx-lm loads."""
 
     name: ClassVar[str] = "mlx"
@@ -68,29 +59,27 @@ class MlxFiles(Format):
     has_embeddings: ClassVar[bool] = True
     suffixes = (".weight", ".scales", ".biases")
     reader = Reader("mlx", (".scales",), suffixes, _mlx, beside=(".biases",))
-    runtimes = (Runtime("mlx-lm", "0.32", "with mlx 0.32"),)
+    runtimes = (packing.Runtime("mlx-lm", "0.32", "with mlx 0.32"),)
     loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"mlx": ()}
-
-    def snippet(self, place: str, model: str, config: Document) -> str:
-        return (
-            "from mlx_lm import generate, load\n\n"
-            f'model, tokenizer = load("{place}")\n'
-            'print(generate(model, tokenizer, prompt="The quick brown fox"))'
-        )
+    loading: ClassVar[str] = (
+        "from mlx_lm import generate, load\n\n"
+        'model, tokenizer = load("{place}")\n'
+        'print(generate(model, tokenizer, prompt="The quick brown fox"))'
+    )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
-        codes = integer_codes(linear, stored, self.scheme, self.name)
-        group, columns = declared_group(self.scheme), codes.codes_RC.shape[1]
+        codes = packing.integer_codes(linear, stored, self.scheme, self.name)
+        group, columns = packing.declared_group(self.scheme), codes.codes_RC.shape[1]
         if codes.bits not in _BITS or group not in _GROUPS:
-            raise unfit(
+            raise packing.unfit(
                 f"`mlx` files have {', '.join(map(str, _BITS))} bits in groups of 32, 64 or "
                 f"128, and `{self.scheme.short}` has {codes.bits} in groups of {group}",
-                ", or scan with group=64",
+                ", or scan with group=64" if codes.bits in _BITS else "",
             )
         if columns * codes.bits % WORD:
-            raise unfit(f"`{linear}` has {columns} columns, whose codes do not fill words")
+            raise packing.unfit(f"`{linear}` has {columns} columns, whose codes do not fill words")
         scales_RG = codes.scales_RG.cpu().float()
-        zeros_RG = zero_points(codes, 2 ** (codes.bits - 1)).float()
+        zeros_RG = packing.zero_points(codes, 2 ** (codes.bits - 1)).float()
         dtype = torch.bfloat16 if codes.zeros_RG is None else torch.float32
         return {
             f"{linear}.weight": pack(codes.codes_RC.cpu(), codes.bits).view(torch.uint32),
@@ -99,16 +88,18 @@ class MlxFiles(Format):
         }
 
     def config(
-        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
-    ) -> Document:
-        bits, group = declared_bits(self.scheme), declared_group(self.scheme)
+        self, outside: Sequence[str], symmetric: bool, dtype: str = "float32"
+    ) -> packing.Document:
+        bits, group = packing.declared_bits(self.scheme), packing.declared_group(self.scheme)
         each = {name: {"group_size": group, "bits": width} for name, width in self.mixed.items()}
         return {"group_size": group, "bits": bits, "mode": "affine", **each}
 
-    def settings(self, config: Mapping[str, Any]) -> Document:
+    def whole_config(
+        self, original: packing.Document, quantization: packing.Document
+    ) -> packing.Document:
         """mlx-lm looks here first, and for a base of rotations outside of `rope_parameters`."""
-        own: Document = {"quantization": self.config((), symmetric=True)}
-        rope = config.get("rope_parameters")
-        if "rope_theta" not in config and isinstance(rope, Mapping) and "rope_theta" in rope:
-            own["rope_theta"] = rope["rope_theta"]
-        return own
+        whole = super().whole_config(original, quantization)
+        rope = original.get("rope_parameters")
+        if "rope_theta" not in original and isinstance(rope, Mapping) and "rope_theta" in rope:
+            whole["rope_theta"] = rope["rope_theta"]
+        return {**whole, "quantization": self.config((), symmetric=True)}

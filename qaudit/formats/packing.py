@@ -1,30 +1,35 @@
 """What a format of quantized files is: how one linear is written, read back, and described.
 
 A format packs what schemes return as stored; what it cannot hold it refuses, with what would work.
+
+One that is written is a `Format`, of a module of this room or of another distribution by the entry
+point `qaudit.formats`. One that is read is a `Reader`: a constant of a module here, the `reader` of
+a format, or what the entry point of another distribution in `qaudit.readers` names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
+import qaudit.formats
 from qaudit.checkpoints.safetensors import ShardWriter
 from qaudit.core.linears import Codes, IntegerCodes, StoredWeight
 from qaudit.core.mixture import any_expert
-from qaudit.core.registry import schemes
+from qaudit.core.registry import discover, modules_in, schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
-from qaudit.errors import SchemeError, SourceError, UsageError
-from qaudit.formats.reading import DenseWeights, PackedWeights, QuantizedWeights, Reader
+from qaudit.errors import MachineError, SchemeError, SourceError, UsageError
+from qaudit.formats.reading import DenseWeights, PackedWeights, Reader
 from qaudit.settings import EXAMPLE_SCHEMES
 from qaudit.support.lazy import Tensor, torch
+from qaudit.support.plugins import Plugins, entries_of, imported, plugin_at
 
 Document = dict[str, Any]
-
-_HELD_BY: dict[Codes, str] = {}  # which each format says of itself
-
 
 TRANSFORMERS = """\
 from transformers import AutoTokenizer, {imports}{model}
@@ -57,6 +62,7 @@ class Format:
     name: ClassVar[str]
     library: ClassVar[str] = "transformers"  # by which the Hub sorts and shows its files
     reader: ClassVar[Reader]
+    loading: ClassVar[str] = TRANSFORMERS  # Python, or a command, that loads files from a place
     runtimes: Any = ()  # of `Runtime`; a property where the scheme decides
     config_files: ClassVar[tuple[str, ...]] = ()  # copies of the configuration that readers want
     has_settings: ClassVar[bool] = True  # a configuration and a tokenizer beside the weights
@@ -68,10 +74,6 @@ class Format:
     loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The programs of `verify` that load the files, and the packages that they need for it."""
 
-    def __init_subclass__(cls) -> None:
-        for codes in cls.holds:
-            _HELD_BY[codes] = cls.name
-
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
         self.mixed: Mapping[str, int] = {}  # bits of each linear, where the scheme mixes them
@@ -81,7 +83,7 @@ class Format:
 
         `model` is the class of transformers that the checkpoint is of.
         """
-        return TRANSFORMERS.format(place=place, model=model, imports="", options="")
+        return self.loading.format(place=place, model=model, imports="", options="")
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         """Return the tensors of one linear, by their names in the file."""
@@ -112,50 +114,13 @@ class Format:
         """Open the files of an export, of which some linears were packed and the rest was not."""
         return PackedWeights(folder, self.reader, linears)
 
-    def config(
-        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
-    ) -> Document:
-        """Return the `quantization_config`; `unquantized` are the other linears of the model."""
+    def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:
+        """Return the `quantization_config`; `outside` are the linears that are not quantized."""
         raise NotImplementedError
 
     def whole_config(self, original: Document, quantization: Document) -> Document:
         """Return `config.json`: that of the checkpoint, and what the format adds."""
-        return {**original, **self.settings(original), "quantization_config": quantization}
-
-    def settings(self, config: Mapping[str, Any]) -> Document:
-        """Return further keys that runtimes need in the `config.json` of a checkpoint."""
-        return {}
-
-
-Identity = tuple[str, int, int]
-"""The format of what is quantized, and the bits of its codes and of activations."""
-
-
-class FileFormat(Format):
-    """Base of a format that is one file beside no configuration, told by its ending."""
-
-    ending: ClassVar[str]
-
-    @classmethod
-    def identify(cls, path: Path) -> Identity:
-        raise NotImplementedError
-
-    @classmethod
-    def identify_remote(
-        cls, label: str, path: Path, nbytes: int, first: Callable[[int], bytes], base: Path
-    ) -> Identity:
-        """Identify a file of the Hub by its `first` bytes; refuse one of another model."""
-        raise NotImplementedError
-
-    @classmethod
-    def must_match(cls, label: str, path: Path, base: Path) -> None:
-        """Refuse a file of another architecture or another vocabulary than the base has."""
-        raise NotImplementedError
-
-    @classmethod
-    def open_file(cls, path: Path, base: Collection[str]) -> QuantizedWeights:
-        """Open a file as dense tensors; `base` names those of the model that was quantized."""
-        raise NotImplementedError
+        return {**original, "quantization_config": quantization}
 
 
 def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:
@@ -216,7 +181,9 @@ def _elsewhere(scheme: Scheme) -> str:
     if scheme.layout is None:
         names = [*EXAMPLE_SCHEMES.split(","), *schemes_of("integers").split(" or ")]
         return f"export one of {', '.join(names)}"
-    return f"export it as `{_HELD_BY.get(scheme.layout.codes, 'compressed-tensors')}`"
+    codes, built_in = scheme.layout.codes, formats().built_in.values()
+    name = next((form.name for form in built_in if codes in form.holds), "compressed-tensors")
+    return f"export it as `{name}`"
 
 
 def schemes_of(*codes: Codes, rounds_inputs: bool | None = None) -> str:
@@ -276,3 +243,56 @@ def patterns_of(mixed: Mapping[str, int]) -> dict[int, list[str]]:
         text = re.escape(linear).replace(r"\.\*\.", r"\.\d+\.")
         patterns.setdefault(bits, []).append(rf".*\.({'|'.join(some)})\.{text}$")
     return patterns
+
+
+@cache
+def formats() -> Plugins[Format]:
+    return Plugins("format", Format, discover(qaudit.formats, Format))
+
+
+@cache
+def readers() -> Mapping[str, Reader]:
+    values = [value for module in modules_in(qaudit.formats) for value in vars(module).values()]
+    kinds = [value for value in values if isinstance(value, type) and issubclass(value, Format)]
+    found = [*values, *(vars(kind).get("reader") for kind in kinds)]
+    return {reader.name: reader for reader in found if isinstance(reader, Reader)}
+
+
+def reader_named(name: str) -> Reader | None:
+    """Return a reader; that of another distribution is imported where a file names its format."""
+    if (entry := further_readers().get(name)) is not None:
+        with imported("reader", entry):
+            reader = entry.load()
+        if not isinstance(reader, Reader) or reader.name != name:
+            origin = plugin_at("reader", entry)
+            raise MachineError(
+                f"`{entry.value}` of {origin} is no Reader named `{name}`",
+                hint=f"install another version of it, or `pip uninstall {origin.distribution}`",
+            )
+        return reader
+    if name in readers() or name not in formats().entries:
+        return readers().get(name)
+    return getattr(formats()[name], "reader", None)
+
+
+def further_readers() -> Mapping[str, EntryPoint]:
+    """Return the readers of other distributions."""
+    return entries_of("reader", tuple(readers()))
+
+
+def has_embeddings(name: str) -> bool:
+    return name in formats() and formats()[name].has_embeddings
+
+
+def format_named(name: str, scheme: Scheme) -> Format:
+    if name not in formats():
+        raise UsageError(
+            f"`{name}` is not a format that is written", hint=f"use {' or '.join(formats())}"
+        )
+    if scheme.kv != NO_CACHE:
+        alone = replace(scheme, kv=NO_CACHE).short
+        raise SchemeError(
+            f"`{scheme.short}` rounds cached keys and values, which no file of weights holds",
+            hint=f"export {alone}, and have the runtime round its cache",
+        )
+    return formats()[name](scheme)

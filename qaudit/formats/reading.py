@@ -1,7 +1,12 @@
-"""What a format of quantized weights is, and how its files are refused."""
+"""What a format of quantized weights is, what it does to activations, and how files are refused.
+
+A rounding of activations is known by the configuration alone: by token, or by groups of a token, it
+needs nothing else; under a fixed scale it takes the one that is stored beside the weight.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections import Counter
@@ -9,17 +14,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Literal, Protocol
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.header import TensorInfo
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.errors import ConfigurationError, SourceError
-from qaudit.support.lazy import Tensor
+from qaudit.errors import ConfigurationError, SourceError, UsageError
+from qaudit.support.lazy import Tensor, torch
 from qaudit.support.patterns import slow_reason
-
-if TYPE_CHECKING:
-    from qaudit.formats.activations import Rounding
+from qaudit.whole import read_regular
 
 Config = Mapping[str, Any]
 """A quantization configuration, as the repository has it."""
@@ -42,6 +45,65 @@ def refused(name: str, why: str) -> SourceError:
 def contradiction(what: str) -> ConfigurationError:
     """Make the error for a configuration that its tensors contradict."""
     return ConfigurationError(what, hint=DAMAGED)
+
+
+Kind = Literal[
+    "fp8", "fp8 by 128", "fp8 fixed", "int8", "int8 fixed", "int8 but outliers", "nvfp4", "mxfp4"
+]
+_FIXED: Mapping[str, tuple[str, ...]] = {
+    "fp8 fixed": (".input_scale", ".activation_scale"),
+    "int8 fixed": (".input_scale",),
+    "nvfp4": (".input_global_scale",),
+}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How what a linear reads is rounded; the number is a scale, a bound or a threshold."""
+
+    kind: Kind
+    number: float | None = None
+
+    @property
+    def bits(self) -> int | None:
+        """Return the bits of each activation; None where some keep all of theirs."""
+        if self.kind == "int8 but outliers":
+            return None
+        return 4 if self.kind.endswith("fp4") else 8
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from qaudit.core.activations import in_parts
+
+        whole_batch = self.kind == "int8 but outliers"  # of any token of a batch
+        return self._round(x) if whole_batch else in_parts(x, self._round)
+
+    def _round(self, x: Tensor) -> Tensor:
+        from qaudit.core import activations, floats
+
+        number = self.number or 0.0
+        match self.kind:
+            case "fp8":
+                bounded = x if self.number is None else x.clamp(-number, number)
+                return activations.fp8_tokens(bounded)
+            case "fp8 by 128":
+                return activations.fp8_token_groups(x)
+            case "int8":
+                return activations.int8_tokens(x)
+            case "mxfp4":
+                return activations.mxfp4_groups(x, "even")
+            case "nvfp4":
+                return activations.nvfp4_groups(x, x.new_tensor(number, dtype=torch.float32))
+            case "fp8 fixed":
+                return (floats.e4m3(x.float() / number).float() * number).to(x.dtype)
+            case "int8 fixed":
+                return ((x.float() / number).round().clamp(-128, 127) * number).to(x.dtype)
+            case "int8 but outliers":
+                wide = x.float()  # columns with a value from a threshold on stay (LLM.int8)
+                large = wide.abs() >= number if number else wide.abs() < 0
+                rest = wide.masked_fill(large, 0)
+                scale = (rest.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-30)
+                whole_C = large.flatten(0, -2).any(0)
+                return (rest / scale).round().mul(scale).where(~whole_C, wide).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -124,13 +186,14 @@ class StoredLinear:
 
     def scaled(self, rounding: Rounding | str | None) -> Rounding | None:
         """Return a rounding of activations with its scale, where that is fixed and stored."""
-        if rounding is None or isinstance(rounding, str) or not rounding.stored_scales:
-            return None if isinstance(rounding, str) else rounding
-        suffix = next((name for name in rounding.stored_scales if name in self.infos), "")
+        if rounding is None or isinstance(rounding, str):
+            return None
+        if not (suffixes := _FIXED.get(rounding.kind)):
+            return rounding
+        suffix = next((name for name in suffixes if name in self.infos), "")
         if not suffix:
             raise self.refused(
-                f"has no `{rounding.stored_scales[0][1:]}`, and the configuration fixes the scale "
-                "of activations"
+                f"has no `{suffixes[0][1:]}`, and the configuration fixes the scale of activations"
             )
         dtype, raw = self.infos[suffix].dtype, self.raw(suffix)
         if dtype not in _NUMBERS or len(raw) != struct.calcsize(_NUMBERS[dtype]):
@@ -181,9 +244,9 @@ class Reader:
                     raise contradiction(
                         f"`{key}` names `{str(name)[:60]}`, and `{base[:60]}` is stored quantized"
                     )
-        keys = {one: base + one for one in self.suffixes if base + one in files.infos}
-        infos = {one: files.infos[key] for one, key in keys.items()}
-        stored = StoredLinear(base + self.dense, infos, config, lambda one: files.raw(keys[one]))
+        keys = {part: base + part for part in self.suffixes if base + part in files.infos}
+        infos = {part: files.infos[key] for part, key in keys.items()}
+        stored = StoredLinear(base + self.dense, infos, config, lambda part: files.raw(keys[part]))
         return self.layout(stored), keys
 
     def read(self, files: WeightFolder, config: Config, base: str) -> Tensor:
@@ -248,38 +311,70 @@ def most_bits(codes: Iterable[tuple[int, tuple[int, ...]]]) -> int:
     return counts.most_common(1)[0][0]
 
 
+VOCABULARY = "vocabulary"
+
+
+def read_tokenizer(folder: Path) -> Mapping[str, Any] | None:
+    """Return the table of a folder's `tokenizer.json`; None where none can be compared."""
+    try:
+        table = json.loads(read_regular(folder / "tokenizer.json").decode())
+        is_table = isinstance(table["model"]["vocab"], dict)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return table if is_table else None
+
+
+def differing_part(own: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """Return the part by which two tokenizers make other tokens of a text; "" if there is none."""
+    if own["model"]["vocab"] != base["model"]["vocab"]:
+        return VOCABULARY
+    if merges_of(own) != merges_of(base):
+        return "merges"
+    for part in ("normalizer", "pre_tokenizer"):
+        if not _alike(own.get(part), base.get(part)):
+            return part.replace("_", "-")
+    return ""
+
+
+def merges_of(table: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the pairs of a BPE, which are written as lists or with a space."""
+    pairs = table["model"].get("merges") or ()
+    return [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in pairs]
+
+
+def _alike(own: Any, base: Any) -> bool:
+    """Compare settings; one that an older library did not write yet has its default."""
+    if isinstance(own, dict) and isinstance(base, dict):
+        return all(_alike(own[key], base[key]) for key in own.keys() & base.keys())
+    if isinstance(own, list) and isinstance(base, list):
+        return len(own) == len(base) and all(map(_alike, own, base))
+    return type(own) is type(base) and bool(own == base)
+
+
+def other_model(label: str, key: str, own: object, theirs: object, base: Path) -> UsageError:
+    return UsageError(
+        f"`{label}` is no file of this model: its `{key}` is {str(own)[:40]}, and that of `{base}` "
+        f"is {str(theirs)[:40]}",
+        hint="give the model that the file was made from as the target",
+    )
+
+
+def other_tokenizer(label: str, part: str, base: Path) -> UsageError:
+    """Make the error for a file whose tokens are not those of its base."""
+    what = "token ids mean other text" if part == VOCABULARY else "a text has other tokens"
+    kind = f"other {part}" if part == "merges" else f"another {part}"
+    return UsageError(
+        f"`{label}` has {kind} than `{base}`: {what}",
+        hint="give the model that the file was made from as the target",
+    )
+
+
 class DenseWeights(Protocol):
     """Weights under their dense names, whatever the files hold."""
 
     def names(self) -> Sequence[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def read(self, name: str) -> Tensor: ...
-
-
-class QuantizedLinear(Protocol):
-    """One linear of a file: its shape, the bits of a code, and what rounds its inputs."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def bits(self) -> int: ...
-    @property
-    def rounding(self) -> Rounding | None: ...
-
-
-class QuantizedWeights(DenseWeights, Protocol):
-    """The weights of a quantized file or folder, decoded one at a time."""
-
-    @property
-    def notes(self) -> Sequence[str]: ...
-    @property
-    def linears(self) -> Mapping[str, QuantizedLinear]: ...
-    @property
-    def bits(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    def nbytes_of(self, name: str) -> int: ...
-    def groups(self, name: str) -> Tensor | None: ...
 
 
 class PackedWeights:

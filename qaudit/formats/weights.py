@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Union
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.header import TensorInfo
 from qaudit.checkpoints.safetensors import Headers, WeightFolder, only_pickles, unread_shards
+from qaudit.checkpoints.stamps import is_gguf
 from qaudit.errors import ConfigurationError, SourceError
-from qaudit.formats.activations import Rounding
 from qaudit.formats.arithmetic import in_order
-from qaudit.formats.packing import Identity
+from qaudit.formats.gguf import reading as gguf
+from qaudit.formats.gguf.header import read_header
+from qaudit.formats.packing import formats, further_readers, reader_named, readers
 from qaudit.formats.reading import (
     Config,
     Layout,
-    QuantizedWeights,
     Reader,
+    Rounding,
     contradiction,
+    differing_part,
     most_bits,
+    other_model,
+    other_tokenizer,
+    read_tokenizer,
     refused,
 )
-from qaudit.formats.registry import (
-    file_format,
-    formats,
-    further_readers,
-    reader_named,
-    readers,
-)
-from qaudit.formats.tokenizers import differing_part, other_model, other_tokenizer, read_tokenizer
 from qaudit.support.lazy import Tensor
 
 IN_PLUGINS = {"torchao": "`pip install qaudit-torchao` reads it"}
@@ -50,15 +49,18 @@ _ALIASES = (
 """Keys of GPTQ and AWQ that decide what weights are decoded to, under all their names."""
 
 
+QuantizedWeights = Union["QuantizedFolder", gguf.GgufFile]
+"""The weights of a quantized folder or file, decoded one at a time."""
+
+
 def open_quantized(place: Path, *, base: Collection[str] = ()) -> QuantizedWeights:
-    form = file_format(place)
-    return form.open_file(place, base) if form else QuantizedFolder(place, base=base)
+    return gguf.GgufFile(place, base=base) if is_gguf(place) else QuantizedFolder(place, base=base)
 
 
-def format_of(folder: Path) -> Identity:
-    """Return what a place says that it is, before any tensor is read. No torch."""
-    if form := file_format(folder):
-        return form.identify(folder)
+def format_of(folder: Path) -> tuple[str, int, int]:
+    """Return the format of a place, and the bits of its codes and of activations. No torch."""
+    if is_gguf(folder):
+        return "gguf", gguf.GgufFile(folder).bits, 16
     name, reader, config = known_quantization(folder)
     bits, rounding = reader.bits(config), reader.rounding(config)
     if bits is None:
@@ -68,13 +70,13 @@ def format_of(folder: Path) -> Identity:
 
 def must_match(label: str, folder: Path, base: Path) -> None:
     """Refuse a file of another architecture or another vocabulary than the base has."""
-    if form := file_format(folder):
-        form.must_match(label, folder, base)
+    if is_gguf(folder):
+        gguf.must_match(label, read_header(folder), base, folder)
         return
     if (folder / "config.json").is_file() and (base / "config.json").is_file():
-        own, theirs = read_configuration(folder), read_configuration(base)
+        tables = read_configuration(folder), read_configuration(base)
         for key in _COMPARED:
-            a, b = own.get(key), theirs.get(key)
+            a, b = (table.get(key) for table in tables)
             if a is not None and b is not None and a != b:
                 raise other_model(label, key, a, b, base)
     own_table, base_table = (read_tokenizer(place) for place in (folder, base))
@@ -88,14 +90,14 @@ def quantization_of(folder: Path) -> tuple[str, Config] | None:
     config = read_configuration(folder) if (folder / "config.json").is_file() else {}
     for table in (config, config.get("text_config")):
         for key in ("quantization_config", "compression_config", "quantization"):
-            own = table.get(key) if isinstance(table, dict) else None
-            if isinstance(own, dict) and own:
-                is_mlx = key == "quantization" or ("mode" in own and "quant_method" not in own)
-                return _name(own, "mlx" if is_mlx else ""), own
+            inner = table.get(key) if isinstance(table, dict) else None
+            if isinstance(inner, dict) and inner:
+                is_mlx = key == "quantization" or ("mode" in inner and "quant_method" not in inner)
+                return _name(inner, "mlx" if is_mlx else ""), inner
     for reader in readers().values():
         if reader.older and (folder / reader.older).is_file():
-            own = read_configuration(folder, reader.older)
-            return _name(own, reader.name), own
+            config = read_configuration(folder, reader.older)
+            return _name(config, reader.name), config
     return None
 
 
@@ -125,14 +127,17 @@ def known_quantization(folder: Path) -> tuple[str, Reader, Config]:
             if name in IN_PLUGINS
             else f"these are: {', '.join([*readers(), *formats().entries, *further_readers()])}",
         )
-    if reader.older and (folder / reader.older).is_file():
-        _must_agree(config, read_configuration(folder, reader.older), reader.older)
-    return name, reader, config
-
-
-def _must_agree(config: Config, older: Config, file: str) -> None:
-    """Refuse two configurations that differ: GPTQModel reads the older file, vLLM `config.json`."""
-    for keys in _ALIASES:
+    sparsity = config.get("sparsity_config")
+    kind = str(sparsity.get("format") or "dense") if isinstance(sparsity, dict) else "dense"
+    if kind != "dense" or config.get("format") == "marlin-24":
+        raise ConfigurationError(
+            f"the weights of `{folder}` are stored sparse, as "
+            f"`{'marlin-24' if kind == 'dense' else kind[:40]}`",
+            hint="only dense codes are read",
+        )
+    file = reader.older
+    older = read_configuration(folder, file) if file and (folder / file).is_file() else {}
+    for keys in _ALIASES:  # GPTQModel reads the older file, vLLM `config.json`
         ours, theirs = (
             next((str(table[key]) for key in keys if table.get(key) is not None), None)
             for table in (config, older)
@@ -142,6 +147,7 @@ def _must_agree(config: Config, older: Config, file: str) -> None:
                 f"`{file}` has `{keys[0]}: {theirs[:40]}`, "
                 f"and `config.json` `{keys[0]}: {ours[:40]}`"
             )
+    return name, reader, config
 
 
 class QuantizedFolder:
@@ -160,7 +166,6 @@ class QuantizedFolder:
         of no consequence. `infos` are the headers of files that are not on this machine.
         """
         self.format, reader, config = known_quantization(folder)
-        _refuse_sparse(config, folder)
         if only_pickles(folder):
             raise ConfigurationError(
                 f"the weights of `{folder}` are pickled, and quantized weights are read from "
@@ -173,7 +178,7 @@ class QuantizedFolder:
         self.linears: dict[str, Layout] = {}  # by dense name
         self._keys: dict[str, dict[str, str]] = {}  # dense name -> suffix -> key
         for key in (stored := self._files.infos):
-            root = next((one for one in reader.roots if key.endswith(one)), "")
+            root = next((root for root in reader.roots if key.endswith(root)), "")
             linear = key.removesuffix(root)
             if root and all(linear + suffix in stored for suffix in reader.beside):
                 name = linear + reader.dense
@@ -186,18 +191,25 @@ class QuantizedFolder:
         rounding = reader.rounding(config)
         if not isinstance(rounding, str):
             rounding = next((layout.left for layout in self.linears.values() if layout.left), "")
-        left = "the file also quantizes activations ({}), which stay as they are here"
-        weights_only = f"weights only: {left.format(rounding[:60])}" if rounding else None
-        self.notes = tuple(note for note in (weights_only, unread_shards(folder)) if note)
+        weights_only = (
+            f"weights only: the file also quantizes activations ({rounding[:60]}), which stay as "
+            "they are here"
+        )
+        self.notes = tuple(n for n in (rounding and weights_only, unread_shards(folder)) if n)
         """What is not run as it ships."""
         parts = {key for keys in self._keys.values() for key in keys.values()}
         self._stored = [
             name
             for name in self._files.names()
-            if name not in parts
-            and not name.endswith(reader.ignored or ("\0",))
-            and not (base and name not in base and self._is_zero_bias(name))
+            if name not in parts and not name.endswith(reader.ignored or ("\0",))
         ]
+        if base:  # AutoGPTQ wrote a bias of zeros beside every linear
+            biases = {f"{name.removesuffix('.weight')}.bias" for name in self.linears} - set(base)
+            self._stored = [
+                name
+                for name in self._stored
+                if name not in biases or bool(self._files.read(name).any())
+            ]
         self._must_be_whole(reader, frozenset(base))
 
     @property
@@ -252,10 +264,10 @@ class QuantizedFolder:
 
     def _must_be_whole(self, kind: Reader, base: frozenset[str]) -> None:
         """Refuse codes without what decodes them, and parts of a linear without its codes."""
-        parts = tuple(one for one in kind.suffixes if one != kind.dense)
+        parts = tuple(suffix for suffix in kind.suffixes if suffix != kind.dense)
         for key in self._stored:
             info = self._files.infos[key]
-            suffix = next((one for one in parts if key.endswith(one) and key not in base), "")
+            suffix = next((part for part in parts if key.endswith(part) and key not in base), "")
             if suffix and not suffix.startswith(_OF_INPUTS):
                 name = key.removesuffix(suffix) + kind.dense
                 raise refused(name, f"has a `{suffix.lstrip('._')}`, and not all that decodes it")
@@ -263,22 +275,3 @@ class QuantizedFolder:
             if info.dtype not in _DENSE and (is_weight or info.dtype.startswith("F")):
                 needed = " or ".join(f"`{root.lstrip('._')}`" for root in kind.roots)
                 raise refused(key, f"is stored as `{info.dtype}` and has no {needed}")
-
-    def _is_zero_bias(self, name: str) -> bool:
-        """Return whether a tensor is a bias of zeros, which AutoGPTQ wrote beside every linear."""
-        stem, _, last = name.rpartition(".")
-        if f"{stem}.weight" not in self.linears or last != "bias":
-            return False
-        return not bool(self._files.read(name).any())
-
-
-def _refuse_sparse(config: Config, folder: Path) -> None:
-    sparsity = config.get("sparsity_config")
-    kind = str(sparsity.get("format") or "dense") if isinstance(sparsity, dict) else "dense"
-    packing = str(config.get("format") or "")
-    if kind != "dense" or packing == "marlin-24":
-        raise ConfigurationError(
-            f"the weights of `{folder}` are stored sparse, as "
-            f"`{(packing if kind == 'dense' else kind)[:40]}`",
-            hint="only dense codes are read",
-        )

@@ -15,6 +15,7 @@ a range is read from the file's beginning: that costs traffic alone.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import threading
@@ -27,23 +28,24 @@ import httpx2
 
 from qaudit.errors import HubError, Interrupted
 from qaudit.hub.connection import (
+    ENDPOINT,
     RESUME,
     Credentials,
     DroppedError,
     Request,
-    check_offer,
+    check_variables,
     dropped_by,
     dropped_response,
     endpoint_origin,
-    environment_settings,
+    environment_token,
     hub_headers,
+    is_set,
     next_wait_seconds,
     no_file,
     not_known_offline,
     origin_of,
     refusal,
     session,
-    wait_in_words,
 )
 from qaudit.hub.names import (
     COMMIT,
@@ -59,7 +61,7 @@ from qaudit.hub.names import (
 from qaudit.version import __version__
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi, RepoFile, RepoFolder
+    from huggingface_hub import HfApi
 
 T = TypeVar("T")
 Say = Callable[[str], object]
@@ -106,14 +108,17 @@ class Client:
     @classmethod
     def from_environment(cls, *, say: Say = lambda text: None, patient: bool = True) -> Client:
         """Return the client of the environment's Hub; one that is not patient never waits long."""
-        settings = environment_settings()
+        check_variables()
+        offline = is_set("HF_HUB_OFFLINE") or is_set("TRANSFORMERS_OFFLINE")
+        anonymous = offline or is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN")
+        seconds = float(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or 30)
         return cls(
-            settings.endpoint,
-            token=settings.token,
-            offline=settings.offline,
+            os.environ.get("HF_ENDPOINT") or ENDPOINT,
+            token=None if anonymous else environment_token(),
+            offline=offline,
             say=say,
             pause=None if patient else lambda seconds: None,
-            timeout_seconds=settings.timeout_seconds if patient else 5.0,
+            timeout_seconds=seconds if patient else 5.0,
         )
 
     def break_off(self) -> None:
@@ -131,11 +136,9 @@ class Client:
     def revisions(self, repo: str, kind: Kind = "model") -> tuple[Revision, ...]:
         request = Request(f"the revisions of `{repo}`", checked(repo), kind)
         refs = self.ask(request, lambda api: api.list_repo_refs(repo, repo_type=kind))
-        names = {
-            where: [{"name": ref.name, "targetCommit": ref.target_commit} for ref in found]
-            for where, found in (("branches", refs.branches), ("tags", refs.tags))
-        }
-        return self._parsed(request, revisions_in, names)
+        rows = [(ref.name, ref.target_commit, "branch") for ref in refs.branches]
+        rows += [(ref.name, ref.target_commit, "tag") for ref in refs.tags]
+        return self._parsed(request, revisions_in, rows)
 
     def commit(self, repo: str, revision: str = "main", kind: Kind = "model") -> str:
         call = f"the commit of `{revision}` in `{repo}`"
@@ -143,13 +146,14 @@ class Client:
         info = self.ask(request, lambda api: api.repo_info(repo, repo_type=kind, revision=revision))
         return self._parsed(request, lambda sha: matching(COMMIT, sha, "the commit"), info.sha)
 
-    def files(self, repo: str, commit: str, *, kind: Kind = "model") -> tuple[HubFile, ...]:
-        """Return every file at a commit, in all folders."""
-        request = Request(f"the files of `{repo}` at `{commit}`", checked(repo), kind, commit)
-        return self._listed(
-            request,
-            lambda api: api.list_repo_tree(repo, recursive=True, revision=commit, repo_type=kind),
-        )
+    def files(
+        self, repo: str, commit: str, folder: str | None = None, *, kind: Kind = "model"
+    ) -> tuple[HubFile, ...]:
+        """Return every file at a commit in all folders, or those of one folder alone."""
+        where = f"at `{commit}`" if folder is None else f"in `{folder}`"
+        request = Request(f"the files of `{repo}` {where}", checked(repo), kind, commit)
+        how: Any = {"recursive": folder is None, "revision": commit, "repo_type": kind}
+        return self._listed(request, lambda api: api.list_repo_tree(repo, folder or None, **how))
 
     def file(self, repo: str, commit: str, path: str, *, kind: Kind = "model") -> HubFile:
         request = Request(f"`{path}` of `{repo}`", checked(repo), kind, commit, path)
@@ -162,17 +166,6 @@ class Client:
             raise self.garbled(request, "it is about other files")
         return files[0]
 
-    def neighbours(
-        self, repo: str, commit: str, folder: str, *, kind: Kind = "model"
-    ) -> tuple[str, ...]:
-        """Return the names of the files in one folder."""
-        request = Request(f"the files of `{repo}` in `{folder}`", checked(repo), kind, commit)
-        files = self._listed(
-            request,
-            lambda api: api.list_repo_tree(repo, folder or None, revision=commit, repo_type=kind),
-        )
-        return tuple(file.path.rpartition("/")[2] for file in files)
-
     def repositories(self, pattern: str) -> tuple[str, ...]:
         """Return the repositories of one owner whose names match `owner/name-*`."""
         owner, _, name = pattern.partition("/")
@@ -184,21 +177,16 @@ class Client:
         return tuple(sorted({n for n in names if is_repository(n) and fnmatchcase(n, pattern)}))
 
     def _listed(self, request: Request, call: Callable[[HfApi], Any]) -> tuple[HubFile, ...]:
-        entries: list[RepoFile | RepoFolder] = self.ask(request, lambda api: list(call(api)))
-        files = [vars(entry) for entry in entries if hasattr(entry, "blob_id")]
-        page = [
-            {
-                "type": "file",
-                "path": file["path"],
-                "size": file["size"],
-                "oid": file["blob_id"],
-                "lfs": {"oid": file["lfs"].sha256, "size": file["lfs"].size}
-                if file["lfs"]
-                else None,
-            }
-            for file in files
-        ]
-        return self._parsed(request, files_in, [page])
+        """Return the files that a call lists; folders and links of git are none."""
+        rows: list[tuple[Any, ...]] = []
+        for entry in self.ask(request, lambda api: list(call(api))):
+            if hasattr(entry, "blob_id"):
+                sha256, nbytes = None, entry.size
+                if entry.lfs:  # two sizes that differ are none
+                    sha256 = entry.lfs.sha256
+                    nbytes = nbytes if entry.lfs.size == nbytes else [nbytes, entry.lfs.size]
+                rows.append((entry.path, nbytes, entry.blob_id, sha256))
+        return self._parsed(request, files_in, rows)
 
     def ask(self, request: Request, call: Callable[[HfApi], T]) -> T:
         """Call the library; what breaks off is repeated."""
@@ -327,7 +315,21 @@ class Client:
         try:
             if response.status_code not in (200, 206):
                 raise self._failure(response, request)
-            check_offer(request, hub_headers(response, self.origin), blob)
+            told = hub_headers(response, self.origin)
+            tag = told.get("x-linked-etag") or told.get("etag", "")
+            commit = told.get("x-repo-commit", "")
+            for what, value, expected in (
+                ("commit", commit, request.revision),
+                ("blob", tag, blob),
+            ):
+                name = value.removeprefix("W/").strip('"')
+                if expected is not None and name != expected:
+                    shown = ascii(name)[1:-1][:64] if name else "nothing"
+                    raise HubError(
+                        f"the Hub offers another {what} for {request.where}: `{shown}`, not "
+                        f"`{expected}`",
+                        hint="the server, or a proxy in between, serves other files than it lists",
+                    )
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise self.garbled(request, "it comes in an encoding that was not requested")
             yield response
@@ -368,16 +370,6 @@ class Client:
             _active.remove(self)
             _calling.client = None
 
-    def note_request(self, request: httpx2.Request) -> None:
-        with self._lock:
-            self.requests += 1
-        _calling.requests += 1
-        if _calling.requests > _MOST_PAGES:
-            raise GarbledError("its pages do not end")
-        if not any(request.extensions.get("timeout", {}).values()):
-            limits = httpx2.Timeout(self.timeout_seconds).as_dict()
-            request.extensions = {**request.extensions, "timeout": limits}
-
     def with_retries(self, request: Request, attempt: Callable[[], T]) -> T:
         """Repeat what broke off: a bounded number of times, each with a message."""
         failures = 0
@@ -388,7 +380,10 @@ class Client:
                 failures += 1
                 wait = next_wait_seconds(dropped, failures, request.call, self.endpoint)
                 if not self._stopped.is_set():
-                    self.say(wait_in_words(dropped, wait, request.call))
+                    why = f"the Hub asks to wait {wait:.0f} s ({dropped.status})"
+                    if dropped.wait_seconds is None:
+                        why = f"{request.call}: {dropped.reason}; trying again in {wait:.0f} s"
+                    self.say(why)
                     self.pause(wait)
         raise Interrupted(f"stopped while asking for {request.call}", hint=RESUME)
 
@@ -438,9 +433,17 @@ def _before(request: httpx2.Request) -> None:
     origins = [client.origin for client in list(_active) if client.credentials.token == token]
     if origins and origin_of(str(request.url)) not in origins:
         del request.headers["Authorization"]
-    client = getattr(_calling, "client", None)
-    if client is not None:
-        client.note_request(request)
+    client: Client | None = getattr(_calling, "client", None)
+    if client is None:
+        return
+    with client._lock:
+        client.requests += 1
+    _calling.requests += 1
+    if _calling.requests > _MOST_PAGES:
+        raise GarbledError("its pages do not end")
+    if not any(request.extensions.get("timeout", {}).values()):
+        limits = httpx2.Timeout(client.timeout_seconds).as_dict()
+        request.extensions = {**request.extensions, "timeout": limits}
 
 
 def _after_answer(response: httpx2.Response) -> None:

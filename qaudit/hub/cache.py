@@ -118,17 +118,6 @@ class RepoCache:
         """
         pointer = self.pointer(commit, path)
         passing = self.blob(blob).with_name(f"{blob}.{secrets.token_hex(8)}.incomplete")
-        self._must_stay_inside(pointer)
-        try:
-            pointer.parent.mkdir(parents=True, exist_ok=True)
-            passing.symlink_to(Path(*[".."] * (path.count("/") + 2), "blobs", blob))
-            note(passing, pointer)
-            passing.replace(pointer)
-        except OSError as error:
-            raise not_kept(pointer, error) from error
-
-    def _must_stay_inside(self, pointer: Path) -> None:
-        """Refuse a path to a link that leads through links, or through a file."""
         step = self.folder / "snapshots"
         for part in ("", *pointer.relative_to(step).parts[:-1]):
             step = step / part
@@ -137,6 +126,13 @@ class RepoCache:
                     f"`{step}` is not a folder of its own, so `{pointer.name}` is not put there",
                     hint="remove it from the cache; it was not made by a tool of the Hub",
                 )
+        try:
+            pointer.parent.mkdir(parents=True, exist_ok=True)
+            passing.symlink_to(Path(*[".."] * (path.count("/") + 2), "blobs", blob))
+            note(passing, pointer)
+            passing.replace(pointer)
+        except OSError as error:
+            raise not_kept(pointer, error) from error
 
 
 def cached_repo(repo: str, kind: Kind) -> CachedRepoInfo | None:
@@ -260,15 +256,20 @@ class Ledger:
                 if os.fstat(file.fileno()).st_size < self._read_to:  # it was replaced
                     self._entries, self._read_to = {}, 0
                 file.seek(self._read_to)
-                data = file.read()
+                whole = file.read().rpartition(b"\n")[0]
         except FileNotFoundError:
             self._entries, self._read_to = {}, 0
             return
         except OSError as error:
             raise not_kept(self.path, error) from error
-        whole = data.rpartition(b"\n")[0]
-        self._entries |= filter(None, map(_parsed, whole.splitlines()))
         self._read_to += len(whole)
+        for line in whole.splitlines():
+            if len(line) <= _LONGEST_LINE_NBYTES:
+                with suppress(ValueError, TypeError, RecursionError):  # a torn line
+                    path, nbytes, modified_ns, inode, _, downloaded = json.loads(line)
+                    if isinstance(path, str):
+                        stamp = nbytes, modified_ns, inode
+                        self._entries[path] = stamp if downloaded is True else None
 
 
 def _key(path: Path) -> str:
@@ -277,18 +278,6 @@ def _key(path: Path) -> str:
 
 def _file(stamp: Stamp) -> _File:
     return stamp.nbytes, stamp.modified_ns, stamp.inode
-
-
-def _parsed(line: bytes) -> tuple[str, _File | None] | None:
-    if len(line) > _LONGEST_LINE_NBYTES:
-        return None
-    try:
-        path, nbytes, modified_ns, inode, _, downloaded = json.loads(line)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    if not isinstance(path, str):
-        return None
-    return path, (nbytes, modified_ns, inode) if downloaded is True else None
 
 
 class Claims:
@@ -327,26 +316,20 @@ class Claims:
             yield not path.parent.is_dir()  # a cache that may not be written is not emptied
             return
         try:
-            yield _locked(handle)
+            for _ in range(_LOCK_TRIES):
+                # A process that another thread starts has our locks until it executes its program.
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    time.sleep(_LOCK_SECONDS)
+                    continue
+                except OSError:
+                    pass  # a file system without locks
+                yield True
+                return
+            yield False
         finally:
             os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    """Lock a file, unless another process goes on holding it.
-
-    A process that another thread starts has our own locks, too, until it executes its program.
-    """
-    for _ in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOCK_SECONDS)
-        except OSError:
-            return True  # a file system without locks
-        else:
-            return True
-    return False
 
 
 def _opened(path: Path) -> int:
@@ -363,7 +346,20 @@ def evict(
 ) -> int:
     """Remove links and the blobs they lead to, as far as they are ours; return the bytes freed."""
     with ExitStack() as stack:
-        locked = {blob for _, blob in weights if _is_free(cache, blob, stack)}
+        locked = set[str]()
+        for blob in {blob for _, blob in weights}:
+            path = cache.lock(blob)
+            if not path.parent.is_dir():  # no tool with locks has written there
+                continue
+            lock = FileLock(path, timeout=0, mode=LOCK_MODE, fallback_to_soft=False)
+            try:
+                stack.enter_context(lock)
+            except (Timeout, PermissionError):
+                continue  # it is being fetched
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise not_kept(path, error) from error
+            locked.add(blob)
         try:
             for link in (p for p, blob in weights if blob in locked and p not in keep_links):
                 if link.is_symlink() and ledger.has(link):
@@ -378,18 +374,3 @@ def evict(
             return freed
         except OSError as error:
             raise not_kept(cache.folder, error) from error
-
-
-def _is_free(cache: RepoCache, blob: str, stack: ExitStack) -> bool:
-    """Take the lock of a blob, unless it is being fetched."""
-    path = cache.lock(blob)
-    if not path.parent.is_dir():  # no tool with locks has written there
-        return False
-    try:
-        stack.enter_context(FileLock(path, timeout=0, mode=LOCK_MODE, fallback_to_soft=False))
-    except (Timeout, PermissionError):
-        return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise not_kept(path, error) from error
-    return True

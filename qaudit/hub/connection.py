@@ -22,7 +22,7 @@ import time
 import unicodedata
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
@@ -39,16 +39,6 @@ Origin = tuple[str, str, int]
 """Scheme, host and port: what a token is for."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a client; the token is in no text that is made of them."""
-
-    endpoint: str
-    token: str | None = field(repr=False)
-    offline: bool
-    timeout_seconds: float
-
-
 def check_variables() -> None:
     """Refuse values that the client's library could not be imported with."""
     for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
@@ -60,19 +50,7 @@ def check_variables() -> None:
             )
 
 
-def environment_settings() -> Settings:
-    check_variables()
-    offline = _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE")
-    anonymous = offline or _is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN")
-    return Settings(
-        endpoint=os.environ.get("HF_ENDPOINT") or ENDPOINT,
-        token=None if anonymous else _token(),
-        offline=offline,
-        timeout_seconds=float(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or 30),
-    )
-
-
-def _token() -> str | None:
+def environment_token() -> str | None:
     from huggingface_hub import get_token
     from huggingface_hub.errors import OIDCError
 
@@ -86,7 +64,7 @@ def _token() -> str | None:
         ) from None  # the cause may quote the token
 
 
-def _is_set(name: str) -> bool:
+def is_set(name: str) -> bool:
     return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
@@ -225,8 +203,17 @@ def refusal(
     status: int, headers: Mapping[str, str], request: Request, credentials: Credentials
 ) -> HubError:
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
+    page = request.page(credentials.endpoint)
+    words = credentials.cleaned(message) if message.strip() else ""
     if code == "GatedRepo":
-        return _gated(request, credentials, known=status == 403)
+        why, hint = "you are not logged in", f"ask for access at {page}, then {LOG_IN}"
+        if credentials.token:
+            why = "the token that was sent is not accepted for it"
+            hint = f"{LOG_IN} again, with an account that has access ({page})"
+        if status == 403:
+            why = "your account has no access to it"
+            hint = f"ask for access at {page}, then run the same command again"
+        return HubError(f"{request.what} is gated, and {why}", hint=hint)
     if code == "RevisionNotFound":
         return no_revision(request)
     if code == "EntryNotFound":
@@ -239,19 +226,35 @@ def refusal(
             hint="it may be mistyped or expired: log in again with `hf auth login`, "
             "or set `HF_TOKEN` to another one",
         )
+    if status in (401, 404) and credentials.token:
+        return HubError(
+            f"{request.what} does not exist, or is private and closed to this token",
+            hint=f"check the name at {page}",
+        )
     if status in (401, 404):
-        return _no_repository(request, credentials)
+        return HubError(
+            f"{request.what} does not exist, or is private",
+            hint=f"check the name; if it is private, {LOG_IN}",
+        )
     if status == 403:
-        return _forbidden(request, credentials, message)
+        why, hint = (
+            f"right to read {request.where}",
+            f"use a token that may read {page}, or {LOG_IN}",
+        )
+        if request.writes:
+            why = f"right to write to {request.what}"
+            hint = f"use a token with the role `write`: {LOG_IN}; and see at {page} whether it "
+            hint += "takes pull requests"
+        begin = "this token has no" if credentials.token else "without a token there is no"
+        return HubError(f"{begin} {why}{f' ({words})' if words else ''}", hint=hint)
     if status == 412:
         return HubError(
             f"`{request.revision}` of {request.what} has moved since it was read",
             hint="run the same command again: it reads what is there now",
         )
-    words = f": {credentials.cleaned(message)}" if message.strip() else ""
     return HubError(
-        f"the Hub answers {status} when asked for {request.call}{words}",
-        hint=f"look at {request.page(credentials.endpoint)}, and report what you see there",
+        f"the Hub answers {status} when asked for {request.call}{f': {words}' if words else ''}",
+        hint=f"look at {page}, and report what you see there",
     )
 
 
@@ -278,52 +281,6 @@ def not_known_offline(request: Request, hint: str = "") -> HubError:
         f"this machine does not know {request.call}, and `HF_HUB_OFFLINE` keeps it from asking",
         hint=hint
         or "unset `HF_HUB_OFFLINE` and run the command once online; what it learns is kept",
-    )
-
-
-def _gated(request: Request, credentials: Credentials, *, known: bool) -> HubError:
-    page = request.page(credentials.endpoint)
-    if known:
-        return HubError(
-            f"{request.what} is gated, and your account has no access to it",
-            hint=f"ask for access at {page}, then run the same command again",
-        )
-    if credentials.token:
-        return HubError(
-            f"{request.what} is gated, and the token that was sent is not accepted for it",
-            hint=f"{LOG_IN} again, with an account that has access ({page})",
-        )
-    return HubError(
-        f"{request.what} is gated, and you are not logged in",
-        hint=f"ask for access at {page}, then {LOG_IN}",
-    )
-
-
-def _no_repository(request: Request, credentials: Credentials) -> HubError:
-    if credentials.token:
-        return HubError(
-            f"{request.what} does not exist, or is private and closed to this token",
-            hint=f"check the name at {request.page(credentials.endpoint)}",
-        )
-    return HubError(
-        f"{request.what} does not exist, or is private",
-        hint=f"check the name; if it is private, {LOG_IN}",
-    )
-
-
-def _forbidden(request: Request, credentials: Credentials, message: str) -> HubError:
-    words = f" ({credentials.cleaned(message)})" if message.strip() else ""
-    page = request.page(credentials.endpoint)
-    if request.writes:
-        return HubError(
-            f"this token has no right to write to {request.what}{words}",
-            hint=f"use a token with the role `write`: {LOG_IN}; and see at "
-            f"{page} whether it takes pull requests",
-        )
-    right = "this token has no" if credentials.token else "without a token there is no"
-    return HubError(
-        f"{right} right to read {request.where}{words}",
-        hint=f"use a token that may read {page}, or {LOG_IN}",
     )
 
 
@@ -358,13 +315,6 @@ def next_wait_seconds(dropped: DroppedError, failures: int, call: str, endpoint:
     return wait
 
 
-def wait_in_words(dropped: DroppedError, wait: float, call: str) -> str:
-    """Return the message for a wait: why, and how long."""
-    if dropped.wait_seconds is not None:
-        return f"the Hub asks to wait {wait:.0f} s ({dropped.status})"
-    return f"{call}: {dropped.reason}; trying again in {wait:.0f} s"
-
-
 def wait_seconds(dropped: DroppedError, failures: int, call: str) -> float:
     """Return how long to wait after so many failures: as requested, or longer each time."""
     if dropped.wait_seconds is not None:
@@ -395,20 +345,6 @@ def dropped_by(error: Exception) -> DroppedError:
     if isinstance(error, httpx2.DecodingError):
         return DroppedError("it sent a damaged encoding")
     return DroppedError("the connection broke")
-
-
-def check_offer(request: Request, headers: Mapping[str, str], blob: str | None) -> None:
-    """Refuse bytes of another commit, or of another blob than the one listed."""
-    tag = headers.get("x-linked-etag") or headers.get("etag", "")
-    commit = headers.get("x-repo-commit", "")
-    for what, value, expected in (("commit", commit, request.revision), ("blob", tag, blob)):
-        name = value.removeprefix("W/").strip('"')
-        if expected is not None and name != expected:
-            shown = ascii(name)[1:-1][:64] if name else "nothing"
-            raise HubError(
-                f"the Hub offers another {what} for {request.where}: `{shown}`, not `{expected}`",
-                hint="the server, or a proxy in between, serves other files than it lists",
-            )
 
 
 def hub_headers(response: httpx2.Response, origin: Origin) -> dict[str, str]:

@@ -176,7 +176,12 @@ class Fetcher:
         if checkpoint.commit is not None:
             commit = _snapshot(checkpoint)
             self._claims.take(commit.claim)
-            self._fetch(commit, self._index(checkpoint), show=False)
+            names = [file.name for file in checkpoint.files]
+            single = ["model.safetensors"], ["pytorch_model.bin"]  # which need no index
+            if names and names not in single and not is_gguf("".join(names)):
+                files = self.listing.files(commit.repo, commit.commit)
+                index = index_file(files, checkpoint.ref.subfolder, names)
+                self._fetch(commit, index, show=False)
             self._fetch(commit, _weights(checkpoint))
         return folder_of(checkpoint)
 
@@ -218,14 +223,6 @@ class Fetcher:
         if any(c.commit == commit.commit for c in kept):
             self._claims.take(commit.claim)
         return freed
-
-    def _index(self, checkpoint: Checkpoint) -> Sequence[PlacedFile]:
-        names = [file.name for file in checkpoint.files]
-        if names in ([], ["model.safetensors"], ["pytorch_model.bin"]) or is_gguf("".join(names)):
-            return ()  # a single file needs none
-        files = self.listing.files(checkpoint.ref.location, str(checkpoint.commit))
-        pickled = all(name.endswith(".bin") for name in names)
-        return index_file(files, checkpoint.ref.subfolder, pickled=pickled)
 
     def _fetch(
         self, snapshot: Snapshot, placed: Sequence[PlacedFile], *, show: bool = True
@@ -278,7 +275,16 @@ class Transfer:
         file, cache = self.file, self.snapshot.cache
         absent = [path for path in paths if not self._is_right(self.snapshot.pointer(path))]
         if absent:
-            with locked(cache.lock(file.blob), self._wait_for_another()):
+            told = False
+
+            def on_wait() -> None:
+                nonlocal told
+                self._check_stopped()
+                if not told:
+                    self._say(f"{self.where} is being fetched by another process; waiting for it")
+                told = True
+
+            with locked(cache.lock(file.blob), on_wait):
                 if not self._is_right(cache.blob(file.blob)):
                     self._fetch_blob(cache)
                 for path in absent:
@@ -443,18 +449,6 @@ class Transfer:
             self.ended.wait(min(seconds, _LOOK_UP_SECONDS))
             seconds -= _LOOK_UP_SECONDS
         self._check_stopped()
-
-    def _wait_for_another(self) -> Callable[[], None]:
-        """Return a function to call repeatedly while another process fetches the file."""
-        said: list[str] = []
-
-        def on_wait() -> None:
-            self._check_stopped()
-            if not said:
-                said.append(f"{self.where} is being fetched by another process; waiting for it")
-                self._say(said[0])
-
-        return on_wait
 
     def _advance(self, nbytes: int) -> None:
         """Count bytes of the file; negative ones turned out to be wrong."""

@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import Any
@@ -40,7 +41,6 @@ from qaudit.hub.names import (
     plain_path,
     revisions_in,
     shapes_in,
-    tree_entry,
 )
 from qaudit.support.keys import nearest
 from qaudit.types import digest
@@ -120,8 +120,20 @@ class Listing:
         """
         with self._requesting:
             if (repo, kind) not in self._revisions:
-                read = self._stored_revisions if self.client.offline else self._current_revisions
-                self._revisions[repo, kind] = read(repo, kind)
+                key = self._key(repo, kind)
+                if not self.client.offline:
+                    revisions = self.client.revisions(repo, kind)
+                    record = {"at": int(time.time()), "revisions": list(map(astuple, revisions))}
+                    self._store.put("revisions", key, record)
+                else:
+                    try:
+                        stored = self._store.get("revisions", key) or {}
+                        revisions = revisions_in(stored["revisions"])
+                        day = time.strftime("%Y-%m-%d", time.gmtime(float(stored["at"])))
+                        self.client.say(f"offline: the revisions of `{repo}` are those of {day}")
+                    except (GarbledError, KeyError, TypeError, ValueError, OverflowError):
+                        revisions = self._revisions_in_cache(repo, kind)
+                self._revisions[repo, kind] = revisions
             return self._revisions[repo, kind]
 
     def commit(self, repo: str, revision: str = "main", kind: Kind = "model") -> str:
@@ -144,7 +156,7 @@ class Listing:
         if recorded is not None:
             return recorded
         files = self.client.files(repo, commit, kind=kind)
-        self._store.put("trees", self._key(repo, kind, commit), [tree_entry(f) for f in files])
+        self._store.put("trees", self._key(repo, kind, commit), list(map(astuple, files)))
         self._files[repo, commit, kind] = files
         return files
 
@@ -155,9 +167,7 @@ class Listing:
         key = (repo, commit, kind)
         if key not in self._files:
             try:
-                self._files[key] = files_in(
-                    [self._store.get("trees", self._key(repo, kind, commit))]
-                )
+                self._files[key] = files_in(self._store.get("trees", self._key(repo, kind, commit)))
             except GarbledError:
                 files = self._files_in_cache(*key) if self.client.offline else ()
                 if not files:
@@ -173,7 +183,7 @@ class Listing:
         """Return one file at a commit, without the rest of its tree."""
         key = self._key(repo, kind, commit, path)
         try:
-            files = files_in([self._store.get("files", key)])
+            files = files_in(self._store.get("files", key))
         except GarbledError:
             files = ()
         if not files and self.client.offline:
@@ -181,15 +191,22 @@ class Listing:
         if [file.path for file in files] == [path]:
             return files[0]
         file = self.client.file(repo, commit, path, kind=kind)
-        self._store.put("files", key, [tree_entry(file)])
+        self._store.put("files", key, [astuple(file)])
         return file
 
     def shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Shapes:
         """Return the tensors of all files; a tensor that is in two of them is refused."""
         tensors: Shapes = {}
         for file in files:
-            shapes = self._known_shapes(file)
-            shapes = self._read_header(repo, commit, file) if shapes is None else shapes
+            key = self._key(file.identity, str(file.nbytes))
+            if file.identity not in self._shapes:
+                try:
+                    self._shapes[file.identity] = shapes_in(self._store.get("headers", key))
+                except GarbledError:
+                    shapes = self._shapes[file.identity] = self._read_header(repo, commit, file)
+                    rows = [[name, dtype, list(shape)] for name, (dtype, shape) in shapes.items()]
+                    self._store.put("headers", key, rows)
+            shapes = self._shapes[file.identity]
             if twice := sorted(tensors.keys() & shapes.keys()):
                 raise HubError(
                     f"tensor `{twice[0]}` is in `{file.path}` of `{repo}` and in another shard",
@@ -213,33 +230,13 @@ class Listing:
                 raise not_read(blob, error) from error
         return self.client.read(repo, commit, file.path, start, stop, blob=file.blob)
 
-    def _current_revisions(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
-        revisions = self.client.revisions(repo, kind)
-        answer: dict[str, Any] = {"at": int(time.time()), "branches": [], "tags": []}
-        for revision in revisions:
-            entries = answer["branches" if revision.kind == "branch" else "tags"]
-            entries.append({"name": revision.name, "targetCommit": revision.commit})
-        self._store.put("revisions", self._key(repo, kind), answer)
-        return revisions
-
-    def _stored_revisions(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
-        answer = self._store.get("revisions", self._key(repo, kind))
-        try:
-            revisions, at = revisions_in(answer), float(answer["at"])
-            day = time.strftime("%Y-%m-%d", time.gmtime(at))
-        except (GarbledError, KeyError, TypeError, ValueError, OverflowError):
-            return self._revisions_in_cache(repo, kind)
-        self.client.say(f"offline: the revisions of `{repo}` are those of {day}")
-        return revisions
-
     def _revisions_in_cache(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
         request = Request(f"the revisions of `{repo}`", repo, kind)
         held = cached_repo(repo, kind)
         commits = {r.commit_hash: r.refs for r in held.revisions} if held else {}
-        names = sorted((name, commit) for commit, refs in commits.items() for name in refs)
-        branches = [{"name": name, "targetCommit": commit} for name, commit in names]
+        named = sorted((name, commit) for commit, refs in commits.items() for name in refs)
         try:
-            revisions = revisions_in({"branches": branches, "tags": []})
+            revisions = revisions_in([(name, commit, "branch") for name, commit in named])
         except GarbledError as error:
             raise HubError(
                 f"{request.call} in the shared cache cannot be believed: {error}",
@@ -279,15 +276,6 @@ class Listing:
             self._incomplete.add((repo, commit, kind))
         return tuple(sorted(files, key=lambda file: file.path))
 
-    def _known_shapes(self, file: HubFile) -> Shapes | None:
-        if file.identity not in self._shapes:
-            record = self._store.get("headers", self._key(file.identity, str(file.nbytes)))
-            try:
-                self._shapes[file.identity] = shapes_in(record)
-            except GarbledError:
-                return None
-        return self._shapes[file.identity]
-
     def _read_header(self, repo: str, commit: str, file: HubFile) -> Shapes:
         path, size = PurePosixPath(repo, file.path), file.nbytes
         try:
@@ -298,22 +286,14 @@ class Listing:
         except SourceError as error:
             if isinstance(error, HubError):
                 raise
+            revisions = self._revisions.get((repo, "model"), ())  # as far as they were read
+            names = [f"`{r.name}`" for r in revisions if r.commit == commit]
+            where = f"{', '.join(names[:3])} (`{commit}`)" if names else f"`{commit}`"
             raise HubError(
-                f"{error.message}, at {self._named(repo, commit)}",
+                f"{error.message}, at {where}",
                 hint="it is damaged on the Hub itself; leave this revision out",
             ) from error
-        shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-        record = [[name, dtype, list(shape)] for name, (dtype, shape) in shapes.items()]
-        self._store.put("headers", self._key(file.identity, str(size)), record)
-        self._shapes[file.identity] = shapes
-        return shapes
-
-    def _named(self, repo: str, commit: str) -> str:
-        """Return a commit with the names that lead to it, as far as they were read."""
-        names = [
-            f"`{r.name}`" for r in self._revisions.get((repo, "model"), ()) if r.commit == commit
-        ]
-        return f"{', '.join(names[:3])} (`{commit}`)" if names else f"`{commit}`"
+        return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
     def _key(self, *parts: str) -> list[str]:
         return [self.client.endpoint, *parts]

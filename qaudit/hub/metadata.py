@@ -70,14 +70,24 @@ def with_metadata(readme: str, metadata: Metadata, where: str) -> tuple[str, tup
     """Return a README with this metadata, and notes on what could not be added."""
     try:
         before, front, after = _split(readme)
-        _root_of(front)
+        values = _values(front)
     except OddError as error:
         raise HubError(
             f"the front matter of `README.md` in `{where}` cannot be read: {error}",
             hint="fix it on the Hub, then run the same command again; nothing was written",
         ) from error
+    edited, notes, expected = front, list[str](), dict(values)
     try:
-        edited, notes = _edited(front, metadata)
+        for change in (_tags, _base_models, _model_index):
+            wanted, note = change(values, metadata)
+            notes += [note] if note else []
+            for key, value in wanted.items():
+                edited = _with_key(edited, key, value)
+                expected[key] = value
+                if value is None:
+                    del expected[key]
+        if repr(list(_values(edited).items())) != repr(list(expected.items())):
+            raise OddError("more than was wanted has changed")
     except OddError as error:
         raise HubError(
             f"the front matter of `README.md` in `{where}` is written in a way "
@@ -85,13 +95,15 @@ def with_metadata(readme: str, metadata: Metadata, where: str) -> tuple[str, tup
             hint="write its lists one item in a line, then run the same command again",
         ) from error
     if edited == front:
-        return readme, notes
-    newline = _newline(front or readme)
-    edited = edited.replace("\r\n", "\n").replace("\n", newline) if newline != "\n" else edited
+        return readme, tuple(notes)
+    newline, lines = "\n", front or readme
+    if "\r\n" in lines and not re.search(r"(?<!\r)\n", lines):  # of two ways, as most files have it
+        newline = "\r\n"
+        edited = edited.replace("\r\n", "\n").replace("\n", newline)
     if not before:
         gap = "" if not readme or readme[0] in "\r\n" else newline
         before, after = f"---{newline}", f"---{newline}{gap}{after}"
-    return before + edited + after, notes
+    return before + edited + after, tuple(notes)
 
 
 def front_matter(readme: str) -> dict[str, Any]:
@@ -100,11 +112,6 @@ def front_matter(readme: str) -> dict[str, Any]:
         return _values(_split(readme)[1])
     except OddError:
         return {}
-
-
-def _newline(text: str) -> str:
-    """Return how lines end; where they end in two ways, as most files have it."""
-    return "\r\n" if "\r\n" in text and not re.search(r"(?<!\r)\n", text) else "\n"
 
 
 def _split(readme: str) -> tuple[str, str, str]:
@@ -117,23 +124,6 @@ def _split(readme: str) -> tuple[str, str, str]:
     if readme.startswith("\ufeff"):
         raise OddError("a byte order mark stands before it")
     return "", "", readme
-
-
-def _edited(front: str, metadata: Metadata) -> tuple[str, tuple[str, ...]]:
-    """Write the keys that change, and check that nothing else was changed by it."""
-    values, notes = _values(front), list[str]()
-    expected = dict(values)
-    for change in (_tags, _base_models, _model_index):
-        wanted, note = change(values, metadata)
-        notes += [note] if note else []
-        for key, value in wanted.items():
-            front = _with_key(front, key, value)
-            expected[key] = value
-            if value is None:
-                del expected[key]
-    if repr(list(_values(front).items())) != repr(list(expected.items())):
-        raise OddError("more than was wanted has changed")
-    return front, tuple(notes)
 
 
 Changes = tuple[dict[str, Any], str]
@@ -252,8 +242,10 @@ def _with_key(front: str, name: str, value: Any) -> str:
         return front + lines
     if node.start_mark.index < key.end_mark.index:
         raise OddError("a value is written elsewhere")
-    start = key.start_mark.index - column
-    return front[:start] + lines + front[_next_line(front, _end_of(node)) :]
+    end = _end_of(node)
+    if front[:end][-1:] != "\n":  # a place that begins a line stays
+        end = front.find("\n", end) + 1 or len(front)
+    return front[: key.start_mark.index - column] + lines + front[end:]
 
 
 def _end_of(node: Node) -> int:
@@ -262,14 +254,6 @@ def _end_of(node: Node) -> int:
         return int(node.end_mark.index)
     last = node.value[-1]
     return max(map(_end_of, last)) if isinstance(last, tuple) else _end_of(last)
-
-
-def _next_line(front: str, at: int) -> int:
-    """Return the start of the line after a place; a place that begins a line stays."""
-    if at > 0 and front[at - 1] == "\n":
-        return at
-    end = front.find("\n", at)
-    return len(front) if end < 0 else end + 1
 
 
 # ------------------------------------------------------------------------ of an audit
@@ -282,28 +266,25 @@ NO_EVAL_RESULTS = (
 )
 
 
-@dataclass(frozen=True)
-class Repository:
-    """The repository that is written to: its name, what it holds, and where its audit will be."""
-
-    name: str
-    weights: Collection[str] = ()  # identities of its files
-    audit_url: str = ""
-
-
 def metadata_of(
-    audit: AuditRecord, repository: Repository, label: str | None
+    audit: AuditRecord,
+    repo: str,
+    label: str | None,
+    *,
+    weights: Collection[str] = (),
+    audit_url: str = "",
 ) -> tuple[Metadata, tuple[str, ...]]:
-    subject, notes = _subject_of(audit, repository, label)
-    wanted = Metadata((TAG,), model=repository.name.rpartition("/")[2])
+    """Return the metadata for a repository that holds `weights`, by the identities of its files."""
+    subject, notes = _subject_of(audit, repo, weights, label)
+    wanted = Metadata((TAG,), model=repo.rpartition("/")[2])
     if subject is None:
         return wanted, (*notes, NO_EVAL_RESULTS)
     if subject.merge is not None:
-        bases = tuple(repo for repo in _repos(subject) if repo != repository.name)
+        bases = tuple(base for base in _repos(subject) if base != repo)
         wanted = replace(wanted, base_models=bases)
     text = next((t for t in audit.plan.texts if t.source == audit.plan.recipe.evaluation), None)
     if text is not None:
-        results = _results(View(audit), subject, text, repository.audit_url)
+        results = _results(View(audit), subject, text, audit_url)
         return replace(wanted, results=results), (*notes, NO_EVAL_RESULTS)
     note = (
         "nothing is written to `model-index`: a result names a data set of the Hub, "
@@ -313,7 +294,7 @@ def metadata_of(
 
 
 def _subject_of(
-    audit: AuditRecord, repository: Repository, label: str | None
+    audit: AuditRecord, repo: str, weights: Collection[str], label: str | None
 ) -> tuple[Subject | None, list[str]]:
     measured = View(audit).subjects
     if label is not None:
@@ -325,22 +306,18 @@ def _subject_of(
             )
         return subject, []
     picked = audit.pick.subject if audit.pick else None
-    same = [s for s in measured if s.merge is None and _is_there(s, repository)]
+    same = [s for s in measured if s.merge is None and s.first.files]
+    same = [s for s in same if all(f.sha256 in weights for f in s.first.files)]
     if same:
         return next((s for s in same if s.label == picked), same[-1]), []
     pick = next((s for s in measured if s.label == picked), None)
-    if pick is not None and pick.merge is not None and repository.name not in _repos(pick):
-        note = f"`{repository.name}` is taken for `{pick.label}`, the pick"
+    if pick is not None and pick.merge is not None and repo not in _repos(pick):
+        note = f"`{repo}` is taken for `{pick.label}`, the pick"
         return pick, [f"{note}; name another with `--subject`"]
     return None, [
-        f"nothing is written to `model-index`: the weights in `{repository.name}` are none of "
+        f"nothing is written to `model-index`: the weights in `{repo}` are none of "
         "those audited; say which they are with `--subject`"
     ]
-
-
-def _is_there(subject: Subject, repository: Repository) -> bool:
-    files = subject.first.files
-    return bool(files) and all(file.sha256 in repository.weights for file in files)
 
 
 def _repos(subject: Subject) -> list[str]:

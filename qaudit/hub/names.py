@@ -8,22 +8,23 @@ identify something else than what was requested.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from qaudit.types import Ref
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
+_KIND = re.compile("branch|tag")
 _LARGEST_FILE = 1 << 53  # past it JSON numbers lose their last digits elsewhere
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255  # bytes; what file systems take
 _REPOSITORY = re.compile(r"\w([\w.-]{0,94}\w)?(/\w([\w.-]{0,94}\w)?)?", re.ASCII)
 
 
+T = TypeVar("T")
 Kind = Literal["model", "dataset"]
 """What a repository holds."""
 
@@ -70,31 +71,42 @@ def is_commit(text: str) -> bool:
     return COMMIT.fullmatch(text) is not None
 
 
-def git_id_of(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+def revisions_in(rows: Any) -> tuple[Revision, ...]:
+    """Read the name, commit and kind of each revision."""
+    revisions: dict[str, Revision] = {}
+    for name, commit, kind in rows_in(rows, 3):
+        plain_path(name, "the name of a revision")
+        matching(COMMIT, commit, f"the commit of `{name}`")
+        matching(_KIND, kind, f"the kind of `{name}`")
+        _add(revisions, f"{kind} `{name}`", Revision(name, commit, kind))
+    return tuple(revisions.values())
 
 
-def revisions_in(answer: Any) -> tuple[Revision, ...]:
-    table = table_in(answer, "the answer")
-    branches = _revisions(table.get("branches"), "`branches`", "branch")
-    revisions = (*branches, *_revisions(table.get("tags"), "`tags`", "tag"))
-    _no_duplicates(f"{revision.kind} `{revision.name}`" for revision in revisions)
-    return revisions
+def files_in(rows: Any) -> tuple[HubFile, ...]:
+    """Read the path, size, git id and sha256 of each file in a tree."""
+    files: dict[str, HubFile] = {}
+    for path, nbytes, git_id, sha256 in rows_in(rows, 4):
+        plain_path(path, "the path of a file")
+        whole_number(nbytes, path)
+        matching(COMMIT, git_id, f"the git id of `{path}`")
+        if sha256 is not None:
+            matching(SHA256, sha256, f"the sha256 of `{path}`")
+        _add(files, f"file `{path}`", HubFile(path, nbytes, git_id, sha256))
+    for path in [file.path for file in files.values()]:
+        while path := path.rpartition("/")[0]:
+            if f"file `{path}`" in files:
+                raise GarbledError(f"`{path}` is both a file and a folder")
+    return tuple(sorted(files.values(), key=lambda file: file.path))
 
 
-def files_in(pages: Sequence[Any]) -> tuple[HubFile, ...]:
-    """Read the files in all pages of a tree; folders and links of git are none."""
-    entries = [entry for page in pages for entry in tables_in(page, "a page", "an entry")]
-    files = [_file(entry) for entry in entries if entry.get("type") == "file"]
-    _no_duplicates(f"file `{file.path}`" for file in files)
-    _no_file_is_a_folder({file.path for file in files})
-    return tuple(sorted(files, key=lambda file: file.path))
-
-
-def tree_entry(file: HubFile) -> dict[str, Any]:
-    entry = {"type": "file", "path": file.path, "size": file.nbytes, "oid": file.git_id}
-    lfs = {"oid": file.sha256, "size": file.nbytes}
-    return entry if file.sha256 is None else {**entry, "lfs": lfs}
+def shapes_in(rows: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Read the name, dtype and shape of each tensor."""
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, dtype, shape in rows_in(rows, 3):
+        if not isinstance(name, str) or not isinstance(dtype, str) or not isinstance(shape, list):
+            raise GarbledError("an entry is not a tensor")
+        _add(shapes, name, (dtype, tuple(whole_number(n, "a tensor") for n in shape)))
+    return shapes
 
 
 def is_repository(text: str) -> bool:
@@ -112,54 +124,18 @@ def repository_of(target: str, *, glob: bool = False) -> Ref | None:
     return ref if "/" in name and is_repository(name) and not odd else None
 
 
-def shapes_in(record: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    shapes = {}
-    for entry in list_in(record, "the record"):
-        if len(list_in(entry, "an entry")) != 3:
-            raise GarbledError("an entry is not a tensor")
-        name, dtype, shape = entry
-        sizes = tuple(whole_number(n, "a tensor") for n in list_in(shape, "a shape"))
-        if not isinstance(name, str) or not isinstance(dtype, str) or name in shapes:
-            raise GarbledError("an entry is not a tensor")
-        shapes[name] = (dtype, sizes)
-    return shapes
+def rows_in(value: Any, columns: int) -> list[Sequence[Any]]:
+    if not isinstance(value, list):
+        raise GarbledError("it is not a list")
+    if any(not isinstance(row, list | tuple) or len(row) != columns for row in value):
+        raise GarbledError(f"an entry of it does not have {columns} parts")
+    return value
 
 
-def _revisions(entries: Any, where: str, kind: Literal["branch", "tag"]) -> Iterable[Revision]:
-    for table in tables_in(entries, where, "a revision"):
-        name = plain_path(table.get("name"), "the name of a revision")
-        commit = matching(COMMIT, table.get("targetCommit"), f"the commit of `{name}`")
-        yield Revision(name, commit, kind)
-
-
-def _file(entry: dict[str, Any]) -> HubFile:
-    path = plain_path(entry.get("path"), "the path of a file")
-    nbytes = whole_number(entry.get("size"), path)
-    git_id = matching(COMMIT, entry.get("oid"), f"the git id of `{path}`")
-    lfs = entry.get("lfs")
-    if lfs is None:
-        return HubFile(path, nbytes, git_id, None)
-    table = table_in(lfs, f"`lfs` of `{path}`")
-    if whole_number(table.get("size"), path) != nbytes:
-        raise GarbledError(f"`{path}` has two sizes")
-    return HubFile(path, nbytes, git_id, matching(SHA256, table.get("oid"), f"`{path}`"))
-
-
-def _no_duplicates(names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise GarbledError(f"it names {name} twice")
-        seen.add(name)
-
-
-def _no_file_is_a_folder(paths: set[str]) -> None:
-    for path in paths:
-        above = path.rpartition("/")[0]
-        while above:
-            if above in paths:
-                raise GarbledError(f"`{above}` is both a file and a folder")
-            above = above.rpartition("/")[0]
+def _add(table: dict[str, T], name: str, value: T) -> None:
+    if name in table:
+        raise GarbledError(f"it names {name} twice")
+    table[name] = value
 
 
 def plain_path(value: Any, what: str) -> str:
@@ -185,25 +161,10 @@ def whole_number(value: Any, path: str) -> int:
 
 
 def matching(pattern: re.Pattern[str], value: Any, what: str) -> str:
+    """Return a text that a pattern matches."""
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise GarbledError(f"{what} is {quoted(value)}, which is no such id")
     return value
-
-
-def table_in(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise GarbledError(f"{what} is not a table")
-    return value
-
-
-def list_in(value: Any, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise GarbledError(f"{what} is not a list")
-    return value
-
-
-def tables_in(value: Any, what: str, each: str) -> list[dict[str, Any]]:
-    return [table_in(entry, each) for entry in list_in(value, what)]
 
 
 def quoted(value: Any) -> str:

@@ -22,7 +22,7 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path, PurePath
@@ -39,8 +39,8 @@ from qaudit.errors import (
 from qaudit.hub import Hub
 from qaudit.hub.api import GarbledAnswerError, checked
 from qaudit.hub.connection import LOG_IN, DroppedError, Request
-from qaudit.hub.metadata import Repository, metadata_of, with_metadata
-from qaudit.hub.names import HubFile, git_id_of
+from qaudit.hub.metadata import metadata_of, with_metadata
+from qaudit.hub.names import HubFile
 from qaudit.hub.published import AUDIT, FOLDER
 from qaudit.report import document as doc
 from qaudit.report.card import PICTURES, render, render_block, render_page
@@ -101,7 +101,8 @@ class Addition:
         if file.sha256 is not None or file.nbytes != self.nbytes:
             return "unchanged" if file.sha256 == self.sha256 else "changed"
         data = data if isinstance(data, bytes) else data.read_bytes()
-        return "unchanged" if file.git_id == git_id_of(data) else "changed"
+        git_id = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+        return "unchanged" if file.git_id == git_id else "changed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,7 +318,15 @@ def read_for_publishing(path: Path) -> Folder:
         files[f"{FOLDER}/{PICTURES}/{name}-dark.svg"] = dark(svg).encode()
     if _is_file(folder / PAGE):
         files[f"{FOLDER}/{PAGE}"] = render_page(audit, drawn).encode()
-    return Folder(audit, files, (*notes, *_private(audit)))
+    recipe = audit.plan.recipe
+    sources = [*recipe.targets, recipe.evaluation, recipe.calibration, recipe.choices]
+    sources += [checkpoint.ref.location for s in audit.subjects for checkpoint, _ in s.members]
+    places = [source for source in sources if source and PurePath(source).is_absolute()]
+    if places:
+        notes.append(
+            f"the audit names places on this machine, such as `{places[0]}`: all can read them"
+        )
+    return Folder(audit, files, tuple(notes))
 
 
 def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> PublishPlan:
@@ -325,9 +334,19 @@ def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> 
     place = there(repo, hub)
     _, commit, listed = place
     weights = frozenset(file.identity for file in listed.values())
-    at = Repository(repo, weights, f"{hub.client.endpoint}/{repo}/blob/main/{AUDIT}")
-    metadata, notes = metadata_of(folder.audit, at, subject)
-    before = _readme(repo, commit, listed, hub)
+    url = f"{hub.client.endpoint}/{repo}/blob/main/{AUDIT}"
+    metadata, notes = metadata_of(folder.audit, repo, subject, weights=weights, audit_url=url)
+    before = ""
+    if (file := listed.get(README)) is not None:
+        if file.nbytes > _LARGEST_README_NBYTES:
+            hint = "shorten it on the Hub first"
+            raise HubError(f"`{README}` of `{repo}` is too long", hint=hint)
+        readme = hub.fetcher.files(repo, commit, README, [file], show=False) / README
+        try:
+            before = readme.read_bytes().decode()
+        except UnicodeDecodeError as error:
+            hint = "write it anew in UTF-8 on the Hub first"
+            raise HubError(f"`{README}` of `{repo}` is not UTF-8", hint=hint) from error
     after, edit_notes = with_metadata(before, metadata, repo)
     has_page = f"{FOLDER}/{PAGE}" in folder.files
     try:
@@ -365,22 +384,6 @@ def description_of(folder: Folder) -> str:
     return f"{render_blocks(blocks)}\n"
 
 
-def _readme(repo: str, commit: str, listed: Mapping[str, HubFile], hub: Hub) -> str:
-    """Return the README of a commit, checked by its hash; nothing if there is none."""
-    file = listed.get(README)
-    if file is None:
-        return ""
-    if file.nbytes > _LARGEST_README_NBYTES:
-        raise HubError(f"`{README}` of `{repo}` is too long", hint="shorten it on the Hub first")
-    folder = hub.fetcher.files(repo, commit, README, [file], show=False)
-    try:
-        return (folder / README).read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise HubError(
-            f"`{README}` of `{repo}` is not UTF-8", hint="write it anew in UTF-8 on the Hub first"
-        ) from error
-
-
 def _evidence(row: MeasurementRow | TaskRow, folder: Path) -> bytes:
     hint = "the audit may have been edited by hand: run the same scan again"
     if not _EVIDENCE.fullmatch(row.evidence):
@@ -390,15 +393,6 @@ def _evidence(row: MeasurementRow | TaskRow, folder: Path) -> bytes:
         wrong = f"`{row.evidence}` is not the evidence that the audit was made from"
         raise SourceError(wrong, hint=hint)
     return data
-
-
-def _private(audit: AuditRecord) -> Iterator[str]:
-    recipe = audit.plan.recipe
-    sources = [*recipe.targets, recipe.evaluation, recipe.calibration, recipe.choices]
-    sources += [checkpoint.ref.location for s in audit.subjects for checkpoint, _ in s.members]
-    places = [source for source in sources if source and PurePath(source).is_absolute()]
-    if places:
-        yield f"the audit names places on this machine, such as `{places[0]}`: all can read them"
 
 
 def _is_file(path: Path) -> bool:

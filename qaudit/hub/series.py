@@ -30,9 +30,9 @@ from qaudit.errors import HubError, QauditError, UsageError
 from qaudit.families import Family, find, load
 from qaudit.hub.connection import check_variables
 from qaudit.hub.names import HubFile, Revision, is_commit, repository_of
-from qaudit.hub.weights import choose_weights, folders_with_weights, pinned_settings
+from qaudit.hub.weights import choose_weights, folders_with_weights, settings_files
 from qaudit.support.keys import nearest
-from qaudit.types import HUB, Checkpoint, Recipe, Ref
+from qaudit.types import HUB, Checkpoint, Recipe, Ref, WeightFile
 
 if TYPE_CHECKING:
     from qaudit.hub.listing import Listing
@@ -69,14 +69,14 @@ def find_all(
         group
         for target in targets
         for group in (
-            _looked(listing, target, recipe)
+            _look(listing, target, recipe)
             if listing is not None and is_hub(target)
             else (local.look(target, recipe),)
         )
     )
 
 
-def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[CheckpointGroup, ...]:
+def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[CheckpointGroup, ...]:
     """Look on the Hub; not where a folder of nearly this name is here, and may be meant."""
     parent = Path(target).parent
     is_path = not target.startswith(HUB) and "@" not in target
@@ -87,29 +87,25 @@ def _looked(listing: Listing, target: str, recipe: Recipe | None) -> tuple[Check
     if parent.name and parent.is_dir() and not target.startswith(HUB):
         listing.client.say(f"there is no folder `{target}`: looking for it on the Hub")
     try:
-        return _look(listing, target, recipe)
+        ref = parse(target)
+        refs = [ref]
+        if re.search(r"[*?\[]", ref.location):  # each repository of a glob is a target of its own
+            if ref.revision is not None:
+                raise UsageError(
+                    f"`{target}` is a glob of repositories with a revision",
+                    hint="leave the revision out, or name one repository",
+                )
+            refs = [replace(ref, location=r) for r in listing.client.repositories(ref.location)]
+            if not refs:
+                raise HubError(
+                    f"no repository matches `{ref.location}`", hint="check the owner's name"
+                )
+        return tuple(_in_repository(listing, each, recipe) for each in refs)
     except QauditError as error:
         if is_path:
             error.message = f"there is no folder `{target}`, and on the Hub: {error.message}"
             error.args = (error.message,)
         raise
-
-
-def _look(listing: Listing, target: str, recipe: Recipe | None) -> tuple[CheckpointGroup, ...]:
-    """Return the checkpoints of a target; each repository of a glob is a target of its own."""
-    ref = parse(target)
-    if not re.search(r"[*?\[]", ref.location):
-        return (_in_repository(listing, ref, recipe, target),)
-    if ref.revision is not None:
-        raise UsageError(
-            f"`{target}` is a glob of repositories with a revision",
-            hint="leave the revision out, or name one repository",
-        )
-    repositories = listing.client.repositories(ref.location)
-    if not repositories:
-        raise HubError(f"no repository matches `{ref.location}`", hint="check the owner's name")
-    refs = (replace(ref, location=repo) for repo in repositories)
-    return tuple(_in_repository(listing, ref, recipe, target) for ref in refs)
 
 
 def parse(target: str) -> Ref:
@@ -131,9 +127,7 @@ def parse(target: str) -> Ref:
 # -------------------------------------------------------------------------- from one repository
 
 
-def _in_repository(
-    listing: Listing, ref: Ref, recipe: Recipe | None, target: str
-) -> CheckpointGroup:
+def _in_repository(listing: Listing, ref: Ref, recipe: Recipe | None) -> CheckpointGroup:
     repo = ref.location
     family = recipe.family if recipe is not None else None
     knowledge = Knowledge.of(load(family) if family else find(repo), recipe)
@@ -144,10 +138,12 @@ def _in_repository(
     ]
     if ref.subfolder is not None:
         candidates = [_in_folder(candidates[0], ref.subfolder)]
-    elif len(candidates) <= MOST_TREES_FOR_NAMES and not any(map(_is_placed, candidates)):
-        candidates = [
-            part for candidate in candidates for part in spread(candidate, _tree_of(listing))
-        ]
+    elif len(candidates) <= MOST_TREES_FOR_NAMES and all(
+        c.knowledge.place(name, c.repo).named for c in candidates for name in c.names
+    ):
+        tree = listing.known_files if listing.client.offline else listing.files
+        parts = (spread(c, tree(repo, str(c.commit)) or ()) for c in candidates)
+        candidates = [part for some in parts for part in some]
     return CheckpointGroup(tuple(candidates), alone=alone and len(candidates) == 1)
 
 
@@ -165,25 +161,13 @@ def revisions_of(listing: Listing, ref: Ref) -> tuple[Revision, ...]:
     revision = ref.revision or "main"
     if not is_commit(revision):
         return (Revision(revision, listing.commit(repo, revision), "branch"),)
-    names = (r.name for r in _named(listing, repo) if r.commit == revision)
-    return (Revision(min(names, default=revision), revision, "branch"),)
-
-
-def _named(listing: Listing, repo: str) -> tuple[Revision, ...]:
-    """Return the revisions of a repository; offline, a commit in the cache needs no name."""
+    names = []
     try:
-        return listing.revisions(repo)
+        names = [r.name for r in listing.revisions(repo) if r.commit == revision]
     except HubError:
-        if not listing.client.offline:
+        if not listing.client.offline:  # offline, a commit in the cache needs no name
             raise
-        return ()
-
-
-def _tree_of(listing: Listing) -> Callable[[str, str], tuple[HubFile, ...]]:
-    """Return a function that lists a tree; offline, one that is not cached has no files."""
-    if not listing.client.offline:
-        return listing.files
-    return lambda repo, commit: listing.known_files(repo, commit) or ()
+    return (Revision(min(names, default=revision), revision, "branch"),)
 
 
 def _candidate(repo: str, revision: Revision, known: Knowledge, *, alone: bool) -> Candidate:
@@ -201,21 +185,13 @@ def _in_folder(candidate: Candidate, subfolder: str, label: str | None = None) -
     return replace(candidate, ref=ref, label=label, names=(label, *candidate.names))
 
 
-def _is_placed(candidate: Candidate) -> bool:
-    return any(
-        not candidate.knowledge.place(name, candidate.repo).named for name in candidate.names
-    )
-
-
-def spread(
-    candidate: Candidate, files: Callable[[str, str], tuple[HubFile, ...]]
-) -> list[Candidate]:
+def spread(candidate: Candidate, files: Sequence[HubFile]) -> list[Candidate]:
     """Return a revision, or the checkpoints in its sub-folders.
 
     As for folders on this machine: a checkpoint with numbered ones beneath it is the end of
     their series, and beside weights no folder of any other name is looked at.
     """
-    inside = folders_with_weights(files(candidate.ref.location, str(candidate.commit)))
+    inside = folders_with_weights(files)
     outer = [folder.partition("/")[0] for folder in inside]
     parts = [
         _in_folder(candidate, folder, top if outer.count(top) == 1 else folder)
@@ -245,84 +221,84 @@ def with_files(
     folders of this machine are left as they are. Offline, what is not in the cache has no files
     either and is marked suspect; if that is all there is, it is an error, unless `keep_all`.
     """
-    reader = _SeriesReader(listing, known_only)
-    parts = tell_apart([part for c in checkpoints for part in reader.parts(c)])
-    if reader.refusals and not keep_all and not any(c.files or c.commit is None for c in parts):
-        raise reader.refusals[0]
-    return parts
+    refusals: list[HubError] = []
+    parts: list[Checkpoint] = []
+    tree = listing.known_files if known_only else listing.files
 
-
-class _SeriesReader:
-    def __init__(self, listing: Listing, known_only: bool) -> None:
-        self.listing, self.known_only = listing, known_only
-        self.refusals: list[HubError] = []
-
-    def parts(self, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
-        if checkpoint.commit is None:
-            return [checkpoint]
-        tree = self.listing.known_files if self.known_only else self.listing.files
-        try:
-            files = tree(checkpoint.ref.location, checkpoint.commit)
-        except HubError as error:
-            return [self._refused(checkpoint, error)]
-        return [checkpoint] if files is None else self._of_tree(checkpoint, files)
-
-    def _of_tree(self, checkpoint: Checkpoint, files: tuple[HubFile, ...]) -> Sequence[Checkpoint]:
-        inside = folders_with_weights(files)
-        parts: tuple[Checkpoint, ...] = (checkpoint,)
-        if checkpoint.ref.subfolder is None and inside and "" not in inside:
-            knowledge, ref = Knowledge(_family(checkpoint)), checkpoint.ref
-            names = (ref.revision or "main",)
-            whole = Candidate(ref, checkpoint.label, names, knowledge, checkpoint.commit)
-            parts = as_series(
-                [CheckpointGroup(tuple(spread(whole, lambda *_: files)), alone=False)]
-            )
-        checkpoints = []
-        for part in parts:
-            try:
-                checkpoints.append(self._with_weights(part, files))
-            except HubError as error:
-                checkpoints.append(self._refused(part, error))
-        return checkpoints
-
-    def _with_weights(self, checkpoint: Checkpoint, files: tuple[HubFile, ...]) -> Checkpoint:
-        repo, commit = checkpoint.ref.location, str(checkpoint.commit)
-
-        def read(file: HubFile) -> bytes:
-            return self.listing.read(repo, commit, file, 0, file.nbytes)
-
-        if checkpoint.ref.subfolder and not any(
-            file.path.startswith(f"{checkpoint.ref.subfolder}/") for file in files
-        ):
-            folders = {file.path.rpartition("/")[0] for file in files} - {""}
-            raise HubError(
-                f"there is no folder `{checkpoint.ref.subfolder}` in `{repo}`",
-                hint=nearest(checkpoint.ref.subfolder, sorted(folders)),
-            )
-        chosen = choose_weights(files, checkpoint.ref.subfolder, None if self.known_only else read)
-        if chosen.suspect and not chosen.files and self.listing.is_partial(repo, commit):
-            raise HubError(
-                f"the weights of `{checkpoint.ref}` are not whole on this machine, and "
-                f"`HF_HUB_OFFLINE` keeps it from asking: {chosen.suspect[0]}",
-                hint=f"fetch the rest while online: `hf download {repo} --revision {commit}`",
-            )
-        requires: list[Literal["pickle", "remote_code"]] = ["pickle"] if chosen.pickled else []
-        family = _family(checkpoint)
-        if family is not None and "remote_code" in family.requires:
-            requires.append("remote_code")
-        return replace(
-            checkpoint,
-            files=chosen.files,
-            settings=pinned_settings(files, checkpoint.ref.subfolder),
-            requires=tuple(requires),
-            suspect=tuple(dict.fromkeys((*checkpoint.suspect, *chosen.suspect))),
-        )
-
-    def _refused(self, checkpoint: Checkpoint, error: HubError) -> Checkpoint:
-        if not self.listing.client.offline:
+    def refuse(checkpoint: Checkpoint, error: HubError) -> None:
+        if not listing.client.offline:
             raise error
-        self.refusals.append(error)
-        return replace(checkpoint, suspect=(*checkpoint.suspect, error.message))
+        refusals.append(error)
+        parts.append(replace(checkpoint, suspect=(*checkpoint.suspect, error.message)))
+
+    for checkpoint in checkpoints:
+        files = None
+        if checkpoint.commit is not None:
+            try:
+                files = tree(checkpoint.ref.location, checkpoint.commit)
+            except HubError as error:
+                refuse(checkpoint, error)
+                continue
+        if files is None:
+            parts.append(checkpoint)
+            continue
+        for part in _in_folders(checkpoint, files):
+            try:
+                parts.append(_with_weights(listing, part, files, known_only=known_only))
+            except HubError as error:
+                refuse(part, error)
+    if refusals and not keep_all and not any(c.files or c.commit is None for c in parts):
+        raise refusals[0]
+    return tell_apart(parts)
+
+
+def _in_folders(checkpoint: Checkpoint, files: Sequence[HubFile]) -> Sequence[Checkpoint]:
+    """Return a checkpoint, or those in sub-folders where it has no weights itself."""
+    inside, ref = folders_with_weights(files), checkpoint.ref
+    if ref.subfolder is not None or not inside or "" in inside:
+        return [checkpoint]
+    names, knowledge = (ref.revision or "main",), Knowledge(_family(checkpoint))
+    whole = Candidate(ref, checkpoint.label, names, knowledge, checkpoint.commit)
+    return as_series([CheckpointGroup(tuple(spread(whole, files)), alone=False)])
+
+
+def _with_weights(
+    listing: Listing, checkpoint: Checkpoint, files: Sequence[HubFile], *, known_only: bool
+) -> Checkpoint:
+    repo, commit = checkpoint.ref.location, str(checkpoint.commit)
+    subfolder = checkpoint.ref.subfolder
+    start = f"{subfolder}/" if subfolder else ""
+
+    def read(file: HubFile) -> bytes:
+        return listing.read(repo, commit, file, 0, file.nbytes)
+
+    if not any(file.path.startswith(start) for file in files) and subfolder:
+        folders = {file.path.rpartition("/")[0] for file in files} - {""}
+        raise HubError(
+            f"there is no folder `{subfolder}` in `{repo}`",
+            hint=nearest(subfolder, sorted(folders)),
+        )
+    chosen = choose_weights(files, subfolder, None if known_only else read)
+    if chosen.suspect and not chosen.files and listing.is_partial(repo, commit):
+        raise HubError(
+            f"the weights of `{checkpoint.ref}` are not whole on this machine, and "
+            f"`HF_HUB_OFFLINE` keeps it from asking: {chosen.suspect[0]}",
+            hint=f"fetch the rest while online: `hf download {repo} --revision {commit}`",
+        )
+    requires: list[Literal["pickle", "remote_code"]] = ["pickle"] if chosen.pickled else []
+    family = _family(checkpoint)
+    if family is not None and "remote_code" in family.requires:
+        requires.append("remote_code")
+    return replace(
+        checkpoint,
+        files=chosen.files,
+        settings=tuple(  # its commit pins its code
+            WeightFile(path.removeprefix(start), file.nbytes, file.identity)
+            for file, path in settings_files(files, subfolder)
+        ),
+        requires=tuple(requires),
+        suspect=tuple(dict.fromkeys((*checkpoint.suspect, *chosen.suspect))),
+    )
 
 
 def _family(checkpoint: Checkpoint) -> Family | None:

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -75,22 +76,27 @@ def choose_weights(
     Where names leave a choice and nothing may be read, nothing is chosen and nothing noted.
     """
     names = {name: file for name, file in _inside(files, subfolder).items() if "/" not in name}
+
+    def of(chosen: Iterable[str], doubt: str | None, *, pickled: bool) -> HubWeights:
+        weights = (WeightFile(name, names[name].nbytes, names[name].identity) for name in chosen)
+        return HubWeights(tuple(weights), (doubt,) if doubt else (), pickled)
+
     for layout in (_SAFETENSORS, _PICKLES):
         if layout.single in names:
-            return _alone(names, layout)
+            numbered = sorted(name for name in names if re.fullmatch(layout.shard, name))
+            shards = numbered if layout.index in names else []
+            doubt = shards_beside(layout.single, layout.index, shards)
+            return of([layout.single], doubt, pickled=layout is _PICKLES)
         if layout.index in names:
-            return _sharded(names, layout, read)
+            return of(*_sharded(names, layout, read), pickled=layout is _PICKLES)
     adapters = [name for name in ADAPTER_WEIGHTS if name in names]
     if adapters and ADAPTER in names:
-        files_read = _weight(names[ADAPTER]), _weight(names[adapters[0]])
-        return HubWeights(files_read, (), adapters[0].endswith(".bin"))
+        return of([ADAPTER, adapters[0]], None, pickled=adapters[0].endswith(".bin"))
     endings = (".safetensors", ".bin", ".pt", ".pth")
-    unread = sorted(name for name in names if name.endswith(endings))
-    if not unread:
-        return HubWeights((), (NO_WEIGHTS,))
-    return HubWeights(
-        (), (f"{NO_WEIGHTS} under a name that is read; it has {first_of(unread, 1)}",)
-    )
+    if unread := sorted(name for name in names if name.endswith(endings)):
+        doubt = f"{NO_WEIGHTS} under a name that is read; it has {first_of(unread, 1)}"
+        return of([], doubt, pickled=False)
+    return of([], NO_WEIGHTS, pickled=False)
 
 
 def folders_with_weights(files: Sequence[HubFile]) -> tuple[str, ...]:
@@ -101,52 +107,29 @@ def folders_with_weights(files: Sequence[HubFile]) -> tuple[str, ...]:
     return tuple(sorted({at for at, _, name in parts if name in names and at.count("/") < 2}))
 
 
-def _alone(names: Mapping[str, HubFile], layout: _Layout) -> HubWeights:
-    numbered = sorted(name for name in names if re.fullmatch(layout.shard, name))
-    shards = numbered if layout.index in names else []
-    doubt = shards_beside(layout.single, layout.index, shards)
-    suspect = (doubt,) if doubt else ()
-    return HubWeights((_weight(names[layout.single]),), suspect, layout is _PICKLES)
-
-
-def _sharded(names: Mapping[str, HubFile], layout: _Layout, read: ReadFile | None) -> HubWeights:
-    pickled = layout is _PICKLES
-    shards = _only_set(names, layout)
-    if shards is None:
-        if read is None:
-            return HubWeights((), (), pickled)
-        index = names[layout.index]
-        readable = 0 < index.nbytes <= LONGEST_INDEX_NBYTES
-        shards = _shards_in(read(index)) if readable else None
-    if shards is None:
-        return HubWeights((), (f"`{layout.index}` is not an index of weights",), pickled)
-    if missing := [name for name in shards if name not in names]:
-        return HubWeights((), (f"{first_of(missing, 1)} of `{layout.index}` is missing",), pickled)
-    return HubWeights(tuple(_weight(names[name]) for name in shards), (), pickled)
-
-
-def _only_set(names: Mapping[str, HubFile], layout: _Layout) -> list[str] | None:
+def _sharded(
+    names: Mapping[str, HubFile], layout: _Layout, read: ReadFile | None
+) -> tuple[Sequence[str], str]:
+    """Return the names of the shards, and what is wrong where they are none."""
     sets: dict[tuple[str, int], dict[int, str]] = {}
     for name in names:
         if match := re.fullmatch(layout.shard, name):
             sets.setdefault((match[1], int(match[3])), {})[int(match[2])] = name
-    if len(sets) != 1:
-        return None
-    (((_, total), shards),) = sets.items()
-    complete = len(shards) == total and min(shards) == 1 and max(shards) == total
-    return [shards[k] for k in sorted(shards)] if complete else None
-
-
-def _shards_in(index: bytes) -> list[str] | None:
-    try:
-        names = sorted({str(name) for name in json.loads(index)["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return names or None
-
-
-def _weight(file: HubFile) -> WeightFile:
-    return WeightFile(file.path.rpartition("/")[2], file.nbytes, file.identity)
+    if len(sets) == 1:
+        (((_, total), numbered),) = sets.items()
+        if len(numbered) == total and min(numbered) == 1 and max(numbered) == total:
+            return [numbered[k] for k in sorted(numbered)], ""
+    if read is None:
+        return (), ""
+    index, shards = names[layout.index], list[str]()
+    if 0 < index.nbytes <= LONGEST_INDEX_NBYTES:
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            shards = sorted({str(name) for name in json.loads(read(index))["weight_map"].values()})
+    if not shards:
+        return (), f"`{layout.index}` is not an index of weights"
+    if missing := [name for name in shards if name not in names]:
+        return (), f"{first_of(missing, 1)} of `{layout.index}` is missing"
+    return shards, ""
 
 
 def weights_on_hub(checkpoint: Checkpoint) -> list[HubFile]:
@@ -174,21 +157,14 @@ def settings_files(
     return tuple((file, f"{start}{name}") for name, file in sorted(group.items()))
 
 
-def pinned_settings(files: Sequence[HubFile], subfolder: str | None) -> tuple[WeightFile, ...]:
-    """Return the small files of a checkpoint as a plan pins them; its commit pins its code."""
-    start = len(f"{subfolder}/") if subfolder else 0
-    return tuple(
-        WeightFile(path[start:], file.nbytes, file.identity)
-        for file, path in settings_files(files, subfolder)
-    )
-
-
 def index_file(
-    files: Sequence[HubFile], subfolder: str | None, *, pickled: bool
-) -> tuple[PlacedFile, ...]:
+    files: Sequence[HubFile], subfolder: str | None, names: Sequence[str]
+) -> list[PlacedFile]:
+    """Return the index of shards of these names, where the revision has one."""
+    pickled = all(name.endswith(".bin") for name in names)
     name = (_PICKLES if pickled else _SAFETENSORS).index
     path = f"{subfolder}/{name}" if subfolder else name
-    return tuple((file, path) for file in files if file.path == path)
+    return [(file, path) for file in files if file.path == path]
 
 
 def _inside(files: Sequence[HubFile], folder: str | None) -> dict[str, HubFile]:

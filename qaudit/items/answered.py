@@ -1,45 +1,288 @@
-"""Files of answers that other tools wrote: one task each, marked item by item.
+"""Files of answers that lm-eval and inspect wrote: one task each, marked item by item.
 
     folder or file -> AnswerFile -> pairs of a base and its quantized files
 
 Items are paired by a hash of the item and its prompt, in whatever order the tool ran them.
+
+Logs of inspect: `.json`, and `.eval`, a ZIP archive of the same parts. Answers are what a model
+generated; a sample's prompt is every message before its first generated one. Members of an archive
+are compressed with Zstandard since 2026, which Python reads from 3.14, and before with the package
+`zstandard`.
+
+`samples_TASK_DATE.jsonl` of lm-eval (`--log_samples`), and `results_DATE.json` beside it: a line is
+an item under one filter. Its prompt is in `arguments`, for each option where options are scored;
+the last part of `arguments` of text that is generated has the settings of the sampler. lm-eval
+writes NaN and infinities as Python does: they are read, and refused where they decide.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import struct
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qaudit.errors import UsageError
-from qaudit.items.answer_files import (
-    AnsweredItem,
-    AnswerFile,
-    AnswerMark,
-    bad_file,
-    read_inspect,
-    read_inspect_archive,
-    read_lm_eval,
-)
 from qaudit.judge.tasks import MEAN, same_items
 from qaudit.saved.evidence import SavedAudit, read_saved
 from qaudit.saved.parts import PLAN, one_writer
 from qaudit.saved.results import write_imported
+from qaudit.support.extras import install
+from qaudit.support.foreign import json_of
 from qaudit.support.keys import first_of, nearest
 from qaudit.types import FULL_PRECISION, ImportedAnswers, Measurement, TaskEvidence, digest
 from qaudit.whole import read_regular
 
+Marks = Mapping[str, tuple[Any, str | int | None]]
+"""What each metric, as the tool names it, gave an item, and which answer it read; None: unknown.
+
+A mark is 0 or 1, unless the metric is none."""
+
+
+@dataclass(frozen=True)
+class AnswerFile:
+    """The answers to the items of one task."""
+
+    path: Path
+    sha256: str
+    tool: str  # with its version
+    task: str
+    greedy: bool
+    sampler: str  # its settings, to be equal on both sides
+    answers: Mapping[str, Marks]  # by a hash of the item and its prompt
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(next(iter(self.answers.values()), {}))
+
+
+def numbered(answers: Iterable[tuple[str, Marks]]) -> dict[str, Marks]:
+    """Return answers by item: the second time that an item comes it is another one."""
+    times: Counter[str] = Counter()
+    by_item = {}
+    for item, marks in answers:
+        times[item] += 1
+        by_item[f"{item}-{times[item]}"] = marks
+    return by_item
+
+
+def bad_file(path: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"`{path}` cannot be imported: {reason}",
+        hint="name a `samples_*.jsonl` of lm-eval (`--log_samples`) or a log of inspect",
+    )
+
+
+_MOST_NBYTES, _MOST_NBYTES_OF_PART = 2**31, 2**24
+"""Of an archive, unpacked, and of one part, which takes 25 times as much when it is parsed."""
+_ZSTANDARD = 93
+_VALUES = {"C": 1, "I": 0, "N": 0, True: 1, False: 0}
+"""What inspect writes for correct, incorrect and no answer."""
+_SAMPLER = ("temperature", "top_p", "top_k", "max_tokens")
+
+
+def read_inspect(path: Path, content: bytes) -> AnswerFile:
+    try:
+        with ExitStack() as stack:
+            if path.suffix != ".eval":
+                log = json_of(content.decode())
+                return _inspect_file(path, content, log, log["samples"])
+            archive = stack.enter_context(zipfile.ZipFile(io.BytesIO(content)))
+            if sum(part.file_size for part in archive.infolist()) > _MOST_NBYTES:
+                raise ValueError("it unpacks to more than 2 GiB")
+            parts = {part.filename: part for part in archive.infolist()}
+            header = json_of(_member(archive, content, parts["header.json"]).decode())
+            samples = (
+                json_of(_member(archive, content, part).decode())
+                for name, part in parts.items()
+                if name.startswith("samples/")
+            )
+            return _inspect_file(path, content, header, samples)
+    except (
+        ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile, EOFError,
+        NotImplementedError, struct.error,
+    ) as error:  # fmt: skip
+        raise bad_file(path, f"it is no log of inspect with samples: {error}") from error
+
+
+def _member(archive: zipfile.ZipFile, content: bytes, part: zipfile.ZipInfo) -> bytes:
+    if part.file_size > _MOST_NBYTES_OF_PART:
+        raise ValueError(f"its part {part.filename!r:.60} unpacks to more than 16 MiB")
+    if part.compress_type != _ZSTANDARD or hasattr(zipfile, "ZIP_ZSTANDARD"):
+        return archive.read(part)
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ValueError(
+            f"it is compressed with Zstandard: {install('zstandard')}, or write it as JSON with "
+            "`inspect log convert --to json`"
+        ) from error
+    names = struct.unpack_from("<HH", content, part.header_offset + 26)
+    start = part.header_offset + 30 + sum(names)
+    packed = content[start : start + part.compress_size]
+    with zstandard.ZstdDecompressor().stream_reader(packed) as reader:
+        return bytes(reader.read(part.file_size))
+
+
+def _inspect_file(
+    path: Path, content: bytes, header: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]
+) -> AnswerFile:
+    about = header["eval"]
+    if header["status"] != "success":
+        raise ValueError(f"its status is {header['status']}")
+    epochs = about["config"].get("epochs") or 1
+    if epochs != 1:
+        raise ValueError(f"it has {epochs} epochs, and items are paired one to one")
+    sampler = {**about.get("model_generate_config", {}), **header["plan"]["config"]}
+    sampler = {k: sampler[k] for k in _SAMPLER if sampler.get(k) is not None}
+    return AnswerFile(
+        path,
+        hashlib.sha256(content).hexdigest(),
+        f"inspect {about['packages']['inspect_ai']}",
+        str(about["task"]),
+        sampler.get("temperature") == 0,
+        json.dumps(sampler, sort_keys=True),
+        numbered(map(_inspect_answer, samples)),
+    )
+
+
+def _inspect_answer(sample: Mapping[str, Any]) -> tuple[str, Marks]:
+    if sample.get("error"):
+        raise ValueError(f"the sample {sample['id']!r:.60} ended in an error")
+    prompt = []
+    for message in sample["messages"]:
+        if message["role"] == "assistant" and message.get("source") == "generate":
+            break
+        text = message["content"]
+        if isinstance(text, str) and text.startswith("attachment://"):
+            text = sample["attachments"][text.removeprefix("attachment://")]
+        prompt.append([message["role"], text])
+    item = digest([sample["input"], sample.get("choices"), sample["target"], prompt])
+    marks: dict[str, tuple[Any, str | None]] = {}
+    for scorer, score in sample["scores"].items():  # one may give several values, each by its name
+        value, answer = score["value"], score.get("answer")
+        for name, mark in (value if isinstance(value, dict) else {"": value}).items():
+            number = _VALUES.get(mark, mark) if isinstance(mark, str | bool) else mark
+            key = f"{scorer},{name}" if name else scorer
+            marks[key] = number, None if answer is None else str(answer)
+    return item, marks
+
+
+_NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
+_MOST_RESULTS_NBYTES = 2**26
+
+
+def read_lm_eval(path: Path, content: bytes) -> AnswerFile:
+    lines: dict[str, list[tuple[str, Marks]]] = {}
+    samplers: set[str] = set()
+    greedy: set[bool] = set()
+    try:
+        texts = (text for text in content.decode().split("\n") if text.strip())
+        for number, line in enumerate((json_of(text, of_python=True) for text in texts), 1):
+            # Of each request a context, and an option or a sampler's settings.
+            arguments = [list(request.values()) for request in line["arguments"].values()]
+            settings = [last for *_, last in arguments if isinstance(last, dict)]
+            for field in _not_finite(line, settings):
+                raise bad_file(path, f"`{field}` of item {number} has no finite number")
+            samplers.add(json.dumps(settings[:1], sort_keys=True))
+            greedy.update(map(is_greedy, settings))
+            asked = [[part for part in p if not isinstance(part, dict)] for p in arguments]
+            marks = {
+                f"{metric},{line['filter']}": (line[metric], _picked(line, metric))
+                for metric in line["metrics"]
+            }
+            item = digest([line["doc"], asked])
+            lines.setdefault(str(line["filter"]), []).append((item, marks))
+    except LookupError as error:
+        raise bad_file(path, f"it is no file of samples: a line has no {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise bad_file(path, f"it is no file of samples: {error}") from error
+    if not lines or len(samplers) > 1 or len(greedy) > 1:
+        raise bad_file(path, "it has no items" if not lines else "its items differ in the sampler")
+    name = _NAME.fullmatch(path.name)
+    return AnswerFile(
+        path,
+        hashlib.sha256(content).hexdigest(),
+        f"lm-eval {_version(path, name['date'] if name else '')}",
+        name["task"] if name else path.stem.removeprefix("samples_"),
+        greedy != {False},
+        samplers.pop(),
+        _joined(path, lines),
+    )
+
+
+def _not_finite(line: dict[str, Any], settings: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the fields that are read of an item and have NaN, or an infinite setting."""
+    values = [value for setting in settings for value in setting.values()]
+    if not all(math.isfinite(value) for value in values if isinstance(value, float)):
+        yield "arguments"
+    # An option may have a probability of 0, but NaN does not say which is likeliest.
+    if "acc" in line["metrics"] and any(str(loss).lower() == "nan" for loss in _losses(line)):
+        yield "filtered_resps"
+
+
+def _losses(line: dict[str, Any]) -> list[Any]:
+    return [r[0] for r in line["filtered_resps"] if isinstance(r, list) and len(r) == 2]
+
+
+def is_greedy(settings: dict[str, Any]) -> bool:
+    """Return whether generation takes the likeliest token, as lm-eval's model classes do."""
+    temperature = settings.get("temperature")
+    if temperature is None:
+        return not settings.get("do_sample")
+    return temperature == 0 or settings.get("do_sample") is False
+
+
+def _picked(line: dict[str, Any], metric: str) -> str | int | None:
+    """Return the option that a metric takes for the answer, or the text behind the filter."""
+    responses, losses = line["filtered_resps"], _losses(line)
+    if not losses or len(losses) != len(responses):
+        return json.dumps(responses)
+    if metric != "acc":
+        return None  # it divides by lengths, which are not in the file
+    if len(losses) == 1:  # one continuation: whether it is the likeliest
+        return str(responses[0][1])
+    values = [float(value) for value in losses]
+    return values.index(max(values))
+
+
+def _joined(path: Path, lines: dict[str, list[tuple[str, Marks]]]) -> dict[str, Marks]:
+    first, *further = (numbered(answers) for answers in lines.values())
+    for answers in further:
+        if answers.keys() != first.keys():
+            raise bad_file(path, "its filters have other items than each other")
+        first = {item: {**marks, **answers[item]} for item, marks in first.items()}
+    return first
+
+
+def _version(path: Path, date: str) -> str:
+    """Return the version that is in the results beside the samples, which do not have it."""
+    beside = path.with_name(f"results_{date}.json")
+    if not date or not beside.is_file():
+        return "of an unknown version"
+    try:
+        text = read_regular(beside, _MOST_RESULTS_NBYTES).decode()
+        return str(json_of(text, of_python=True)["lm_eval_version"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise bad_file(beside, f"it has no version of lm-eval: {error}") from error
+
+
 _READERS: dict[str, Callable[[Path, bytes], AnswerFile]] = {
     ".jsonl": read_lm_eval,
     ".json": read_inspect,
-    ".eval": read_inspect_archive,
+    ".eval": read_inspect,
 }
-
-
 _PLAIN = re.compile(r"[\w .,/:+@()-]{1,120}", re.ASCII)
 
 
@@ -117,7 +360,9 @@ def read_answers(places: Iterable[Path]) -> dict[str, AnswerFile]:
         except OSError as error:
             raise bad_file(path, str(error)) from error
         read = _READERS[path.suffix](path, content)
-        _must_be_plain(read)
+        for name in (read.tool, read.task, *read.metrics):  # reports print them
+            if not _PLAIN.fullmatch(name) or name == MEAN:
+                raise bad_file(path, f"it has the name {name!r:.60}")
         if earlier := files.get(read.task):
             raise UsageError(
                 f"`{earlier.path}` and `{path}` both have answers of the task `{read.task}`",
@@ -125,13 +370,6 @@ def read_answers(places: Iterable[Path]) -> dict[str, AnswerFile]:
             )
         files[read.task] = read
     return files
-
-
-def _must_be_plain(file: AnswerFile) -> None:
-    """Refuse names that no tool writes: reports print them."""
-    for name in (file.tool, file.task, *file.metrics):
-        if not _PLAIN.fullmatch(name) or name == MEAN:
-            raise bad_file(file.path, f"it has the name {name!r:.60}")
 
 
 def _files_at(place: Path) -> list[Path]:
@@ -190,18 +428,14 @@ def _pair(a: AnswerFile, b: AnswerFile, metric: str | None) -> tuple[TaskEvidenc
             hint="generate both with the same settings",
         )
     name = _metric_of(a, b, metric)
-    by_item = {answer.item: answer for answer in b.answers}
-    missing = [answer for answer in a.answers if answer.item not in by_item]
+    missing = a.answers.keys() - b.answers.keys()
     if missing or len(a.answers) != len(b.answers):
         raise UsageError(
             f"{len(missing)} of the {len(a.answers)} items of `{a.task}` in `{a.path}` are not "
             f"with the same prompt among the {len(b.answers)} in `{b.path}`",
             hint="use the same items, examples, chat template and limit for both",
         )
-    return (
-        _evidence(a, a.answers, name),
-        _evidence(b, [by_item[answer.item] for answer in a.answers], name),
-    )
+    return _evidence(a, list(a.answers), name), _evidence(b, list(a.answers), name)
 
 
 def _is_named(name: str, metric: str) -> bool:
@@ -226,38 +460,32 @@ def _metric_of(a: AnswerFile, b: AnswerFile, metric: str | None) -> str:
     return names[0]
 
 
-def _evidence(file: AnswerFile, answers: Sequence[AnsweredItem], metric: str) -> TaskEvidence:
-    count = len(answers)
-    marks = [answer.marks.get(metric, AnswerMark(None, None)) for answer in answers]
-    imported = ImportedAnswers(
-        tool=file.tool,
-        metric=metric,
-        greedy=file.greedy,
-        items_sha256=digest([answer.item for answer in answers]),
-        picked_N=np.array([number_of(mark.answer) for mark in marks], dtype=np.int64),
-    )
+def _evidence(file: AnswerFile, items: Sequence[str], metric: str) -> TaskEvidence:
+    marks = [file.answers[item].get(metric, (None, None)) for item in items]
+    for number, (mark, _) in enumerate(marks, 1):
+        if not isinstance(mark, bool | int | float) or mark not in (0, 1):
+            raise UsageError(
+                f"`{metric}` of item {number} of `{file.task}` in `{file.path}` is {mark!r:.60}, "
+                "and a mark is 0 or 1",
+                hint="choose marks that are right or wrong, with `--metric NAME`",
+            )
+    hashes = [hashlib.sha256(repr(answer).encode()).digest() for _, answer in marks]
+    picked = [
+        -1 if answer is None else int.from_bytes(sha256[:7])
+        for sha256, (_, answer) in zip(hashes, marks, strict=True)
+    ]
     return TaskEvidence(
         file.task,
-        np.full(count, np.nan),
-        np.arange(count),
-        np.ones(count, dtype=np.bool_),
-        np.array([_is_right(n, mark, metric, file) for n, mark in enumerate(marks, 1)], np.bool_),
-        imported,
+        np.full(len(items), np.nan),
+        np.arange(len(items)),
+        np.ones(len(items), dtype=np.bool_),
+        np.array([bool(mark) for mark, _ in marks], np.bool_),
+        ImportedAnswers(
+            tool=file.tool,
+            metric=metric,
+            greedy=file.greedy,
+            items_sha256=digest(list(items)),
+            # A number for an answer is the same in every file; -1 where it is not known.
+            picked_N=np.array(picked, dtype=np.int64),
+        ),
     )
-
-
-def _is_right(number: int, mark: AnswerMark, metric: str, file: AnswerFile) -> bool:
-    if isinstance(mark.value, bool | int | float) and mark.value in (0, 1):
-        return bool(mark.value)
-    raise UsageError(
-        f"`{metric}` of item {number} of `{file.task}` in `{file.path}` is {mark.value!r:.60}, and "
-        "a mark is 0 or 1",
-        hint="choose marks that are right or wrong, with `--metric NAME`",
-    )
-
-
-def number_of(answer: Any) -> int:
-    """Return a number for an answer, the same in every file; -1 where it is not known."""
-    if answer is None:
-        return -1
-    return int.from_bytes(hashlib.sha256(repr(answer).encode()).digest()[:7])

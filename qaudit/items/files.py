@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import HubError, SourceError
 from qaudit.items.harness import Leaf
-from qaudit.saved.results import sha256_of
 from qaudit.support.foreign import yaml_of
 from qaudit.types import TextFile
 from qaudit.whole import read_regular
@@ -92,7 +91,16 @@ def metadata_of(readme: bytes, name: str | None) -> str:
     The library parses all of them for each: a minute for the 57 subjects of MMLU.
     """
     table = dict(_front_matter(readme))
-    must_stay_inside(table.get("configs"))
+    configs = table.get("configs")
+    for config in configs if isinstance(configs, list) else []:
+        keys = config if isinstance(config, dict) else {}
+        for text in texts_in([keys.get("data_files"), keys.get("data_dir")]):
+            # The library would open any address.
+            if "::" in text or "://" in text or text[:1] in "/~" or ".." in text.split("/"):
+                raise SourceError(
+                    f"the data set names data outside of it: `{text[:100]}`",
+                    hint="leave its task out",
+                )
     for key in ("configs", "dataset_info"):
         entries = table.get(key)
         if name and isinstance(entries, list):
@@ -103,18 +111,6 @@ def metadata_of(readme: bytes, name: str | None) -> str:
             ]
             table[key] = entries_of_name or entries
     return f"---\n{json.dumps(table, default=str)}\n---\n"
-
-
-def must_stay_inside(configs: Any) -> None:
-    """Refuse names of data outside of their data set: the library would open any address."""
-    for config in configs if isinstance(configs, list) else []:
-        keys = config if isinstance(config, dict) else {}
-        for text in texts_in([keys.get("data_files"), keys.get("data_dir")]):
-            if "::" in text or "://" in text or text[:1] in "/~" or ".." in text.split("/"):
-                raise SourceError(
-                    f"the data set names data outside of it: `{text[:100]}`",
-                    hint="leave its task out",
-                )
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -207,25 +203,6 @@ def _unpacked(
     return unpacked
 
 
-def local_folder(root: Path, repo: str) -> Path | None:
-    """Return the folder of a data set below a folder of snapshots: `org/name`, or `name`."""
-    root = root.resolve()
-    for path in (root / repo, root / repo.replace("/", "--"), root / repo.rpartition("/")[2]):
-        if path.is_dir():
-            return path
-    return None
-
-
-def paths_in(folder: Path) -> tuple[str, ...]:
-    paths = []
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        with suppress(OSError):
-            if path.is_file() and not any(part.startswith(".") for part in inside.parts):
-                paths.append(inside.as_posix())
-    return tuple(paths)
-
-
 def rows_of(paths: Iterable[Path]) -> int | None:
     """Count the rows of JSON lines, JSON arrays and Parquet; None where one is something else."""
     import pyarrow.parquet
@@ -316,7 +293,9 @@ def pinned(data: Data, texts: Sequence[TextFile]) -> list[TextFile]:
 
 @lru_cache(maxsize=256)
 def local(root: Path, data: Data) -> tuple[Path, Splits]:
-    folder = local_folder(root, data.repo)
+    repo = data.repo  # `org/name`, or `name`
+    names = (repo, repo.replace("/", "--"), repo.rpartition("/")[2])
+    folder = next((f for name in names if (f := root.resolve() / name).is_dir()), None)
     if folder is None:
         raise SourceError(
             f"there is no folder `{data.repo}` in `{root}`",
@@ -324,27 +303,19 @@ def local(root: Path, data: Data) -> tuple[Path, Splits]:
         )
     readme = folder / README
     about = read_regular(readme) if readme.is_file() else None
-    paths = paths_in(folder)
+    paths = []
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        with suppress(OSError):
+            if path.is_file() and not any(part.startswith(".") for part in inside.parts):
+                paths.append(inside.as_posix())
     return folder, split_files(data.repo, data.name, data.splits, paths, about)
 
 
 def rows_here(leaf: Leaf, task_data: str | None) -> int | None:
     """Count the documents of a task whose data are on this machine, if its files can be counted."""
     data = Data.of(leaf)
-    if not data.splits:
-        return None
-    split = data.splits[0]
-    if task_data is None:
+    if not data.splits or task_data is None:
         return None
     folder, splits = local(Path(task_data), data)
-    return rows_of(folder / path for path in splits[split])
-
-
-def files_sha256(file: Path | None) -> list[Any]:
-    """Identify a task's file and those beside it, which it may include or call."""
-    if file is None:
-        return []
-    beside = sorted(
-        path for path in file.parent.iterdir() if path.suffix in (".yaml", ".yml", ".py", "")
-    )
-    return [(path.name, sha256_of(path)) for path in beside if path.is_file()]
+    return rows_of(folder / path for path in splits[data.splits[0]])

@@ -128,7 +128,10 @@ def prompts(
         task.set_config("num_fewshot", leaf.shots(shots))
         task.set_fewshot_seed(FEWSHOT_SEED)  # it advances with every document
         task.build_all_requests(limit=None, rank=0, world_size=1)
-        return tuple(_prompted(task, group) for group in _by_document(task.instances))
+        groups: dict[int, list[Any]] = {}
+        for instance in task.instances:
+            groups.setdefault(instance.doc_id, []).append(instance)
+        return tuple(_prompted(task, group) for group in groups.values())
 
 
 def _where(name: str, file: Path | None = None) -> tuple[str | None, ...]:
@@ -221,15 +224,8 @@ def _leaves(manager: Any, name: str, replaced: Mapping[str, Any]) -> Iterator[Le
         yield Leaf(name, config, tuple(replaced.items()), entry.yaml_path)
 
 
-def _by_document(instances: Sequence[Any]) -> Iterator[list[Any]]:
-    groups: dict[int, list[Any]] = {}
-    for instance in instances:
-        groups.setdefault(instance.doc_id, []).append(instance)
-    for group in groups.values():
-        yield sorted(group, key=lambda instance: int(instance.idx))
-
-
 def _prompted(task: Any, group: Sequence[Any]) -> Prompt:
+    group = sorted(group, key=lambda instance: int(instance.idx))
     document = group[0].doc
     if task.OUTPUT_TYPE == "loglikelihood":
         return (group[0].args,), (0,)

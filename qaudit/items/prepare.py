@@ -33,7 +33,6 @@ from qaudit.items import files, harness
 from qaudit.items.files import (
     Data,
     NotPinnedError,
-    files_sha256,
     find,
     local,
     pinned,
@@ -127,11 +126,22 @@ class Reading:
     def key(self, one: Definition) -> str:
         """Identify the items of a task by everything that decides them."""
         recipe = self.recipe
-        leaves = [
-            (leaf.name, leaf.replaced, leaf.shots(recipe.task_shots), self._data(leaf))
-            for leaf in one.leaves
-        ]
-        parts: list[Any] = [files_sha256(leaf.file) for leaf in one.leaves]
+        leaves = []
+        for leaf in one.leaves:
+            data = Data.of(leaf)
+            if recipe.task_data:
+                folder, splits = local(Path(recipe.task_data), data)
+                paths = [path for some in splits.values() for path in some]
+                files_of: list[Any] = [(path, sha256_of(folder / path)) for path in paths]
+            else:
+                pins = pinned(data, self.texts)
+                files_of = [(text.source, text.path, text.sha256) for text in pins]
+            leaves.append((leaf.name, leaf.replaced, leaf.shots(recipe.task_shots), files_of))
+        parts: list[list[Any]] = []
+        for leaf in one.leaves:  # a task's file, and those beside it, which it may include or call
+            inside = leaf.file.parent.iterdir() if leaf.file else ()
+            beside = sorted(p for p in inside if p.suffix in (".yaml", ".yml", ".py", ""))
+            parts.append([(path.name, sha256_of(path)) for path in beside if path.is_file()])
         about = (VERSION, version("lm-eval"), harness.FEWSHOT_SEED, recipe.task_items)
         return digest([about, leaves, parts, self.tokenizer_sha256, self.context])
 
@@ -146,13 +156,6 @@ class Reading:
             for split in data.splits
         }
         return snapshot(data.repo, pins[0].commit, "dataset"), splits
-
-    def _data(self, leaf: Leaf) -> list[Any]:
-        data = Data.of(leaf)
-        if not self.recipe.task_data:
-            return [(text.source, text.path, text.sha256) for text in pinned(data, self.texts)]
-        folder, splits = local(Path(self.recipe.task_data), data)
-        return [(path, sha256_of(folder / path)) for some in splits.values() for path in some]
 
 
 def counted(reading: Reading) -> ItemText | None:
@@ -208,7 +211,11 @@ def _build(reading: Reading, one: Definition, tokenizer: Any) -> ItemText:
         for leaf in one.leaves:
             with tempfile.TemporaryDirectory(prefix="qaudit-") as scratch:
                 prompted += _prompts(reading, leaf, Path(scratch), templates)
-    chosen = _drawn(len(prompted), most_items(reading.recipe.task_items))
+    chosen: Sequence[int] = range(len(prompted))
+    most = most_items(reading.recipe.task_items)
+    if most is not None and len(prompted) > most:
+        order = np.random.default_rng(harness.FEWSHOT_SEED).permutation(len(prompted))
+        chosen = sorted(int(position) for position in order[:most])
     items = [
         PromptedItem(one.name, f"{one.name}:{position}", *prompted[position]) for position in chosen
     ]
@@ -234,10 +241,3 @@ def _prompts(
             f"lm-eval cannot build `{leaf.name}`: {reason}",
             hint="leave the task out, or look at its data",
         ) from error
-
-
-def _drawn(count: int, most: int | None) -> Sequence[int]:
-    if most is None or count <= most:
-        return range(count)
-    order = np.random.default_rng(harness.FEWSHOT_SEED).permutation(count)
-    return sorted(int(position) for position in order[:most])

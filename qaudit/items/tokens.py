@@ -11,9 +11,8 @@ import io
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,10 @@ from qaudit.whole import read_regular, write_whole
 PADDED = 32
 """Windows of items are as long as a multiple of this."""
 
-Ints = npt.NDArray[np.integer]
 Tokens = npt.NDArray[np.int32]
 
 _TOGETHER = 4096  # texts that the tokenizer encodes at once
 _LARGEST_NBYTES = 4_000_000_000
-_DAMAGED = (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +57,15 @@ class ItemText:
         for item in self.items:
             some = [w.tokens[:-1] for w in self.windows[first : first + item.options]]
             first += item.options
-            sizes = [_tree_size(some)] if trees else _window_sizes(some)
+            if trees:
+                shortest = min(map(len, some))
+                same = np.all([o[:shortest] == some[0][:shortest] for o in some], axis=0)
+                shared = int(np.argmin(same)) if not same.all() else shortest
+                sizes = [shared + sum(len(option) - shared for option in some)]
+            else:
+                ordered = sorted(option.astype(">i8").tobytes() for option in some)
+                pairs = zip(ordered, [*ordered[1:], b"-"], strict=True)
+                sizes = [len(a) // 8 for a, b in pairs if not b.startswith(a)]
             tokens[item.task] += sum(-(-size // PADDED) * PADDED for size in sizes)
         return dict(tokens)
 
@@ -73,19 +78,6 @@ class ItemText:
             tuple(Window(k, w.tokens, w.scored_from) for k, w in enumerate(windows)),
             tuple(note for part in parts for note in part.notes),
         )
-
-
-def _tree_size(options: Sequence[Ints]) -> int:
-    shortest = min(map(len, options))
-    same = np.all([option[:shortest] == options[0][:shortest] for option in options], axis=0)
-    shared = int(np.argmin(same)) if not same.all() else shortest
-    return shared + sum(len(option) - shared for option in options)
-
-
-def _window_sizes(options: Sequence[Ints]) -> list[int]:
-    ordered = sorted(option.astype(">i8").tobytes() for option in options)
-    following = [*ordered[1:], b"-"]
-    return [len(a) // 8 for a, b in zip(ordered, following, strict=True) if not b.startswith(a)]
 
 
 @dataclass(frozen=True)
@@ -122,127 +114,78 @@ def read_items(path: Path) -> ItemText | None:
     try:
         with np.load(io.BytesIO(read_regular(path, _LARGEST_NBYTES)), allow_pickle=False) as part:
             columns = {name: part[name] for name in part.files}
-        return _read(columns)
-    except _DAMAGED:
-        return None
-
-
-def _read(columns: dict[str, np.ndarray]) -> ItemText:
-    task = str(columns["task"][0])
-    rights = np.split(columns["right"], np.cumsum(columns["right_counts"])[:-1])
-    items = tuple(
-        Item(task, str(name), int(options), tuple(int(place) for place in right))
-        for name, options, right in zip(columns["names"], columns["options"], rights, strict=True)
-    )
-    tokens = np.split(columns["tokens"], np.cumsum(columns["lengths"])[:-1])
-    windows = tuple(
-        Window(k, part, int(start))
-        for k, (part, start) in enumerate(zip(tokens, columns["scored_from"], strict=True))
-    )
-    if sum(item.options for item in items) != len(windows):
-        raise ValueError("its options are not those of its items")
-    return ItemText(items, windows, tuple(map(str, columns["notes"])))
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedItem:
-    """An option behind its context: tokens from `scored_from` on are the option's."""
-
-    tokens: Tokens
-    scored_from: int
-    cut_short: bool = False
+        task = str(columns["task"][0])
+        rights = np.split(columns["right"], np.cumsum(columns["right_counts"])[:-1])
+        rows = zip(columns["names"], columns["options"], rights, strict=True)
+        items = tuple(
+            Item(task, str(name), int(options), tuple(map(int, right)))
+            for name, options, right in rows
+        )
+        tokens = np.split(columns["tokens"], np.cumsum(columns["lengths"])[:-1])
+        parts = enumerate(zip(tokens, columns["scored_from"], strict=True))
+        windows = tuple(Window(k, part, int(start)) for k, (part, start) in parts)
+        if sum(item.options for item in items) == len(windows):
+            return ItemText(items, windows, tuple(map(str, columns["notes"])))
+    except (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error):
+        pass
+    return None
 
 
 def item_text(tokenizer: Any, items: Sequence[PromptedItem], context: int) -> ItemText:
     """Return items of one task as windows, with a note on those that are cut short."""
-    windows = encoded(tokenizer, [pair for item in items for pair in item.pairs], context)
-    cut = sum(part.cut_short for part in windows)
+    pairs = [pair for item in items for pair in item.pairs]
+    ends = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    prefix = next((int(token) for token in ends if token is not None), None)
+    texts = _encoded(tokenizer, pairs, "" if prefix is None else str(tokenizer.decode(prefix)))
+    windows, cut = list[Window](), 0
+    for (shown, text), (option, *before) in zip(pairs, texts, strict=True):
+        if shown:
+            (start,) = before
+            option = option[len(start) :]
+        elif prefix is None:
+            raise CorpusError(
+                "this tokenizer has neither BOS nor EOS, and items without a context need one",
+                hint="take `tokenizer_config.json` of the model they were trained from",
+            )
+        else:
+            start = (prefix,)
+            option = option[1:] if option[:1] == start else option
+        if not option:
+            raise CorpusError(
+                f"option `{text[:40]}` has no token of its own",
+                hint="every option needs text behind the context",
+            )
+        tokens = (*start, *option)[-(context + 1) :]
+        surplus = len(start) + len(option) - len(tokens)
+        cut += surplus > 0
+        scored_from = max(1, len(start) - surplus)
+        windows.append(Window(len(windows), np.array(tokens, dtype=np.int32), scored_from))
     notes = (
         f"{items[0].task}: {cut} of {len(windows)} options lost the beginning of their context, "
         f"which is longer than {context} tokens",
     )
-    return ItemText(
-        tuple(Item(item.task, item.name, len(item.pairs), item.right) for item in items),
-        tuple(Window(k, part.tokens, part.scored_from) for k, part in enumerate(windows)),
-        notes if cut else (),
-    )
+    rows = (Item(item.task, item.name, len(item.pairs), item.right) for item in items)
+    return ItemText(tuple(rows), tuple(windows), notes if cut else ())
 
 
-def encoded(
-    tokenizer: Any, pairs: Sequence[tuple[str, str]], context: int
-) -> tuple[EncodedItem, ...]:
-    """Return the tokens of (context, option) pairs, of each the last `context + 1`."""
-    texts: dict[tuple[str, bool | None], tuple[int, ...]] = {}
-    wanted = [_texts(tokenizer, *pair) for pair in pairs]
-    flat = dict.fromkeys(text for some in wanted for text in some)
+def _encoded(
+    tokenizer: Any, pairs: Sequence[tuple[str, str]], bos: str
+) -> list[list[tuple[int, ...]]]:
+    """Return the tokens of each option behind its context, and of its context if it has any."""
+    wanted: list[list[tuple[str, bool | None]]] = []
+    for context, option in pairs:
+        # The BOS of a text that has one already is not put there twice.
+        special = False if not context or (bos and context.startswith(bos)) else None
+        wanted.append([(context + option, special)])
+        wanted[-1] += [(context.rstrip(), special)] if context else []
+    tokens: dict[tuple[str, bool | None], tuple[int, ...]] = {}
     for special in (None, False):
-        some = [text for text, how in flat if how is special]
         options = {} if special is None else {"add_special_tokens": special}
-        for text, tokens in _batches(tokenizer, some, options):
-            texts[text, special] = tokens
-    return tuple(
-        _cut(_pair(tokenizer, pair, [texts[text] for text in some]), pair, context)
-        for pair, some in zip(pairs, wanted, strict=True)
-    )
-
-
-def _batches(
-    tokenizer: Any, texts: Iterable[str], options: dict[str, bool]
-) -> Iterable[tuple[str, tuple[int, ...]]]:
-    remaining = iter(texts)
-    while some := list(islice(remaining, _TOGETHER)):
-        tokens = tokenizer(some, verbose=False, **options)["input_ids"]
-        yield from zip(some, map(tuple, tokens), strict=True)
-
-
-def _texts(tokenizer: Any, context: str, option: str) -> tuple[tuple[str, bool | None], ...]:
-    if context == "":
-        return ((option, False),)
-    # The BOS of a text that has one already is not put there twice.
-    prefix = _prefix_of(tokenizer)
-    bos = "" if prefix is None else str(tokenizer.decode(prefix))
-    special = False if bos and context.startswith(bos) else None
-    return ((context + option, special), (context.rstrip(), special))
-
-
-def _pair(
-    tokenizer: Any, pair: tuple[str, str], tokens: Sequence[tuple[int, ...]]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if pair[0] == "":
-        option, prefix = tokens[0], _prefix(tokenizer)
-        if option[:1] == (prefix,):
-            return option[:1], option[1:]
-        return (prefix,), option
-    whole, before = tokens
-    return before, whole[len(before) :]
-
-
-def _prefix_of(tokenizer: Any) -> int | None:
-    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return next((int(token) for token in candidates if token is not None), None)
-
-
-def _prefix(tokenizer: Any) -> int:
-    """Return the token that stands for an empty context."""
-    if (prefix := _prefix_of(tokenizer)) is not None:
-        return prefix
-    raise CorpusError(
-        "this tokenizer has neither BOS nor EOS, and items without a context need one",
-        hint="take `tokenizer_config.json` of the model they were trained from",
-    )
-
-
-def _cut(
-    parts: tuple[tuple[int, ...], tuple[int, ...]], pair: tuple[str, str], context: int
-) -> EncodedItem:
-    before, option = parts
-    if not option:
-        raise CorpusError(
-            f"option `{pair[1][:40]}` has no token of its own",
-            hint="every option needs text behind the context",
+        some = list(
+            dict.fromkeys(text for texts in wanted for text, how in texts if how is special)
         )
-    tokens = (*before, *option)[-(context + 1) :]
-    surplus = len(before) + len(option) - len(tokens)
-    return EncodedItem(
-        np.array(tokens, dtype=np.int32), max(1, len(before) - surplus), cut_short=surplus > 0
-    )
+        for first in range(0, len(some), _TOGETHER):
+            batch = some[first : first + _TOGETHER]
+            rows = tokenizer(batch, verbose=False, **options)["input_ids"]
+            tokens |= {(text, special): tuple(row) for text, row in zip(batch, rows, strict=True)}
+    return [[tokens[text] for text in texts] for texts in wanted]

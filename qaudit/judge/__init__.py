@@ -17,7 +17,7 @@ from typing import Any
 from qaudit.judge.choose import LOSS, NO_SEARCH, Objective, pick_of
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.quantities import Moved, noise
-from qaudit.judge.rules import RuleCase, apply_rules
+from qaudit.judge.rules import RULES, RuleCase
 from qaudit.judge.scores import compare, score
 from qaudit.judge.table import EvidenceFiles, Measurements
 from qaudit.judge.tasks import score_tasks
@@ -83,7 +83,6 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
     every = Measurements.of(subjects, measurements, confidence)
     table = every.first_draws
     scores = tuple(score(every, m, evidence, reference) for m in every.measurements)
-    comparisons = compare(table, searched)
     measured = {m.subject for m in table.measurements}
     held = GateInput(
         table,
@@ -95,10 +94,15 @@ def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
         protocol=protocol,
     )
     answer = gate(policy, held, today=today) if policy else None
-    made_of = noise(every, floor)
     pick = pick_of(answer.classes) if answer else held.pick
-    case = RuleCase(table, scores, comparisons, pick)
-    findings = (*(findings_of(answer) if answer else ()), *apply_rules(case))
-    verdict = verdict_of(answer, str(held.objective)) if answer else None
-    tasks = tuple(score_tasks(table, evidence, reference))
-    return Judgement(scores, tasks, comparisons, findings, pick, made_of, verdict)
+    case = RuleCase(table, scores, compare(table, searched), pick)
+    by_rules = (finding for rule in RULES for finding in rule(case))
+    return Judgement(
+        measurements=scores,
+        tasks=tuple(score_tasks(table, evidence, reference)),
+        comparisons=case.comparisons,
+        findings=(*(findings_of(answer) if answer else ()), *by_rules),
+        pick=pick,
+        noise=noise(every, floor),
+        verdict=verdict_of(answer, str(held.objective)) if answer else None,
+    )

@@ -32,9 +32,6 @@ EDITED = "it was edited after it was written: scan again, or restore it"
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
 """Sums of doubles in another order differ by less, and no report prints as many digits."""
 
-Row = tuple[str, Mapping[str, Any]]
-"""The subject, scheme and seed of a row, and its numbers."""
-
 
 def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> None:
     """Raise AuditError for the first number that disagrees with the evidence.
@@ -46,9 +43,19 @@ def refuse_edited(audit: AuditRecord, table: Measurements, *, version: str) -> N
     for where, saved in _rows(audit.measurements, audit.tasks):
         for name in _differing(saved, again.get(where, {}), bounds=same):
             raise AuditError(f"`{name}` of {where} disagrees with its evidence", hint=EDITED)
-    if same:
-        _refuse_other_comparisons(audit, first)
-        _refuse_another_pick(audit, first)
+    if not same:
+        return
+    searched = {soup.label: soup.counted for soup in audit.diagnostics.greedy}
+    computed = {_pair(row): row for row in compare(first, searched)}
+    for row in audit.comparisons:
+        new = computed.get(_pair(row))
+        if (
+            new is None
+            or row.verdict != new.verdict
+            or not _same_interval(row.interval, new.interval, bounds=True)
+        ):
+            raise AuditError(f"{_pair(row)} disagrees with its evidence", hint=EDITED)
+    _refuse_another_pick(audit, first)
 
 
 def rows_again(
@@ -67,28 +74,25 @@ def rows_again(
 
 def refuse_another_verdict(saved: Verdict, computed: Verdict) -> None:
     """Raise AuditError if an audit says that something else ships than its numbers do."""
-    says, gives = map(_decision, (saved, computed))
+    says, gives = (
+        f"{verdict.status} by `{verdict.policy}`: "
+        + ", ".join(
+            f"{c.bit_class} {c.status} (`{c.subject}` at {c.scheme})" for c in verdict.classes
+        )
+        for verdict in (saved, computed)
+    )
     if says != gives:
         raise AuditError(f"its verdict is {says}, and its numbers give {gives}", hint=EDITED)
 
 
-def _decision(verdict: Verdict) -> str:
-    classes = [
-        f"{row.bit_class} {row.status} (`{row.subject}` at {row.scheme})" for row in verdict.classes
-    ]
-    return f"{verdict.status} by `{verdict.policy}`: {', '.join(classes)}"
-
-
-def _rows(scores: Iterable[MeasurementRow], tasks: Iterable[TaskRow]) -> Iterator[Row]:
+def _rows(
+    scores: Iterable[MeasurementRow], tasks: Iterable[TaskRow]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the subject, scheme and seed or task of each row, and its numbers."""
     for s in scores:
-        yield _place(s.subject, s.scheme, s.calibration_seed), vars(s)
+        yield f"`{s.subject}` under {s.scheme}, calibration seed {s.calibration_seed}", vars(s)
     for t in tasks:
-        yield f"{t.task} of {_place(t.subject, t.scheme, None)}", vars(t)
-
-
-def _place(subject: str, scheme: str, seed: int | None) -> str:
-    drawn = f", calibration seed {seed}" if seed is not None else ""
-    return f"`{subject}` under {scheme}{drawn}"
+        yield f"{t.task} of `{t.subject}` under {t.scheme}", vars(t)
 
 
 def _differing(
@@ -128,19 +132,6 @@ def _same(saved: float, computed: Any) -> bool:
         return False
     # Equal infinities are not close.
     return saved == computed or math.isclose(saved, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
-
-
-def _refuse_other_comparisons(audit: AuditRecord, table: Measurements) -> None:
-    searched = {soup.label: soup.counted for soup in audit.diagnostics.greedy}
-    computed = {_pair(row): row for row in compare(table, searched)}
-    for row in audit.comparisons:
-        again = computed.get(_pair(row))
-        if (
-            again is None
-            or row.verdict != again.verdict
-            or not _same_interval(row.interval, again.interval, bounds=True)
-        ):
-            raise AuditError(f"{_pair(row)} disagrees with its evidence", hint=EDITED)
 
 
 def _pair(row: Comparison) -> str:

@@ -30,7 +30,7 @@ bits@1%           the fewest bits per weight whose loss stays within 1 % of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -40,7 +40,7 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.core.scheme import most_bits_first
 from qaudit.errors import UsageError
-from qaudit.judge.quantities import interval_of
+from qaudit.judge.quantities import interval_of, sided
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
 from qaudit.settings import SEARCHED_AT
 from qaudit.support.keys import nearest
@@ -156,36 +156,30 @@ def choices(
     """
     if objective.kind == "bits":
         fewest = _cheapest(table, objective.margin or 0.0, classes, searched)
-        if fewest is not None:
-            return (fewest,)
-        return ()
-    return tuple(
-        _choice(table, objective, name, searched) for name in _classes(table, objective, classes)
-    )
-
-
-def _classes(table: Measurements, objective: Objective, classes: Sequence[str]) -> Sequence[str]:
+        return (fewest,) if fewest else ()
+    names = classes or classes_of(table)
     if objective.scheme == FULL_PRECISION:
-        return (UNQUANTIZED,)
-    if objective.scheme is not None:
+        names = (UNQUANTIZED,)
+    elif objective.scheme is not None:
         of_scheme = (m for m in table.measurements if m.scheme == objective.scheme)
-        return tuple(dict.fromkeys(m.bit_class for m in of_scheme))
-    return classes or classes_of(table)
+        names = tuple(dict.fromkeys(m.bit_class for m in of_scheme))
+    return tuple(_choice(table, objective, name, searched) for name in names)
 
 
 def _choice(
     table: Measurements, objective: Objective, name: str, searched: Mapping[str, int]
 ) -> ClassChoice:
     ranked, too_large = _no_larger(candidates(table, name, objective.scheme))
-    title = _title(objective, name)
-    if not ranked:
-        return ClassChoice(name, title)
+    bits = f"{name} bits" if name.isdecimal() else name
+    where = objective.scheme or (bits if name != UNQUANTIZED else "full precision")
+    title = f"lowest quantized loss at {where}"
     every, by_divergence = len(ranked), objective.kind == "kl"
     if by_divergence:
+        title = f"lowest KL divergence at {where}, of the subject with the lowest quantized loss"
         same = [m for m in ranked if m.subject == ranked[0].subject and m.evidence.fidelity]
-        ranked = _ranked(table, same, divergences)
-        if not ranked:
-            return ClassChoice(name, title)
+        ranked = _ranked(same, divergences)
+    if not ranked:
+        return ClassChoice(name, title)
     leader, *rivals = ranked
     few = table.documents < statistics.MINIMUM_DOCUMENTS
     level = statistics.simultaneous(table.confidence, len(rivals))
@@ -198,7 +192,12 @@ def _choice(
     )
     of_loss = objective.kind == "loss" and objective.scheme is None
     same_subject = [m for m in contenders if m.subject == leader.subject]
-    preferred = sorted((leader, *same_subject), key=lambda m: _price(table, m))
+
+    def price(measured: Measurement) -> tuple[float, float]:
+        divergence = _divergence(table, measured)
+        return measured.bits_per_weight, divergence.estimate if divergence else np.inf
+
+    preferred = sorted((leader, *same_subject), key=price)
     at_once = every if few or not of_loss else 1 + len(contenders)
     return ClassChoice(
         bit_class=name,
@@ -230,19 +229,6 @@ def _tried(searched: Mapping[str, int], measured: Sequence[Measurement]) -> int:
     return sum(max(0, trials - 1) for label, trials in searched.items() if label in labels)
 
 
-def _price(table: Measurements, measured: Measurement) -> tuple[float, float]:
-    divergence = _divergence(table, measured)
-    return measured.bits_per_weight, divergence.estimate if divergence else np.inf
-
-
-def _title(objective: Objective, name: str) -> str:
-    bits = f"{name} bits" if name.isdecimal() else name
-    where = objective.scheme or (bits if name != UNQUANTIZED else "full precision")
-    if objective.kind == "kl":
-        return f"lowest KL divergence at {where}, of the subject with the lowest quantized loss"
-    return f"lowest quantized loss at {where}"
-
-
 def candidates(table: Measurements, name: str, scheme: str | None = None) -> list[Measurement]:
     """Return every candidate of a class whose loss is finite, the lowest first, without twins.
 
@@ -258,12 +244,10 @@ def candidates(table: Measurements, name: str, scheme: str | None = None) -> lis
         and scheme in (None, short)
         and is_finite(measured)
     ]
-    return _ranked(table, every)
+    return _ranked(every)
 
 
-def _ranked(
-    table: Measurements, cells: Sequence[Measurement], sums: Sums = losses
-) -> list[Measurement]:
+def _ranked(cells: Sequence[Measurement], sums: Sums = losses) -> list[Measurement]:
     """Order cells; leave out those with the losses of an earlier one, to the bit."""
     distinct: list[Measurement] = []
     for measured in sorted(cells, key=lambda m: float(sums(m.evidence).sum())):
@@ -282,15 +266,8 @@ def _lead(
     return interval_of(table, cells, statistics.change, **how) or statistics.UNKNOWN
 
 
-def outright(table: Measurements, a: Measurement, b: Measurement, level: float) -> Interval:
-    return _lead(table, a, b, level, by_divergence=False)
-
-
-def _divergence(
-    table: Measurements, measured: Measurement, level: float | None = None
-) -> Interval | None:
-    how = {"sums": divergences, "confidence": level}
-    return interval_of(table, [cell_of(measured)], statistics.per_token, **how)
+def _divergence(table: Measurements, measured: Measurement) -> Interval | None:
+    return interval_of(table, [cell_of(measured)], statistics.per_token, sums=divergences)
 
 
 def _below(table: Measurements, measured: Measurement) -> bool:
@@ -310,12 +287,16 @@ def _cheapest(
     every = [m for name in names for m in candidates(table, name)]
     at_once = len(every) + _tried(searched, every)
     excess = {id(m): _excess(table, m, reference, at_once) for m in every}
-    within = _fewest_first(
-        [m for m in every if excess[id(m)].high <= margin], lambda m: excess[id(m)].estimate
-    )
+    remaining, within = [m for m in every if excess[id(m)].high <= margin], list[Measurement]()
+    while remaining:  # by bits, and by loss among those of one price
+        price = min(m.bits_per_weight for m in remaining) + SAME_BITS
+        of_price = (m for m in remaining if m.bits_per_weight <= price)
+        within += sorted(of_price, key=lambda m: excess[id(m)].estimate)
+        remaining = [m for m in remaining if m.bits_per_weight > price]
     if not within:
         return None
-    nearest = _nearest_cheaper(every, within[0], lambda m: excess[id(m)].high)
+    cheaper = [m for m in every if m.bits_per_weight < within[0].bits_per_weight - SAME_BITS]
+    nearest = min(cheaper, key=lambda m: excess[id(m)].high, default=None)
     changes = []
     if nearest is not None and np.isfinite(excess[id(nearest)].high):
         changes.append(
@@ -339,50 +320,28 @@ def _excess(
 ) -> Interval:
     """Return the loss over that of a reference in full precision, as a fraction."""
     cells = [cell_of(measured), (reference.subject, FULL_PRECISION)]
-    found = paid(table, cells, statistics.excess, table.confidence, at_once)
-    return found or statistics.UNKNOWN
+    return paid(table, cells, statistics.excess, at_once) or statistics.UNKNOWN
 
 
 def paid(
     table: Measurements,
     cells: Sequence[Cell],
     statistic: statistics.Statistic,
-    confidence: float,
     at_once: int,
     sums: Sums = losses,
 ) -> Interval | None:
     """Return a quantity whose upper end pays for the choice among so many."""
-    low, high = (
-        interval_of(table, cells, statistic, confidence=level, sums=sums)
-        for level in (confidence, statistics.simultaneous(confidence, at_once))
+    levels = table.confidence, statistics.simultaneous(table.confidence, at_once)
+    return sided(
+        *(interval_of(table, cells, statistic, confidence=level, sums=sums) for level in levels)
     )
-    return None if low is None or high is None else Interval(low.estimate, low.low, high.high)
-
-
-def _fewest_first(
-    cells: Sequence[Measurement], loss: Callable[[Measurement], float]
-) -> list[Measurement]:
-    """Order by bits, and by loss among those of one price."""
-    remaining, ordered = list(cells), list[Measurement]()
-    while remaining:
-        price = min(m.bits_per_weight for m in remaining) + SAME_BITS
-        ordered += sorted((m for m in remaining if m.bits_per_weight <= price), key=loss)
-        remaining = [m for m in remaining if m.bits_per_weight > price]
-    return ordered
-
-
-def _nearest_cheaper(
-    every: Sequence[Measurement], best: Measurement, high: Callable[[Measurement], float]
-) -> Measurement | None:
-    cheaper = [m for m in every if m.bits_per_weight < best.bits_per_weight - SAME_BITS]
-    return min(cheaper, key=high, default=None)
 
 
 # ----------------------------------------------------------------------------- what is said of it
 
 
 def class_verdict(
-    table: Measurements, choice: ClassChoice, measured: Measurement | None, confidence: float
+    table: Measurements, choice: ClassChoice, measured: Measurement | None
 ) -> ClassVerdict:
     """Return a class with what ships of it, before a policy is applied."""
     plain = ClassVerdict(choice.bit_class, "off", "undecided", None, None, choice.title)
@@ -398,7 +357,7 @@ def class_verdict(
     relative, may_be = None, (choice.leader, *choice.contenders)
     if measured.scheme != FULL_PRECISION:
         pair = [cell, (measured.subject, FULL_PRECISION)]
-        relative = paid(table, pair, statistics.excess, confidence, choice.at_once)
+        relative = paid(table, pair, statistics.excess, choice.at_once)
     return ClassVerdict(
         bit_class=choice.bit_class,
         level="off",
@@ -408,7 +367,7 @@ def class_verdict(
         objective=choice.title,
         ce=interval_of(table, [cell], statistics.per_token),
         relative_error=relative,
-        kl=paid(table, [cell], statistics.per_token, confidence, choice.at_once, divergences),
+        kl=paid(table, [cell], statistics.per_token, choice.at_once, divergences),
         runner_up=second.subject if second else None,
         runner_up_scheme=second.scheme if second else None,
         lead=lead,
@@ -446,19 +405,6 @@ def _changes(table: Measurements, choice: ClassChoice, best: Measurement) -> Ite
     full = candidates(table, UNQUANTIZED)
     if full and full[0].subject != best.subject:
         yield f"in full precision it would be `{full[0].subject}`"
-
-
-def choose(
-    table: Measurements, objective: Objective | None = None, classes: Sequence[str] = ()
-) -> Pick | None:
-    """Pick a subject and a scheme by no policy, or nothing where nothing can be."""
-    made = choices(table, objective or LOSS, classes)
-    return pick_of([preferred_verdict(table, choice) for choice in made])
-
-
-def preferred_verdict(table: Measurements, choice: ClassChoice) -> ClassVerdict:
-    first = next(iter(choice.preferred), None)
-    return class_verdict(table, choice, first, table.confidence)
 
 
 def pick_of(classes: Sequence[ClassVerdict]) -> Pick | None:

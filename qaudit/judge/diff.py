@@ -56,14 +56,6 @@ def changed(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Changed, ...]:
     return tuple(Changed(key, a.get(key), b.get(key)) for key in keys if a.get(key) != b.get(key))
 
 
-def other_weights(a: AuditRecord, b: AuditRecord) -> Iterator[str]:
-    """Yield the subjects that have one label and two contents."""
-    contents = {subject.label: subject.content for subject in a.subjects}
-    for subject in b.subjects:
-        if contents.get(subject.label, subject.content) != subject.content:
-            yield subject.label
-
-
 def protocol_of(audit: AuditRecord) -> dict[str, str]:
     plan = audit.plan
     confidence = f"{plan.recipe.confidence:g}"
@@ -89,18 +81,9 @@ def versions_of(audit: AuditRecord) -> dict[str, str]:
     return {"qaudit": audit.qaudit, **versions}
 
 
-Pairs = list[tuple[Cell, TaskEvidence, TaskEvidence]]
-
-
-def shared_tasks(pairs: list[tuple[Cell, Measurement, Measurement]]) -> Pairs:
-    shared: Pairs = []
-    for cell, a, b in pairs:
-        theirs = tasks_of(b)
-        shared += [(cell, one, theirs[name]) for name, one in tasks_of(a).items() if name in theirs]
-    return shared
-
-
-def task_deltas(shared: Pairs, level: float) -> Iterator[TaskDelta]:
+def task_deltas(
+    shared: Sequence[tuple[Cell, TaskEvidence, TaskEvidence]], level: float
+) -> Iterator[TaskDelta]:
     """Yield what accuracy lost from a to b; below zero it rose."""
     for (subject, scheme), a, b in shared:
         before, after = answers(a).right_N, answers(b).right_N
@@ -187,12 +170,19 @@ def diff(a: Side, b: Side) -> Difference:
     cells = [cell for cell in b.cells if cell in a.cells]
     quantized = sum(scheme != FULL_PRECISION for _, scheme in cells)
     has_kl = [cell for cell in cells if _has_kl((a.cells[cell], b.cells[cell]), common)]
-    tasks = shared_tasks([(cell, a.cells[cell], b.cells[cell]) for cell in cells])
+    tasks = [
+        (cell, task, theirs[name])
+        for cell in cells
+        for theirs in (tasks_of(b.cells[cell]),)
+        for name, task in tasks_of(a.cells[cell]).items()
+        if name in theirs
+    ]
     losses = len(cells) if common.has_loss else 0
     at_once = max(1, quantized + losses + len(has_kl) + len(tasks))
     confidence = min(a.audit.plan.recipe.confidence, b.audit.plan.recipe.confidence)
     level = statistics.simultaneous(confidence, at_once)
     meanings = changed(*({m.scheme: m.spec for m in side.measurements} for side in (a, b)))
+    before = {subject.label: subject.content for subject in a.audit.subjects}
     return Difference(
         a=a.name,
         b=b.name,
@@ -206,7 +196,9 @@ def diff(a: Side, b: Side) -> Difference:
         notes=common.notes,
         protocol=changed(protocol_of(a.audit), protocol_of(b.audit)),
         software=changed(versions_of(a.audit), versions_of(b.audit)),
-        weights=tuple(other_weights(a.audit, b.audit)),
+        weights=tuple(
+            s.label for s in b.audit.subjects if before.get(s.label, s.content) != s.content
+        ),
         specs=tuple(c for c in meanings if c.a is not None and c.b is not None),
         subjects=changed(*({s.label: s.label for s in side.audit.subjects} for side in (a, b))),
         schemes=changed(*({m.scheme: m.scheme for m in side.measurements} for side in (a, b))),
@@ -219,7 +211,10 @@ def _common(a: Side, b: Side) -> _Common:
     shared = [sha for sha in a.places if sha in b.places]
     whole = len(shared) == len(a.places) == len(b.places)
     paired = whole or len(shared) >= MINIMUM_DOCUMENTS
-    rows = tuple(_rows(side, shared if paired else list(side.places)) for side in (a, b))
+    rows_of_a, rows_of_b = (
+        np.array([side.places[sha] for sha in (shared if paired else side.places)], dtype=np.intp)
+        for side in (a, b)
+    )
     notes = []
     if not paired:
         notes.append(
@@ -228,34 +223,29 @@ def _common(a: Side, b: Side) -> _Common:
         )
     elif not whole:
         notes.append(f"compared on the {len(shared)} documents that both have")
-    alike = paired and all(
-        np.array_equal(getattr(a.evidence, column)[rows[0]], getattr(b.evidence, column)[rows[1]])
+    one_tokenizer = paired and all(
+        np.array_equal(
+            getattr(a.evidence, column)[rows_of_a], getattr(b.evidence, column)[rows_of_b]
+        )
         for column in ("tokens", "nbytes")
     )
-    if alike:
-        return _Common(
-            paired, (rows[0], rows[1]), "nats per token", True, tuple(notes), len(shared)
-        )
-    all_measured = all(s.evidence.nbytes[r].all() for s, r in zip((a, b), rows, strict=True))
-    notes.append(_unlike(paired=paired, known=all_measured))
+    has_bytes = bool(a.evidence.nbytes[rows_of_a].all() and b.evidence.nbytes[rows_of_b].all())
+    if not one_tokenizer:
+        why = "it is unknown whether the two have one tokenizer"
+        if paired:
+            why = "the same documents are other tokens in the two, by another tokenizer or protocol"
+        how = ": losses are compared in bits per byte"
+        if not has_bytes:
+            how = ", and bytes were not counted: losses are not compared"
+        notes.append(why + how)
     return _Common(
-        paired, (rows[0], rows[1]), "bits per byte", all_measured, tuple(notes), len(shared)
+        paired=paired,
+        rows=(rows_of_a, rows_of_b),
+        unit="nats per token" if one_tokenizer else "bits per byte",
+        has_loss=one_tokenizer or has_bytes,
+        notes=tuple(notes),
+        shared=len(shared),
     )
-
-
-def _rows(side: Side, documents: Sequence[str]) -> Rows:
-    return np.array([side.places[sha] for sha in documents], dtype=np.intp)
-
-
-def _unlike(*, paired: bool, known: bool) -> str:
-    why = (
-        "the same documents are other tokens in the two, by another tokenizer or protocol"
-        if paired
-        else "it is unknown whether the two have one tokenizer"
-    )
-    if known:
-        return f"{why}: losses are compared in bits per byte"
-    return f"{why}, and bytes were not counted: losses are not compared"
 
 
 def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta:
@@ -264,11 +254,10 @@ def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta
     documents = min(map(len, common.rows))
     same, same_error = _identical(two, common), False
     loss = kl = error = None
+    counts = [_units(m, r, common.unit) for m, r in zip(two, common.rows, strict=True)]
     if common.has_loss:
-        counts = [_units(m, r, common.unit) for m, r in zip(two, common.rows, strict=True)]
         loss = _between(two, counts, common, level)
     if _has_kl(two, common):
-        counts = [_units(m, r, common.unit) for m, r in zip(two, common.rows, strict=True)]
         kl = _between(two, counts, common, level, divergences)
     if cell != full and full in a.cells and full in b.cells:
         whole = (a.cells[full], b.cells[full])

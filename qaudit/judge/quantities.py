@@ -28,7 +28,7 @@ from qaudit.core.statistics import (
     quantile_interval,
 )
 from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
-from qaudit.types import FULL_PRECISION, SURE, ByConfidence, Evidence, Interval, Measurement, Noise
+from qaudit.types import FULL_PRECISION, SURE, Evidence, Interval, Measurement, Noise
 
 Mean = Literal[
     "kl", "top1_agreement", "sure_flips", "rms_dp", "output_error", "routing_agreement",
@@ -124,7 +124,7 @@ def agreement_of(other: Interval) -> Interval:
 
 def _others(name: Mean) -> Callable[[Evidence], Array]:
     """Return a function to the tokens of each document that a mean does not count."""
-    return lambda evidence: evidence.tokens.astype(np.float64) - MEANS[name].sums(evidence)
+    return lambda evidence: scored_tokens(evidence) - MEANS[name].sums(evidence)
 
 
 disagreements, reroutings = _others("top1_agreement"), _others("routing_agreement")
@@ -152,28 +152,20 @@ def fidelity_columns(evidence: Evidence, confidence: float) -> dict[str, Any]:
     if evidence.fidelity is None or "kl" not in columns:
         return columns
     counts_DB = evidence.fidelity.kl_counts[used]
-    p50, p90, p99, p999 = (
-        quantile_interval(counts_DB, share, confidence) for share in (0.5, 0.9, 0.99, 0.999)
-    )
+    shares = {"kl_p50": 0.5, "kl_p90": 0.9, "kl_p99": 0.99, "kl_p999": 0.999}
+    by_confidence: dict[str, Any] = {}
+    if (sums := evidence.fidelity.by_confidence) is not None:
+        tokens_B, kl_B = sums.tokens.sum(axis=0), sums.kl_sum.sum(axis=0)
+        pairs = [(float(kl), int(tokens)) for kl, tokens in zip(kl_B, tokens_B, strict=True)]
+        by_confidence = {
+            "confidence_shares": tuple(tokens / int(tokens_B.sum()) for _, tokens in pairs),
+            "confidence_kl": tuple(kl / tokens if tokens else None for kl, tokens in pairs),
+        }
     return {
         **columns,
-        "kl_p50": p50,
-        "kl_p90": p90,
-        "kl_p99": p99,
-        "kl_p999": p999,
+        **{name: quantile_interval(counts_DB, at, confidence) for name, at in shares.items()},
         "kl_max": float(evidence.fidelity.kl_max[used].max()),
-        **_confidence_columns(evidence.fidelity.by_confidence),
-    }
-
-
-def _confidence_columns(sums: ByConfidence | None) -> dict[str, Any]:
-    if sums is None:
-        return {}
-    tokens_B, kl_B = sums.tokens.sum(axis=0), sums.kl_sum.sum(axis=0)
-    pairs = [(float(kl), int(tokens)) for kl, tokens in zip(kl_B, tokens_B, strict=True)]
-    return {
-        "confidence_shares": tuple(tokens / int(tokens_B.sum()) for _, tokens in pairs),
-        "confidence_kl": tuple(kl / tokens if tokens else None for kl, tokens in pairs),
+        **by_confidence,
     }
 
 
@@ -230,6 +222,11 @@ def interval_of(
     return None if result is None else result.interval
 
 
+def sided(low: Interval | None, high: Interval | None) -> Interval | None:
+    """Return an interval with the lower end of one and the upper end of another."""
+    return None if low is None or high is None else Interval(low.estimate, low.low, high.high)
+
+
 @dataclass(frozen=True)
 class Moved:
     """How far arithmetic alone moved a measurement, per token; None is not measured."""
@@ -251,37 +248,29 @@ def noise(table: Measurements, floor: Mapping[Cell, Moved]) -> tuple[Noise, ...]
 
 
 def _noise(table: Measurements, cell: Cell, floor: Moved | None) -> Noise:
-    full, draws, result = table.full(cell[0]), table.draws(*cell), None
+    full, draws = table.full(cell[0]), table.draws(*cell)
+    result = draw = numerical = None
     if cell[1] != FULL_PRECISION:
         result = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
-    if result is not None and result.spread is None:
-        result = None
+    if full is not None and is_finite(full):
+        loss = float(full.evidence.nll_sum.sum())
+        if len(draws) > 1 and all(map(is_finite, draws)):
+            totals = [float(m.evidence.nll_sum.sum()) for m in draws]
+            draw = float(np.std(totals, ddof=1)) / loss  # of the added loss
+        if floor:
+            numerical = floor.nats * float(full.evidence.tokens.sum()) / loss
     return Noise(
         subject=cell[0],
         scheme=cell[1],
         draws=len(draws),
-        interval=result.interval if result else None,
+        interval=result.interval if result and result.spread else None,
         documents=result.spread.standard_error if result and result.spread else None,
-        draw=_deviation(draws, full),
-        numerical=_part_of_loss(floor, full),
+        draw=draw,
+        numerical=numerical,
         numerical_nats=floor.nats if floor else None,
         kl_floor=floor.kl if floor else None,
         top1_floor=floor.top1 if floor else None,
     )
-
-
-def _deviation(draws: Sequence[Measurement], full: Measurement | None) -> float | None:
-    """Return the standard deviation of the added loss over draws; None for a single one."""
-    if full is None or len(draws) < 2 or not all(map(is_finite, (full, *draws))):
-        return None
-    totals = [float(m.evidence.nll_sum.sum()) for m in draws]
-    return float(np.std(totals, ddof=1)) / float(full.evidence.nll_sum.sum())
-
-
-def _part_of_loss(moved: Moved | None, full: Measurement | None) -> float | None:
-    if moved is None or full is None or not is_finite(full):
-        return None
-    return moved.nats * float(full.evidence.tokens.sum()) / float(full.evidence.nll_sum.sum())
 
 
 @dataclass(frozen=True)

@@ -109,11 +109,8 @@ def _drop(
     evidence: RolloutEvidence, full: RolloutEvidence, subject: Subject, confidence: float
 ) -> Interval | str:
     result = weighed(evidence, full, subject, confidence)
-    if isinstance(result, str):
-        return result
-    change = result.change
-    if change is None:
-        return result.reason
+    if isinstance(result, str) or (change := result.change) is None:
+        return result if isinstance(result, str) else result.reason
     return Interval(-change.estimate, -change.high, -change.low)
 
 

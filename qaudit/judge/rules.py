@@ -24,10 +24,9 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.scheme import LOOKS_BROKEN
-from qaudit.judge.choose import outright
-from qaudit.judge.quantities import column_of, largest_share, settling
+from qaudit.judge.quantities import column_of, interval_of, largest_share, settling
 from qaudit.judge.scores import first_rows
-from qaudit.judge.table import Cell, Measurements, is_finite
+from qaudit.judge.table import Measurements, is_finite
 from qaudit.support.keys import first_of
 from qaudit.types import (
     FULL_PRECISION,
@@ -51,63 +50,6 @@ FEW = 6.0
 """Among few documents the largest of ordinary ones carries up to so many times its equal share."""
 
 
-@dataclass(frozen=True)
-class WorstDocument:
-    """The document that carries most of what a scheme adds to a subject's loss."""
-
-    share: float  # of the loss that all documents together gain
-    of_changes: float  # share of all changes, gains and losses: near zero added they cancel
-    added: float  # by the scheme over all documents, as a fraction of the loss
-    sha256: str
-    documents: int
-
-    @property
-    def is_conspicuous(self) -> bool:
-        return self.added >= MATTERS and self.of_changes > max(CONSPICUOUS, FEW / self.documents)
-
-
-def worst_document(table: Measurements, cell: Cell) -> WorstDocument | None:
-    """Return a cell's worst document; None where quantization added no loss."""
-    own, full = (column_of(table, (cell[0], scheme)) for scheme in (cell[1], FULL_PRECISION))
-    if cell[1] == FULL_PRECISION or own is None or full is None:
-        return None
-    added_D = own - full
-    share = largest_share(added_D)
-    if share is None:
-        return None
-    place = int(np.argmax(added_D))
-    names = np.array(table.draws(*cell)[0].evidence.document_sha256)[table.scored()]
-    return WorstDocument(
-        share,
-        of_changes=float(added_D[place] / np.abs(added_D).sum()),
-        added=float(added_D.sum() / full.sum()),
-        sha256=str(names[place]),
-        documents=len(added_D),
-    )
-
-
-def rare_damage(table: Measurements) -> Iterator[Finding]:
-    """Yield a finding for each scheme of which one document carries much: the worst subject's."""
-    labels = [subject.label for subject in table.subjects]
-    for scheme in table.quantized_schemes:
-        every = ((label, worst_document(table, (label, scheme))) for label in labels)
-        heavy = [
-            (label, damage)
-            for label, damage in every
-            if damage is not None and damage.is_conspicuous
-        ]
-        if not heavy:
-            continue
-        label, worst = max(heavy, key=lambda pair: pair[1].share)
-        more = f"; so it is with {len(heavy) - 1} more subjects" if len(heavy) > 1 else ""
-        message = (
-            f"1 of {worst.documents} documents carries {100 * worst.share:.0f} % of the loss "
-            f"that {scheme} adds to `{label}`, and intervals may miss an added loss as rare{more}"
-        )
-        hint = f"read document {worst.sha256[:12]}, and measure more documents like it"
-        yield Finding("QA029", "warn", label, scheme, message, hint)
-
-
 SOLID_DOCUMENTS = 50
 """From here on intervals cover as often as they state; with fewer documents they are wide."""
 
@@ -120,11 +62,6 @@ class RuleCase:
     measurements: tuple[MeasurementRow, ...]
     comparisons: tuple[Comparison, ...]
     pick: Pick | None
-
-
-def apply_rules(case: RuleCase) -> tuple[Finding, ...]:
-    """Apply every rule, in the order of the codes."""
-    return tuple(finding for rule in RULES for finding in rule(case))
 
 
 def pick_is_a_tie(case: RuleCase) -> Iterator[Finding]:
@@ -190,8 +127,9 @@ def last_is_not_best(case: RuleCase) -> Iterator[Finding]:
     lowest = min(finite, key=lambda m: float(m.evidence.nll_sum.sum()))
     of_scheme = {m.subject for m in case.table.measurements if m.scheme == pick.scheme}
     level = statistics.simultaneous(case.table.confidence, len(of_scheme) - 1)
-    lead = outright(case.table, lowest, best, level)
-    if lead.low <= 0:
+    cells = [(label, pick.scheme) for label in (lowest.subject, pick.subject)]
+    lead = interval_of(case.table, cells, statistics.change, confidence=level)
+    if lead is None or lead.low <= 0:
         return
     message = (
         f"the last checkpoint `{lowest.subject}` is not the best one at {pick.scheme}: "
@@ -264,6 +202,35 @@ def costs_more_than_before(case: RuleCase) -> Iterator[Finding]:
             yield Finding("QA008", "info", c.a, c.scheme, message, "", c.interval, margin=0.0)
 
 
+def rare_damage(case: RuleCase) -> Iterator[Finding]:
+    """QA029: each scheme of which one document carries much, by the worst of its subjects."""
+    table = case.table
+    for scheme in table.quantized_schemes:
+        heavy: list[tuple[float, str, str]] = []
+        for label in (subject.label for subject in table.subjects):
+            own, full = (column_of(table, (label, of)) for of in (scheme, FULL_PRECISION))
+            if own is None or full is None:
+                continue
+            added_D = own - full
+            share, place = largest_share(added_D), int(np.argmax(added_D))
+            if share is None or added_D.sum() / full.sum() < MATTERS:
+                continue
+            # Of all changes, gains and losses: near zero added they cancel.
+            if added_D[place] / np.abs(added_D).sum() > max(CONSPICUOUS, FEW / len(added_D)):
+                names = np.array(table.draws(label, scheme)[0].evidence.document_sha256)
+                heavy.append((share, label, str(names[table.scored()][place])))
+        if not heavy:
+            continue
+        share, label, sha256 = max(heavy, key=lambda damage: damage[0])
+        more = f"; so it is with {len(heavy) - 1} more subjects" if len(heavy) > 1 else ""
+        message = (
+            f"1 of {table.documents} documents carries {100 * share:.0f} % of the loss "
+            f"that {scheme} adds to `{label}`, and intervals may miss an added loss as rare{more}"
+        )
+        hint = f"read document {sha256[:12]}, and measure more documents like it"
+        yield Finding("QA029", "warn", label, scheme, message, hint)
+
+
 def has_equal_documents(case: RuleCase) -> Iterator[Finding]:
     """QA046: documents with the losses of another in every measurement."""
     if not case.table.measurements:
@@ -300,6 +267,6 @@ RULES: tuple[Callable[[RuleCase], Iterator[Finding]], ...] = (
     ignores_its_text,
     least_loss_is_not_best,
     costs_more_than_before,
-    lambda case: rare_damage(case.table),  # QA029
+    rare_damage,
     has_equal_documents,
 )

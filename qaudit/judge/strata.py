@@ -107,26 +107,19 @@ def _by_stratum(
     strata: dict[str, npt.NDArray[np.bool_]],
     confidence: float | None = None,
 ) -> dict[str, Interval]:
-    columns, statistic = columns_by(table, cell, measure)
+    """Return a quantity of one cell in each stratum; nothing where it was not measured."""
+    if cell[1] == FULL_PRECISION:
+        return {}
+    # The relative error ignores the last column, which is tokens.
+    statistic = statistics.change if measure == "absolute_change" else statistics.excess
+    columns = columns_of(table, [cell, (cell[0], FULL_PRECISION)])
+    if measure == "kl":
+        columns, statistic = columns_of(table, [cell], divergences), statistics.per_token
     if columns is None:
         return {}
     level = table.confidence if confidence is None else confidence
     level = statistics.simultaneous(level, len(strata))
     return {name: _interval(columns, statistic, inside, level) for name, inside in strata.items()}
-
-
-def columns_by(
-    table: Measurements, cell: Cell, measure: Measure
-) -> tuple[tuple[Array, ...] | None, Statistic]:
-    """Return the columns of a quantity of one cell, and the quantity."""
-    if cell[1] == FULL_PRECISION:
-        return None, statistics.per_token
-    if measure == "kl":
-        return columns_of(table, [cell], divergences), statistics.per_token
-    pair = [cell, (cell[0], FULL_PRECISION)]
-    # The relative error ignores the last column, which is tokens.
-    statistic = statistics.change if measure == "absolute_change" else statistics.excess
-    return columns_of(table, pair), statistic
 
 
 def _interval(

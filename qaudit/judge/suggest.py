@@ -16,13 +16,19 @@ from qaudit.core import statistics
 from qaudit.core.course import Places, courses
 from qaudit.core.predictor import MINIMUM_POINTS, Known, Predicted, predict
 from qaudit.core.statistics import Array
-from qaudit.judge.quantities import estimated
+from qaudit.judge.quantities import interval_of
 from qaudit.judge.table import Measurements
 from qaudit.types import FULL_PRECISION, Checkpoint, Interval, Prospect, Suggestion, Worth
 
 
 def suggest(table: Measurements, series: Sequence[Checkpoint], scheme: str) -> Suggestion:
-    errors, losses = _measured(table, series, scheme)
+    errors, losses = dict[str, float](), dict[str, float]()
+    for label in (c.label for c in series):
+        cells = [(label, scheme), (label, FULL_PRECISION)]
+        error = interval_of(table, cells, statistics.excess)
+        loss = interval_of(table, cells[:1], statistics.per_token)
+        if error is not None and loss is not None:
+            errors[label], losses[label] = error.estimate, loss.estimate
     run, places = max(courses(series), key=lambda course: sum(c.label in errors for c in course[0]))
     measured = [k for k, c in enumerate(run) if c.label in errors]
     new = [k for k, c in enumerate(run) if table.find(c.label, FULL_PRECISION) is None]
@@ -39,18 +45,18 @@ def suggest(table: Measurements, series: Sequence[Checkpoint], scheme: str) -> S
         of = Known(positions_N[measured], values_NF[: len(measured)], values)
         return predict(of, positions_N[new], values_NF[len(measured) :])
 
-    error = predicted(np.array([errors[label] for label in labels]))
-    loss = predicted(np.array([losses[label] for label in labels]))
+    of_error = predicted(np.array([errors[label] for label in labels]))
+    of_loss = predicted(np.array([losses[label] for label in labels]))
     best = min(labels, key=lambda label: losses[label])
     ends = float(positions_N[measured].min()), float(positions_N[measured].max())
     rows = [
         Prospect(
             label=run[k].label,
             position=float(positions_N[k]),
-            error=_interval(error, m, table.confidence),
-            loss=_interval(loss, m, table.confidence),
-            better=float(loss.below(losses[best])[m]),
-            gain=float(loss.gains(losses[best])[m]),
+            error=_interval(of_error, m, table.confidence),
+            loss=_interval(of_loss, m, table.confidence),
+            better=float(of_loss.below(losses[best])[m]),
+            gain=float(of_loss.gains(losses[best])[m]),
             beyond=not ends[0] <= positions_N[k] <= ends[1],
         )
         for m, k in enumerate(new)
@@ -63,24 +69,10 @@ def suggest(table: Measurements, series: Sequence[Checkpoint], scheme: str) -> S
         signals=names,
         best=best,
         best_loss=losses[best],
-        error=_worth(error),
-        loss=_worth(loss),
+        error=_worth(of_error),
+        loss=_worth(of_loss),
         prospects=tuple(rows),
     )
-
-
-def _measured(
-    table: Measurements, series: Sequence[Checkpoint], scheme: str
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the relative error and the quantized loss of every checkpoint that has both."""
-    errors, losses = dict[str, float](), dict[str, float]()
-    for label in (c.label for c in series):
-        own, full = (label, scheme), (label, FULL_PRECISION)
-        error = estimated(table, [own, full], statistics.excess)
-        loss = estimated(table, [own], statistics.per_token)
-        if error is not None and loss is not None:
-            errors[label], losses[label] = error.interval.estimate, loss.interval.estimate
-    return errors, losses
 
 
 def _signals(

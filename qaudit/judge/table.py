@@ -51,8 +51,24 @@ class Measurements:
             raise AuditError(
                 f"a confidence of {confidence} is not between 0 and 1", hint="use 0.95, for example"
             )
-        _refuse_strangers(subjects, measurements)
-        _refuse_duplicates(measurements)
+        labels = [s.label for s in subjects]
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise AuditError(
+                f"two subjects are named `{twice[0]}`", hint="give every subject its own label"
+            )
+        seen: set[tuple[str, str, int]] = set()
+        for m in measurements:
+            if m.subject not in labels:
+                raise AuditError(
+                    f"`{m.subject}` was measured and is no subject of this audit",
+                    hint="evidence of another audit may be in the same folder",
+                )
+            if (key := (m.subject, m.spec, m.calibration_seed)) in seen:
+                raise AuditError(
+                    f"`{m.subject}` was measured twice under `{m.scheme}`",
+                    hint="one measurement for each subject, scheme and calibration seed",
+                )
+            seen.add(key)
         _refuse_other_documents(measurements)
         return cls(tuple(subjects), tuple(measurements), confidence)
 
@@ -136,31 +152,6 @@ def by_cell(measurements: Iterable[Measurement]) -> dict[tuple[str, str], list[M
 
 def is_finite(measurement: Measurement) -> bool:
     return bool(np.isfinite(measurement.evidence.nll_sum).all())
-
-
-def _refuse_strangers(subjects: Sequence[Subject], measurements: Sequence[Measurement]) -> None:
-    labels = [s.label for s in subjects]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise AuditError(
-            f"two subjects are named `{twice[0]}`", hint="give every subject its own label"
-        )
-    for m in measurements:
-        if m.subject not in labels:
-            raise AuditError(
-                f"`{m.subject}` was measured and is no subject of this audit",
-                hint="evidence of another audit may be in the same folder",
-            )
-
-
-def _refuse_duplicates(measurements: Sequence[Measurement]) -> None:
-    seen: set[tuple[str, str, int]] = set()
-    for m in measurements:
-        if (key := (m.subject, m.spec, m.calibration_seed)) in seen:
-            raise AuditError(
-                f"`{m.subject}` was measured twice under `{m.scheme}`",
-                hint="one measurement for each subject, scheme and calibration seed",
-            )
-        seen.add(key)
 
 
 def _refuse_other_documents(measurements: Sequence[Measurement]) -> None:

@@ -122,7 +122,18 @@ def score_tasks(
             for name, task in tasks_of(measured).items()
         ]
         if len(rows) > 1:
-            rows.append(_mean_row(measured, full, table.confidence))
+            rights = [answers(task).right_N for task in tasks_of(measured).values()]
+            row = TaskRow(
+                subject=measured.subject,
+                scheme=measured.scheme,
+                spec=measured.spec,
+                task=MEAN,
+                accuracy=paired.mean_accuracy(rights, table.confidence),
+                accuracy_drop=None,
+                items=sum(map(len, rights)),
+            )
+            pairs = marked(measured, full, MEAN)
+            rows.append(_with_changes(row, pairs, table.confidence) if pairs else row)
         if yardstick is not None and measured is not yardstick:
             rows = [_with_reference(row, measured, yardstick, table.confidence) for row in rows]
         yield from rows
@@ -162,22 +173,6 @@ def _row(
         margin_factor=paired.margin_factor(margin_ratios(one, full), confidence),
         p_value=paired.mcnemar(pair.lost, pair.won),
     )
-
-
-def _mean_row(measured: Measurement, full: Measurement | None, confidence: float) -> TaskRow:
-    tasks = tasks_of(measured)
-    rights = [answers(task).right_N for task in tasks.values()]
-    row = TaskRow(
-        subject=measured.subject,
-        scheme=measured.scheme,
-        spec=measured.spec,
-        task=MEAN,
-        accuracy=paired.mean_accuracy(rights, confidence),
-        accuracy_drop=None,
-        items=sum(map(len, rights)),
-    )
-    pairs = marked(measured, full, MEAN)
-    return row if pairs is None else _with_changes(row, pairs, confidence)
 
 
 def _with_reference(

@@ -10,8 +10,6 @@ bit-identical to `transformers`, which a test holds for every family in `STREAMA
 What was given up: caches, padding masks and packed sequences. Batches are right-padded at
 most, which a causal model cannot see from the left.
 
-Losses from hidden states, a chunk of rows of logits at a time.
-
 Does the stream compute what the model computes? One short batch, both ways.
 
 The families in `STREAMABLE` are held bit-identical by tests. For any other the same comparison
@@ -21,9 +19,9 @@ whole model, in its own way, and both read one short batch. It costs the memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.checkpoints.configuration import unreadable
-from qaudit.core.fidelity import head_rows, losses
+from qaudit.core.fidelity import head_rows
 from qaudit.errors import ModelError
 from qaudit.model.config import computed_buffers, is_remote
 from qaudit.model.device import Copies
@@ -44,58 +42,7 @@ from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
 from qaudit.model.stored_names import stored_name
 from qaudit.model.structure import Heads, is_linear, notes_of_left
-from qaudit.model.tape import Arguments, Links
-
-
-def chunked_nll(
-    head: Callable[[Tensor], Tensor], hidden_BTD: Tensor, tokens_BT: Tensor, rows: int
-) -> Tensor:
-    """Return -log p(token | tokens before it) in fp32; position 0 has nothing before it, and 0.
-
-    The log-sum-exp is taken in fp32 while a chunk of rows is warm in the cache. For a small model
-    with a large vocabulary this is most of an evaluation's work, and a full (B, T, V) tensor most
-    of its memory. Given up: the order of additions inside a chunk.
-    """
-    batch, length, width = hidden_BTD.shape
-    nll_BT = torch.zeros(batch, length, dtype=torch.float32, device=hidden_BTD.device)
-    if length < 2:
-        return nll_BT
-    hidden_ND = hidden_BTD[:, :-1].reshape(-1, width)
-    targets_N = tokens_BT[:, 1:].reshape(-1).to(hidden_BTD.device, torch.long)
-    chunks = [
-        losses(head(hidden_ND[i : i + rows].unsqueeze(0))[0], targets_N[i : i + rows])
-        for i in range(0, len(targets_N), rows)
-    ]
-    nll_BT[:, 1:] = torch.cat(chunks).reshape(batch, length - 1)
-    return nll_BT
-
-
-def target_nll(
-    head: Callable[[Tensor], Tensor],
-    hidden_ND: Tensor,
-    rows_Q: Tensor,
-    targets_Q: Tensor,
-    rows: int,
-) -> tuple[Tensor, Tensor]:
-    """Return the loss of a token after each of some rows, in fp32, and if it is the likeliest.
-
-    A row may be asked for several tokens; it goes through the head once.
-    """
-    device = hidden_ND.device
-    read_U, places_Q = torch.unique(rows_Q, return_inverse=True)
-    nll_Q = torch.zeros(len(rows_Q), dtype=torch.float32)
-    greedy_Q = torch.zeros(len(rows_Q), dtype=torch.bool)
-    for start in range(0, len(read_U), rows):
-        rows_U = read_U[start : start + rows].to(device)
-        logits_UV = head(hidden_ND[rows_U][None])[0].float()
-        some = torch.nonzero((places_Q >= start) & (places_Q < start + rows)).squeeze(1)
-        at_Q = (places_Q[some] - start).to(device)
-        wanted_Q = targets_Q[some].to(device)
-        total_U = logits_UV.logsumexp(1)
-        nll_Q[some] = (total_U[at_Q] - logits_UV[at_Q, wanted_Q]).cpu()
-        greedy_Q[some] = (logits_UV.argmax(1)[at_Q] == wanted_Q).cpu()
-    return nll_Q, greedy_Q
-
+from qaudit.model.tape import Arguments
 
 __all__ = ["Block", "BlockModel", "ExpertOptions", "Group", "Weights"]
 
@@ -126,42 +73,30 @@ class BlockModel:
         if is_remote(folder):
             computed = computed_buffers(self.config, folder, dtype)
             self._skeleton = replace(self._skeleton, computed=computed)
-        self._vocabulary = int(self.config.get_text_config().vocab_size)
+        self.notes = self._skeleton.notes
+        self.pad_until = self._skeleton.fixed_until
+        # How many rows of logits to have in memory at once.
+        self.head_rows = head_rows(int(self.config.get_text_config().vocab_size), device.type)
         self._blocks = self._skeleton.blocks
+        self.num_blocks = len(self._blocks)
         self._front = Front(self._skeleton, device)
         self._fill_front_and_head()
         width = self._front.find_links()
+        self.links = self._front.links  # what links the blocks beside hidden states
         self._inspector = Inspector(width, Heads.of(self.config), dtype, device)
+        self.left = self._inspector.left  # linears of blocks read that stay as they are, and why
 
     def prove_rotations(self) -> None:
         """Let every block say which of its outputs can be rotated."""
         self._inspector.rotations = True
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        return self._skeleton.notes
-
-    @property
     def has_experts(self) -> bool:
         return any(is_fused(module) for block in self._blocks for module in block.modules())
 
     @property
-    def left(self) -> dict[str, str]:
-        """The linears of the blocks that were read which stay as they are, and why."""
-        return self._inspector.left
-
-    @property
     def notes_of_left(self) -> tuple[str, ...]:
         return notes_of_left(self.left)
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self._blocks)
-
-    @property
-    def head_rows(self) -> int:
-        """Return how many rows of logits to have in memory at once."""
-        return head_rows(self._vocabulary, self.device.type)
 
     @property
     def linears(self) -> tuple[str, ...]:
@@ -185,20 +120,10 @@ class BlockModel:
                 hint="use a shorter `--set context=N`",
             ) from error
 
-    @property
-    def links(self) -> Links:
-        """What links the blocks beside hidden states."""
-        return self._front.links
-
     @torch.no_grad()
     def takes_branches(self, longest: int) -> bool:
         """Return whether windows of so many tokens may be trees, by what the model itself sees."""
         return self.is_streamable and self.model_type in BRANCHING and self._front.sees_all(longest)
-
-    @property
-    def pad_until(self) -> int:
-        """Return how many tokens a window may have that reads padding as it is alone."""
-        return self._skeleton.fixed_until
 
     @torch.no_grad()
     def branched(
@@ -229,14 +154,26 @@ class BlockModel:
     def target_nll(
         self, hidden_BTD: Tensor, rows_Q: Tensor, targets_Q: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of a token after each of some rows, and if it is the likeliest."""
-        hidden_ND = hidden_BTD.to(self.device).reshape(-1, hidden_BTD.shape[-1])
-        return target_nll(self.logits, hidden_ND, rows_Q, targets_Q, self.head_rows)
+        """Return the loss of a token after each of some rows, in fp32, and if it is the likeliest.
 
-    @torch.no_grad()
-    def nll(self, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
-        """Return the loss of each token, in fp32; that of the first is 0."""
-        return chunked_nll(self.logits, hidden_BTD.to(self.device), tokens_BT, self.head_rows)
+        A row may be asked for several tokens; it goes through the head once.
+        """
+        hidden_ND, step = (
+            hidden_BTD.to(self.device).reshape(-1, hidden_BTD.shape[-1]),
+            self.head_rows,
+        )
+        read_U, places_Q = torch.unique(rows_Q, return_inverse=True)
+        nll_Q = torch.zeros(len(rows_Q), dtype=torch.float32)
+        greedy_Q = torch.zeros(len(rows_Q), dtype=torch.bool)
+        for start in range(0, len(read_U), step):
+            rows_U = read_U[start : start + step].to(self.device)
+            logits_UV = self.logits(hidden_ND[rows_U][None])[0].float()
+            some = torch.nonzero((places_Q >= start) & (places_Q < start + step)).squeeze(1)
+            at_Q = (places_Q[some] - start).to(self.device)
+            wanted_Q = targets_Q[some].to(self.device)
+            nll_Q[some] = (logits_UV.logsumexp(1)[at_Q] - logits_UV[at_Q, wanted_Q]).cpu()
+            greedy_Q[some] = (logits_UV.argmax(1)[at_Q] == wanted_Q).cpu()
+        return nll_Q, greedy_Q
 
     def blocks(self, first: int = 0) -> Iterator[Block]:
         """Yield the blocks in order; each is emptied when the next is asked for."""
@@ -264,13 +201,17 @@ class BlockModel:
 
         Only what linears of `groups` read can be changed: those of a block of the same structure.
         """
-        module = self._blocks[index]
-        fill(self._skeleton, module, self._prefix(index), self._read(index))
-        must_be_filled(module, f"block {index}")
-        unfuse(module)
+        module = self._filled(index, self._read(index))
         block = Block(index, module, groups, (), partial(self._front.arguments, index))
         block.given = self.links.given(index)
         return block
+
+    def _filled(self, index: int, tensors: Mapping[str, Tensor]) -> nn.Module:
+        module = self._blocks[index]
+        fill(self._skeleton, module, self._prefix(index), tensors)
+        must_be_filled(module, f"block {index}")
+        unfuse(module)
+        return module
 
     def numbers_beside(self, index: int) -> int:
         """Return how many numbers of a token wait beside hidden states before a block."""
@@ -291,18 +232,16 @@ class BlockModel:
                 parameter.data = same.data
 
     def _fill_front_and_head(self) -> None:
-        names = self._skeleton.front_and_head()
-        tensors = self._skeleton.read(self._weights, names, self.device)
-        model = self._skeleton.model
+        blocks, skeleton = self._prefix(""), self._skeleton
+        names = [n for n in skeleton.routes if not n.startswith(blocks) and n not in skeleton.idle]
+        tensors = skeleton.read(self._weights, names, self.device)
+        model = skeleton.model
         fill(self._skeleton, model, "", tensors)
-        outside = {n for n in self._skeleton.missing if not n.startswith(self._prefix(""))}
+        outside = {name for name in skeleton.missing if not name.startswith(blocks)}
         model.tie_weights(missing_keys=outside, recompute_mapping=False)
         must_be_filled(model, "the model outside its blocks", self._skeleton.idle)
-        self._place_first_of_towers()
-
-    def _place_first_of_towers(self) -> None:
-        """Fill the first parameter with zeros where none is read: its device is the model's."""
-        for module in (self._skeleton.model, self._skeleton.model.base_model):
+        # The first parameter is zeros where none is read: its device is the model's.
+        for module in (model, model.base_model):
             name, first = next(module.named_parameters())
             if first.is_meta:
                 zeros = {name: torch.zeros_like(first, device=self.device)}
@@ -313,7 +252,8 @@ class BlockModel:
         return f"{self._skeleton.blocks_name}.{index}{'.' if index != '' else ''}"
 
     def _read(self, index: int) -> Mapping[str, Tensor]:
-        names = self._skeleton.names_under(self._prefix(index))
+        prefix = self._prefix(index)
+        names = [name for name in self._skeleton.routes if name.startswith(prefix)]
         return self._skeleton.read(self._weights, names, self.device, ahead=True)
 
     def _read_ahead(self, index: int) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
@@ -324,10 +264,7 @@ class BlockModel:
 
     @torch.no_grad()
     def _make(self, index: int, tensors: Mapping[str, Tensor]) -> Block:
-        module = self._blocks[index]
-        fill(self._skeleton, module, self._prefix(index), tensors)
-        must_be_filled(module, f"block {index}")
-        unfuse(module)
+        module = self._filled(index, tensors)
         groups, notes = self._inspector.look(index, module, self._front.on_probe(index))
         self._note(index, module)
         arguments = partial(self._front.arguments, index)
@@ -350,29 +287,16 @@ class BlockModel:
             self._front.note(index, module, self._inspector.hidden().to(self.dtype))
 
 
-SHAPE = (2, 24)
-
-
-@dataclass(frozen=True)
-class SelfCheck:
-    """How far the stream's logits are from the whole model's."""
-
-    equal: bool  # bit for bit
-    difference: float  # largest, in units of the largest logit
-
-    @property
-    def note(self) -> str:
-        result = "bit-identical to" if self.equal else f"within {self.difference:.1e} of"
-        tokens = SHAPE[0] * SHAPE[1]
-        return f"self-check on {tokens} tokens: streamed logits {result} the whole model's"
+CHECKED = (2, 24)
+"""Windows and tokens of the batch on which a stream is compared with the whole model."""
 
 
 @torch.no_grad()
-def self_check(model: BlockModel, whole: Any) -> SelfCheck:
-    """Compare the stream with the whole model on a short batch."""
+def self_check(model: BlockModel, whole: Any) -> float:
+    """Return how far the stream's logits are from the whole model's, as a share of the largest."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     generator = torch.Generator().manual_seed(0)
-    tokens_BT = torch.randint(0, vocabulary, SHAPE, generator=generator).to(model.device)
+    tokens_BT = torch.randint(0, vocabulary, CHECKED, generator=generator).to(model.device)
     hidden_BTD = model.embed(tokens_BT)
     for block in model.blocks():
         hidden_BTD = block.forward(hidden_BTD)
@@ -380,5 +304,4 @@ def self_check(model: BlockModel, whole: Any) -> SelfCheck:
     streamed_BTV = model.logits(hidden_BTD).float()
     whole_BTV: Tensor = whole.to(model.device)(input_ids=tokens_BT, use_cache=False).logits.float()
     scale = float(whole_BTV.abs().max()) or 1.0
-    difference = float((streamed_BTV - whole_BTV).abs().max()) / scale
-    return SelfCheck(torch.equal(streamed_BTV, whole_BTV), difference)
+    return float((streamed_BTV - whole_BTV).abs().max()) / scale

@@ -63,15 +63,6 @@ def is_remote(folder: Path) -> bool:
     return is_own_code(_config_of(folder))
 
 
-def must_be_trusted(folder: Path, trust_remote_code: bool) -> None:
-    """Refuse to run a repository's code without leave."""
-    if not trust_remote_code:
-        raise ModelError(
-            f"the model in `{folder}` is code of its own, which is not run unless asked for",
-            hint="read the code, then pass `--trust-remote-code` to run it on this machine",
-        )
-
-
 def code_sha256(folder: Path) -> str:
     """Identify the code of a folder by all of its Python files."""
     digest = hashlib.sha256()
@@ -87,14 +78,6 @@ def ran(folder: Path) -> str:
     commit = parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None
     where = f"of commit {commit}" if commit else f"in `{folder}`"
     return f"the repository's own code {where} was run (sha256 {code_sha256(folder)[:12]})"
-
-
-def remote_config(folder: Path) -> PreTrainedConfig:
-    """Return the config of a model with code of its own."""
-    kind: Any = remote_class(folder, CONFIG)
-    with foreign(folder, "to read its config"):
-        config: PreTrainedConfig = kind.from_pretrained(str(folder), local_files_only=True)
-    return config
 
 
 def remote_class(folder: Path, auto: str, file: str = "config.json") -> Any:
@@ -145,18 +128,12 @@ def _nothing_registered(model_type: str) -> Iterator[None]:
         registered.pop(model_type, None)
 
 
-def model_class(folder: Path) -> Any:
-    """Import the class of a folder's model; ties listed as version 4 wanted are left to us."""
-    kind = remote_class(folder, MODEL)
-    if isinstance(getattr(kind, "_tied_weights_keys", None), list):
-        kind._tied_weights_keys = None
-        kind.tied_as_in_version_4 = True
-    return kind
-
-
 def build_remote(config: PreTrainedConfig, folder: Path, dtype: Any, what: str) -> Any:
     """Build a model without its weights, on torch's default device."""
-    kind = model_class(folder)
+    kind = remote_class(folder, MODEL)
+    if isinstance(getattr(kind, "_tied_weights_keys", None), list):  # these ties are left to us
+        kind._tied_weights_keys = None
+        kind.tied_as_in_version_4 = True
     with foreign(folder, what), initialization.no_init_weights():
         model = kind._from_config(config, dtype=dtype)
     if getattr(kind, "tied_as_in_version_4", False) and config.tie_word_embeddings:
@@ -185,19 +162,15 @@ def load_remote(config: PreTrainedConfig, folder: Path, weights: Weights, dtype:
     with foreign(folder, "to take its weights"):
         model.load_state_dict(tensors, strict=False)
         model.tie_weights(recompute_mapping=False)
-    _must_be_whole(model, set(tensors), folder)
-    return model.eval().requires_grad_(False)
-
-
-def _must_be_whole(model: Any, read: set[str], folder: Path) -> None:
-    """Refuse a model with a parameter or stored buffer that neither was read nor is tied."""
-    tensors = model.state_dict(keep_vars=True)
-    filled = {id(tensor) for name, tensor in tensors.items() if name in read}
-    if unfilled := [name for name, tensor in tensors.items() if id(tensor) not in filled]:
+    # Each parameter and stored buffer was read, or is tied to one that was.
+    needed = model.state_dict(keep_vars=True)
+    filled = {id(tensor) for name, tensor in needed.items() if name in tensors}
+    if unfilled := [name for name, tensor in needed.items() if id(tensor) not in filled]:
         raise SourceError(
             f"no tensor for {some(unfilled)} in `{folder}`",
             hint="the checkpoint is incomplete, or its config belongs to another model",
         )
+    return model.eval().requires_grad_(False)
 
 
 def _config_of(folder: Path, file: str = "config.json") -> dict[str, Any]:
@@ -228,15 +201,31 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             f"no `config.json` in `{folder}`", hint="a checkpoint folder has one beside its weights"
         )
     read_configuration(folder)  # refuses what would harm the library
+    config: PreTrainedConfig
     if is_remote(folder):
-        must_be_trusted(folder, trust_remote_code)
-        config = remote_config(folder)
+        if not trust_remote_code:
+            raise ModelError(
+                f"the model in `{folder}` is code of its own, which is not run unless asked for",
+                hint="read the code, then pass `--trust-remote-code` to run it on this machine",
+            )
+        kind: Any = remote_class(folder, CONFIG)
+        with foreign(folder, "to read its config"):
+            config = kind.from_pretrained(str(folder), local_files_only=True)
     else:
         with unreadable(f"`{folder / 'config.json'}` does not describe a known model"):
             config = AutoConfig.from_pretrained(
                 folder, trust_remote_code=False, local_files_only=True
             )
-    _choose_implementations(config)
+    # Attention, experts, kernels, quantization and what is returned are this engine's to choose: a
+    # checkpoint that names them would load kernels of a repository, or packages, unasked.
+    for part in (config, config.get_text_config()):
+        for key in _RETURNED:
+            if getattr(part, key, None) is not None:
+                setattr(part, key, key == "return_dict")
+    config._attn_implementation = None
+    config._experts_implementation = None
+    for key in ("kernel_config", "use_kernels", "quantization_config"):
+        config.__dict__.pop(key, None)
     architectures = list(getattr(config, "architectures", None) or [])
     causal = is_wrapper(config) or all(
         re.search(r"(ForCausalLM|LMHeadModel)$", name) for name in architectures
@@ -273,21 +262,6 @@ def _named_class(config: PreTrainedConfig) -> Any:
             if kind.__name__ in names:
                 return kind
     return None
-
-
-def _choose_implementations(config: PreTrainedConfig) -> None:
-    """Leave attention, experts, kernels and quantization to this engine, and what is returned.
-
-    A checkpoint that names them would load kernels of a repository, or packages, unasked.
-    """
-    for part in (config, config.get_text_config()):
-        for key in _RETURNED:
-            if getattr(part, key, None) is not None:
-                setattr(part, key, key == "return_dict")
-    config._attn_implementation = None
-    config._experts_implementation = None
-    for key in ("kernel_config", "use_kernels", "quantization_config"):
-        config.__dict__.pop(key, None)
 
 
 def must_be_one_architecture(labels: Sequence[str], folders: Sequence[Path]) -> None:

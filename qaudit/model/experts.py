@@ -13,7 +13,6 @@ R rows, C columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +20,6 @@ import torch
 from torch import Tensor, nn
 
 _BY_NAME = ("DbrxExperts", "Llama4TextExperts", "LongcatFlashExperts")
-BeforeExperts = Callable[..., tuple[Tensor, ...] | None]
-
 _FUSED = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -120,7 +117,8 @@ class Experts(nn.Module):
     def __init__(self, source: nn.Module) -> None:
         super().__init__()
         self._source = (source,)  # in a tuple: its parameters are not ours
-        self._first: list[BeforeExperts] = []
+        # Called with what the experts are given; returns the routing to take.
+        self.first: Callable[..., tuple[Tensor, ...]] | None = None
         names = ("num_routed_experts", "num_experts")
         self.count = next(int(getattr(source, name)) for name in names if hasattr(source, name))
         for index in range(self.count):
@@ -157,19 +155,10 @@ class Experts(nn.Module):
         counts = torch.bincount(pairs_P, minlength=self.count).tolist()
         return tuple(pairs_P.argsort(stable=True).split(counts))
 
-    @contextmanager
-    def called_first(self, function: BeforeExperts) -> Iterator[None]:
-        """Call a function with what the experts are given; it may return another routing."""
-        self._first.append(function)
-        try:
-            yield
-        finally:
-            self._first.remove(function)
-
     def forward(self, hidden: Tensor, *routing: Any, **named: Any) -> Tensor:
         routing, x_NH = (*routing, *named.values()), hidden.reshape(-1, hidden.shape[-1])
-        for function in self._first:
-            routing = function(hidden, *routing) or routing
+        if self.first is not None:
+            routing = self.first(hidden, *routing)
         if not routing:
             routed, out_NH = self.routed(hidden), torch.zeros_like(x_NH)
             for index, rows_T in enumerate(routed.rows):

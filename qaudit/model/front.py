@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qaudit.core.linears import FoldSource, Rows
+from qaudit.core.linears import FoldSource
 from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.model.beside import GIVEN, Beside, beside, leave
 from qaudit.model.groups import Group
@@ -27,7 +27,6 @@ from qaudit.model.structure import (
     Block32,
     Fold,
     Heads,
-    Structure,
     all_numbers,
     candidates,
     find_structure,
@@ -67,88 +66,56 @@ class Inspector:
         Experts of a layer are alike: folds are proved on the first, in a copy that has no other.
         """
         hidden_BTD = self.hidden()
-        structure = find_structure(
-            block,
-            lambda module: _run_first(index, module, arguments, hidden_BTD.to(self.dtype)),
-        )
+        try:  # a config that contradicts itself shows here at last
+            entering_BTD = hidden_BTD.to(self.dtype)
+            structure = find_structure(block, lambda m: arguments.call(m, entering_BTD))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise ModelError(
+                f"block {index} cannot be run: {str(error).partition(chr(10))[0]}",
+                hint="numbers in `config.json` may contradict each other",
+            ) from error
         must_be_linear(block, f"block {index}", structure)
         self.left |= structure.left
-        exact = copy.deepcopy(block).float()
-        called = arguments.to_float32()
+        exact, called = copy.deepcopy(block).float(), arguments.to_float32()
         sample = replace(structure, readers=tuple(map(structure.sampled, structure.readers)))
         sample = replace(sample, readers=tuple(dict.fromkeys(sample.readers)))
-        folds, notes = self._folds(index, exact, sample, called)
-        fold_of = {fold.linears: fold for fold in folds}
-        rows = self._rows(exact, sample, folds, called) if self.rotations else None
-        groups = tuple(
-            self._group(block, linears, structure, fold_of, rows) for linears in structure.readers
-        )
-        return groups, notes
-
-    def _group(
-        self,
-        block: nn.Module,
-        linears: tuple[str, ...],
-        structure: Structure,
-        fold_of: Mapping[tuple[str, ...], Fold],
-        rows: Mapping[str, Rows] | None,
-    ) -> Group:
-        name, expert = "+".join(linears), structure.experts.get(linears)
-        sampled = structure.sampled(linears)
-        fold = fold_of.get(sampled)
-        if rows is not None:
-            rows = {a: rows[b] for a, b in zip(linears, sampled, strict=True) if b in rows}
-        if fold is None:
-            return Group(name, linears, rows=rows, expert=expert)
-        is_norm = not is_linear(block.get_submodule(fold.source))
-        absorbs = fold.source if expert is None else expert.before[-1]
-        source = FoldSource(absorbs, is_norm, fold.offset, fold.one_plus)
-        return Group(name, linears, fold.index_C.to(self.device), source, rows, expert)
-
-    def _rows(
-        self, exact: nn.Module, structure: Structure, folds: Sequence[Fold], arguments: Arguments
-    ) -> Mapping[str, Rows]:
-        def run(module: nn.Module, hidden_BTD: Tensor) -> Tensor:
-            return arguments.call(module, hidden_BTD)
-
-        readers, hidden_BTD = structure.readers, self.hidden()
-        return Block32(exact, run, hidden_BTD, readers, folds, self.heads).rotations()
-
-    def _folds(
-        self, index: int, exact: nn.Module, structure: Structure, arguments: Arguments
-    ) -> tuple[tuple[Fold, ...], tuple[str, ...]]:
-        hidden_BTD = self.hidden()
 
         def run(module: nn.Module) -> Tensor:
-            return all_numbers(arguments.call(module, hidden_BTD))
+            return all_numbers(called.call(module, hidden_BTD))
 
-        kind = (structure.readers, *(tuple(p.shape) for p in exact.parameters()))
+        kind = (sample.readers, *(tuple(p.shape) for p in exact.parameters()))
+        guesses: Iterable[Fold] = self._proved.get(kind, ())
         if kind not in self._proved:
-            must_be_causal(index, exact, arguments, hidden_BTD)
-            guesses = list(candidates(exact, structure, self.heads))
-            self._proved[kind] = true_folds(exact, run, guesses)
-            return self._proved[kind], ()
-        proved = self._proved[kind]
-        folds = true_folds(exact, run, proved)
-        lost = [fold.label for fold in proved if fold not in folds]
-        return folds, tuple(f"block {index}: scale not folded, {label}" for label in lost)
+            must_be_causal(index, exact, called, hidden_BTD)
+            guesses = candidates(exact, sample, self.heads)
+        folds = true_folds(exact, run, list(guesses))
+        lost = [fold for fold in self._proved.setdefault(kind, folds) if fold not in folds]
+        fold_of, rotated = {fold.linears: fold for fold in folds}, None
+        if self.rotations:
+            copied = Block32(exact, called.call, hidden_BTD, sample.readers, folds, self.heads)
+            rotated = copied.rotations()
+        groups = []
+        for linears in structure.readers:
+            name, expert = "+".join(linears), structure.experts.get(linears)
+            sampled, rows = structure.sampled(linears), None
+            if rotated is not None:
+                named = zip(linears, sampled, strict=True)
+                rows = {own: rotated[like] for own, like in named if like in rotated}
+            index_C = source = None
+            if (fold := fold_of.get(sampled)) is not None:
+                is_norm = not is_linear(block.get_submodule(fold.source))
+                absorbs = fold.source if expert is None else expert.before[-1]
+                source = FoldSource(absorbs, is_norm, fold.offset, fold.one_plus)
+                index_C = fold.index_C.to(self.device)
+            groups.append(Group(name, linears, index_C, source, rows, expert))
+        notes = tuple(f"block {index}: scale not folded, {fold.label}" for fold in lost)
+        return tuple(groups), notes
 
     def hidden(self) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         return torch.randn(*PROBE, self.width, generator=generator).to(self.device)
-
-
-def _run_first(index: int, block: nn.Module, arguments: Arguments, hidden_BTD: Tensor) -> Tensor:
-    """Run a block for the first time: a config that contradicts itself shows here at last."""
-    try:
-        return arguments.call(block, hidden_BTD)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise ModelError(
-            f"block {index} cannot be run: {str(error).partition(chr(10))[0]}",
-            hint="numbers in `config.json` may contradict each other",
-        ) from error
 
 
 def must_be_causal(index: int, block: nn.Module, arguments: Arguments, hidden_BTD: Tensor) -> None:

@@ -11,15 +11,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +38,11 @@ Read = Tensor | Routed
 """What a door is given of a batch: a tensor, or tokens with the experts that read them."""
 
 Visit = Callable[[str, Read], None]
-"""Called with a door and what it is given."""
+"""Called with a door and what it is given of one batch, once: q, k and v read the same."""
+
+Choose = Callable[..., tuple[Tensor, ...] | None]
+"""Called with a block, the name of experts, these, and what they are given; may return a routing
+in place of that."""
 
 
 class RoundingCache:
@@ -152,7 +149,9 @@ class Block:
     ) -> None:
         self.index, self.module, self.groups, self.notes = index, module, groups, notes
         self.experts = ExpertOptions()
-        self._inside: dict[int, Tensor] = {}  # what entered, by the thread of each batch
+        self.choose: Choose | None = None
+        # What entered, and the doors it passed, by the thread of each batch.
+        self._inside: dict[int, tuple[Tensor, set[str]]] = {}
         self.given: frozenset[str] = frozenset()  # what the model makes of tokens for it
         self.doors: dict[str, tuple[Group, ...]] = {}  # where batches wait -> what is behind it
         for group in groups:
@@ -171,6 +170,9 @@ class Block:
                 # has fetched its `forward` and must still run what is installed meanwhile.
                 linear = module.get_submodule(name)
                 linear.forward = partial(self._call, name, linear)
+        for name, experts in module.named_modules():
+            if isinstance(experts, Experts):
+                experts.first = partial(self._route, name, experts)
 
     def forward(self, hidden_BTD: Tensor, arguments: Arguments | None = None) -> Tensor:
         """Run the block as the model would, with its own arguments or those of its shape.
@@ -181,7 +183,7 @@ class Block:
         called = arguments or self._arguments((batch, length))
         if tensors := beside(hidden_BTD):
             called = replace(called, beside=tensors)
-        self._inside[threading.get_ident()] = hidden_BTD
+        self._inside[threading.get_ident()] = hidden_BTD, set()
         try:
             if self._cache is not None:
                 return self._cache.call(called, self.module, hidden_BTD)
@@ -192,32 +194,24 @@ class Block:
     @property
     def entered(self) -> Tensor | None:
         """The hidden states that are inside, in this thread."""
-        return self._inside.get(threading.get_ident())
+        entered, _ = self._inside.get(threading.get_ident(), (None, None))
+        return entered
 
     @contextmanager
     def visited(self, visit: Visit) -> Iterator[None]:
-        """Call `visit` whenever a linear, or the experts of a layer, are about to read."""
-        layers = {door: groups[0].expert for door, groups in self.doors.items()}
-        with ExitStack() as stack:
-            for door in (door for door, expert in layers.items() if expert is not None):
-                experts = self.module.get_submodule(door)
-                assert isinstance(experts, Experts)
-                see = partial(_visit_experts, visit, door, experts)
-                stack.enter_context(experts.called_first(see))
-            self._visits.append(visit)
-            stack.callback(self._visits.remove, visit)
+        """Call `visit` where the first linear of a group, or the experts of a layer, will read."""
+        self._visits.append(visit)
+        try:
             yield
-
-    def run_as(self, hidden_BTD: Tensor, quantized: Iterable[Quantized]) -> Tensor:
-        """Run the block as if groups were installed; gradients reach what they are made of."""
-        with self.as_if(quantized):
-            return self.forward(hidden_BTD)
+        finally:
+            self._visits.remove(visit)
 
     @contextmanager
     def as_if(self, quantized: Iterable[Quantized]) -> Iterator[None]:
         """Let linears multiply as if groups were installed for a `with` body.
 
-        Weights and forwards are used as they are given; no other parameter has a gradient.
+        Weights and forwards are used as they are given: gradients reach what they are made of,
+        and no other parameter.
         """
         before = self._forwards, self._inputs
         self._forwards, self._inputs = dict(self._forwards), dict(self._inputs)
@@ -242,26 +236,23 @@ class Block:
         return original.t() if is_transposed(linear) else original
 
     def linears(self, group: Group, inputs: Inputs | None = None) -> Linears:
-        weights = {name: self.weight(name) for name in group.linears}
+        norm_C = None
+        if group.fold_is_norm and group.source is not None:
+            norm_C = self.module.get_submodule(group.source.name).get_parameter("weight").data
+            norm_C = 1 + norm_C if group.source.one_plus else norm_C
         return Linears(
-            weights,
+            {name: self.weight(name) for name in group.linears},
             inputs,
             group.fold_C,
             self.index,
             self._count,
             fold_is_norm=group.fold_is_norm,
             block_has_norm_folds=any(group.fold_is_norm for group in self.groups),
-            norm_C=self._norm(group),
+            norm_C=norm_C,
             fold_source=group.source,
             rows=group.rows,
             is_last=group is self.groups[-1],
         )
-
-    def _norm(self, group: Group) -> Tensor | None:
-        if group.source is None or not group.source.is_norm:
-            return None
-        weight = self.module.get_submodule(group.source.name).get_parameter("weight").data
-        return 1 + weight if group.source.one_plus else weight
 
     def change_inputs(
         self, names: Sequence[str], change: Callable[[Tensor], Tensor], readers: int
@@ -327,9 +318,8 @@ class Block:
         empty(self.module)
 
     def _call(self, name: str, linear: nn.Module, x: Tensor) -> Tensor:
-        if self._visits and name in self._dense:
-            for visit in self._visits:
-                visit(self._dense[name], x)
+        if name in self._dense:
+            self._arrive(self._dense[name], x)
         if name in self._inputs:
             x = self._inputs[name](x)
         replaced = self._forwards.get(name)
@@ -339,11 +329,21 @@ class Block:
         bias = getattr(linear, "bias", None)
         return out if bias is None else out + bias
 
+    def _route(
+        self, name: str, experts: Experts, hidden: Tensor, *routing: Tensor
+    ) -> tuple[Tensor, ...]:
+        if self.choose is not None:
+            routing = self.choose(self, name, experts, hidden, *routing) or routing
+        if self._visits and name in self.doors:
+            self._arrive(name, experts.routed(hidden, *routing))
+        return routing
 
-def _visit_experts(
-    visit: Visit, door: str, experts: Experts, hidden: Tensor, *routing: Tensor
-) -> None:
-    visit(door, experts.routed(hidden, *routing))
+    def _arrive(self, door: str, read: Read) -> None:
+        _, passed = self._inside.get(threading.get_ident(), (None, {door}))
+        if self._visits and door not in passed:
+            passed.add(door)
+            for visit in self._visits:
+                visit(door, read)
 
 
 def _product(linear: nn.Module, weight_RC: Tensor, x: Tensor) -> Tensor:

@@ -67,7 +67,10 @@ def fixed_until(config: Mapping[str, Any]) -> int:
     if is_own_code(config):
         return 0
     tables = list(tables_of(config))
-    if not any(_is_by_length(rope) for table in tables for rope in _rotations(table)):
+    ropes = [
+        rope for table in tables for key in _ROTATIONS for rope in tables_of(table.get(key) or ())
+    ]
+    if all(r.get("rope_type", r.get("type")) in _FIXED and "long_factor" not in r for r in ropes):
         return NO_LIMIT
     lengths = [t.get(key) for t in tables for key in _TRAINED]
     return min((n for n in lengths if isinstance(n, int)), default=0)
@@ -77,15 +80,6 @@ _TRAINED = ("original_max_position_embeddings", "max_position_embeddings")
 _ROTATIONS = ("rope_parameters", "rope_scaling")
 _FIXED = (None, "default", "linear", "llama3", "mrope", "proportional", "yarn")
 """Kinds of rotation that do not depend on how many tokens there are."""
-
-
-def _rotations(table: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for key in _ROTATIONS:
-        yield from tables_of(table.get(key) or ())
-
-
-def _is_by_length(rope: Mapping[str, Any]) -> bool:
-    return rope.get("rope_type", rope.get("type")) not in _FIXED or "long_factor" in rope
 
 
 BESIDE_EXPERTS = re.compile(

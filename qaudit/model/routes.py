@@ -94,20 +94,6 @@ def must_be_read(unread: Iterable[str], ignored: Sequence[re.Pattern[str]], fold
         )
 
 
-def must_fit(
-    routes: Mapping[str, str], weights: Weights, parameters: Mapping[str, Tensor], folder: Path
-) -> None:
-    """Refuse a tensor whose shape is not what its parameter has."""
-    for target, key in routes.items():
-        needed, stored = tuple(parameters[target].shape), tuple(weights.shape(key))
-        if needed != stored:
-            raise SourceError(
-                f"tensor `{key}` in `{_file_of(folder, key)}` is {list(stored)} "
-                f"where the config asks for {list(needed)}",
-                hint="the config and the weights do not belong together",
-            )
-
-
 def must_be_floats(key: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Refuse whole numbers where the model has a parameter: relabelled bytes load as huge ones."""
     if dtype.is_floating_point and not tensor.is_floating_point():
@@ -122,13 +108,6 @@ def must_be_floats(key: str, tensor: Tensor, dtype: torch.dtype) -> None:
             "scale that 8-bit floats have",
             hint="a quantized checkpoint has a `quantization_config`: download it whole again",
         )
-
-
-def _file_of(folder: Path, key: str) -> Path:
-    try:
-        return folder / headers(folder)[key].file
-    except (SourceError, KeyError):  # pickled, or merged under another name
-        return folder
 
 
 def missing(
@@ -343,7 +322,17 @@ def route(
             )
         else:
             keys[target] = key
-    must_fit({t: k for t, k in keys.items() if t not in idle}, weights, parameters, folder)
+    for target, key in keys.items():
+        needed, stored = tuple(parameters[target].shape), tuple(weights.shape(key))
+        if target not in idle and needed != stored:
+            file = folder
+            with suppress(SourceError, KeyError):  # pickled, or merged under another name
+                file = folder / headers(folder)[key].file
+            raise SourceError(
+                f"tensor `{key}` in `{file}` is {list(stored)} "
+                f"where the config asks for {list(needed)}",
+                hint=_MISMATCH,
+            )
     joined = {
         name: part for part in joins.values() for name in _made(part, weights, shapes, folder)
     }

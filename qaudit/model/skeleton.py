@@ -20,7 +20,7 @@ that is not initialized would be part of the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,43 +73,30 @@ def compute_buffers(
             if full_name in computed:
                 part._buffers[buffer] = computed[full_name].to(device)
                 continue
-            part._buffers[buffer] = _unwritten(part.get_buffer(buffer))
+            like = part.get_buffer(buffer)
+            value = float("nan") if like.is_floating_point() else _UNWRITTEN
+            part._buffers[buffer] = torch.full(like.shape, value, dtype=like.dtype, device="cpu")
             waiting[full_name] = part, buffer
         with initialization.guard_torch_init_functions():
             models_around(model, prefix + name)[0]._init_weights(part)
-    _compute_by_outer_models(model, module, waiting)
-    for part, buffer in waiting.values():
-        part._buffers[buffer] = part.get_buffer(buffer).to(device)
-
-
-def _compute_by_outer_models(
-    model: Any, module: nn.Module, buffers: dict[str, tuple[nn.Module, str]]
-) -> None:
-    """Let the models around write what the initializer of a module left as it was."""
-    waiting = [n for n, (part, b) in buffers.items() if _is_unwritten(part.get_buffer(b))]
-    if not waiting:
-        return
-    written = {id(buffers[name][0].get_buffer(buffers[name][1])) for name in waiting}
-    for tensor in (*model.parameters(), *model.buffers(), *module.parameters(), *module.buffers()):
+    # The models around write what the initializer of a module left as it was.
+    unwritten = [n for n, (part, b) in waiting.items() if _is_unwritten(part.get_buffer(b))]
+    written = {id(waiting[name][0].get_buffer(waiting[name][1])) for name in unwritten}
+    outside = (*model.parameters(), *model.buffers(), *module.parameters(), *module.buffers())
+    for tensor in outside if unwritten else ():
         if id(tensor) not in written:
             tensor._is_hf_initialized = True
-    for outer in models_around(model, waiting[0]):
+    for outer in models_around(model, unwritten[0]) if unwritten else ():
         with initialization.guard_torch_init_functions():
             outer._init_weights(outer)
-    waiting = [n for n in waiting if _is_unwritten(buffers[n][0].get_buffer(buffers[n][1]))]
-    if waiting:
+    if lost := [n for n in unwritten if _is_unwritten(waiting[n][0].get_buffer(waiting[n][1]))]:
         raise ModelError(
-            f"nothing computes {some(waiting)} of a `{model.config.model_type}` where its blocks "
+            f"nothing computes {some(lost)} of a `{model.config.model_type}` where its blocks "
             "are loaded one at a time",
             hint="only models that run block by block can be audited",
         )
-
-
-def _unwritten(like: Tensor) -> Tensor:
-    value: float | int = _UNWRITTEN
-    if like.is_floating_point():
-        value = float("nan")
-    return torch.full(tuple(like.shape), value, dtype=like.dtype, device="cpu")
+    for part, buffer in waiting.values():
+        part._buffers[buffer] = part.get_buffer(buffer).to(device)
 
 
 def _is_unwritten(buffer: Tensor) -> bool:
@@ -155,42 +142,31 @@ class Skeleton:
     def blocks(self) -> list[nn.Module]:
         return list(self.model.get_submodule(self.blocks_name))
 
-    def names_under(self, prefix: str) -> list[str]:
-        """Return the stored parameters and buffers whose names start with `prefix`."""
-        return [name for name in self.routes if name.startswith(prefix)]
-
-    def front_and_head(self) -> list[str]:
-        """Return everything stored that is read and not in a block."""
-        blocks = f"{self.blocks_name}."
-        return [n for n in self.routes if not n.startswith(blocks) and n not in self.idle]
-
     def read(
         self, weights: Weights, names: Sequence[str], device: torch.device, *, ahead: bool = False
     ) -> dict[str, Tensor]:
         """Read parameters as the model wants them; `ahead` while the device computes."""
         tensors: dict[str, Tensor] = {}
-        for name in names:
-            if name in self.joined and name not in tensors:
-                made = self.joined[name].make(self._reader(weights, self.dtypes[name]))
-                tensors |= {
-                    n: self._placed(n, t, device, ahead) for n, t in made.items() if n in names
-                }
-            elif name not in tensors:
-                tensors[name] = self._placed(name, weights.read(self.routes[name]), device, ahead)
-        return tensors
 
-    def _reader(self, weights: Weights, dtype: torch.dtype) -> Callable[[str], Tensor]:
-        def read(key: str) -> Tensor:
+        def stored(key: str, dtype: torch.dtype) -> Tensor:
             tensor = weights.read(key)
             must_be_floats(key, tensor, dtype)
-            return tensor.to(dtype)
+            return tensor
 
-        return read
-
-    def _placed(self, name: str, tensor: Tensor, device: torch.device, ahead: bool) -> Tensor:
-        must_be_floats(self.routes[name], tensor, self.dtypes[name])
-        placed = upload(tensor, device) if ahead else tensor.to(device)
-        return placed.to(self.dtypes[name])
+        for name in names:
+            if name in tensors:
+                continue
+            dtype = self.dtypes[name]
+            made: Mapping[str, Tensor]
+            if name in self.joined:
+                made = self.joined[name].make(lambda key: stored(key, dtype).to(dtype))  # noqa: B023
+            else:
+                made = {name: stored(self.routes[name], dtype)}
+            for part, tensor in made.items():
+                if part in names:
+                    placed = upload(tensor, device) if ahead else tensor.to(device)
+                    tensors[part] = placed.to(self.dtypes[part])
+        return tensors
 
 
 NO_DECODERS = {
@@ -215,13 +191,23 @@ def build_skeleton(
     must_be_causal_type(config, folder)
     model = _build_on_meta(config, folder, dtype)
     blocks_name = find_blocks(model, folder)
-    _must_need_no_encoder(model.get_submodule(blocks_name), folder)
+    for name, module in model.get_submodule(blocks_name).named_modules():
+        if name.rpartition(".")[2] in _CROSS_ATTENTION and any(True for _ in module.parameters()):
+            # Text alone never runs that part of its blocks.
+            raise ModelError(
+                f"blocks of the model in `{folder}` read an encoder (`{name.partition('.')[2]}`)",
+                hint="only models that are a decoder alone have a next-token loss to audit",
+            )
     parameters = dict(model.state_dict())
     idle = frozenset(idle_parts(model))
     routes = route(model, weights, parameters, folder, idle)
     needed = {name: tensor for name, tensor in parameters.items() if name not in idle}
     absent = missing(model.all_tied_weights_keys, routes.keys, needed, folder, blocks_name)
-    dtypes = _dtypes(model, parameters, dtype)
+    # What the model was built with, fp32 where the family says.
+    dtypes = {name: tensor.dtype for name, tensor in parameters.items()}
+    for pattern, planned in model._get_dtype_plan(dtype).items():
+        matching = re.compile(pattern.replace("*", ".*"))
+        dtypes |= {name: planned for name in parameters if matching.search(name)}
     return Skeleton(
         model, blocks_name, routes.keys, dtypes, absent, routes.joined, idle, routes.unused,
         pad_until([folder]),
@@ -241,16 +227,6 @@ def must_be_causal_type(config: PreTrainedConfig, folder: Path) -> None:
             f"the model in `{folder}` is a `{config.model_type}`, which {reason}",
             hint="only decoder language models whose blocks run once can be audited",
         )
-
-
-def _must_need_no_encoder(blocks: nn.Module, folder: Path) -> None:
-    """Refuse a decoder that reads an encoder: text alone never runs that part of its blocks."""
-    for name, module in blocks.named_modules():
-        if name.rpartition(".")[2] in _CROSS_ATTENTION and any(True for _ in module.parameters()):
-            raise ModelError(
-                f"blocks of the model in `{folder}` read an encoder (`{name.partition('.')[2]}`)",
-                hint="only models that are a decoder alone have a next-token loss to audit",
-            )
 
 
 @dataclass(frozen=True)
@@ -359,18 +335,6 @@ def find_blocks(model: nn.Module, folder: Path) -> str:
             hint="only models made of a list of transformer blocks can be streamed",
         )
     return max(sizes, key=lambda name: sizes[name])
-
-
-def _dtypes(
-    model: Any, parameters: Mapping[str, Tensor], dtype: torch.dtype
-) -> dict[str, torch.dtype]:
-    """Return each parameter's dtype: what the model was built with, fp32 where the family says."""
-    plan: Mapping[str, torch.dtype] = model._get_dtype_plan(dtype)
-    dtypes = {name: tensor.dtype for name, tensor in parameters.items()}
-    for pattern, planned in plan.items():
-        matching = re.compile(pattern.replace("*", ".*"))
-        dtypes |= {name: planned for name in parameters if matching.search(name)}
-    return dtypes
 
 
 def load_whole(

@@ -31,7 +31,7 @@ not. Norms behind sublayers (OLMo 2) and norms that subtract a mean have no free
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -48,7 +48,6 @@ from qaudit.model.proven import left_as_gates
 from qaudit.model.routes import some
 
 _LARGEST_SHARE_OUTSIDE = 0.05
-_EXPERTS = (Experts, Sample)
 GATE = "routers and small gates, which toolchains leave"
 
 Run = Callable[[nn.Module], Tensor]
@@ -110,71 +109,53 @@ def find_structure(block: nn.Module, run: Run) -> Structure:
 
     Routers and other small gates are left as they are.
     """
-    experts = {n: m for n, m in block.named_modules() if isinstance(m, _EXPERTS)}
-    seen = _Seen(set(experts))
-    with _hooked(block, experts, seen):
+    experts = {n: m for n, m in block.named_modules() if isinstance(m, (Experts, Sample))}
+    readers_of: dict[int, list[str]] = {}  # linears by the id of what they were given
+    norm_of: dict[int, str] = {}  # what made it
+    place: dict[str, int] = {}  # in which linears ran last
+    alive: list[object] = []  # an id is one only while its owner lives
+
+    def read(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Experts stand for themselves: what each reads depends on the routing.
+        value = object() if name in experts else args[0] if args else kwargs["input"]
+        alive.append(value)
+        place[name] = len(alive)
+        readers_of.setdefault(id(value), []).append(name)
+
+    def made(name: str, _: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        if isinstance(out, Tensor):
+            alive.append(out)
+            norm_of[id(out)] = name
+
+    with ExitStack() as hooks:
+        for name, module in block.named_modules():
+            if _inside(name, experts):
+                continue
+            if is_linear(module) or name in experts:
+                see = partial(read, name)
+                hooks.enter_context(module.register_forward_pre_hook(see, with_kwargs=True))
+            elif isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() == 1:
+                hooks.enter_context(module.register_forward_hook(partial(made, name)))
         run(block)
-    reasons = _left(block, experts, [n for names in seen.readers.values() for n in names])
+    reasons = _left(block, experts, [n for names in readers_of.values() for n in names])
     parts: dict[tuple[str, ...], ExpertPart] = {}
     readers: list[tuple[str, ...]] = []
     norms: dict[tuple[str, ...], str] = {}
     # A group is where the first of its linears runs that is quantized: a gate may have run before.
-    place = {name: number for number, name in enumerate(seen.order)}
     first = {
         key: min((place[name] for name in names if name not in reasons), default=0)
-        for key, names in seen.readers.items()
+        for key, names in readers_of.items()
     }
-    for key, names in sorted(seen.readers.items(), key=lambda reader: first[reader[0]]):
+    for key, names in sorted(readers_of.items(), key=lambda reader: first[reader[0]]):
         if names[0] in experts:
             of_layer = {part.linears: part for part in expert_parts(experts[names[0]], names[0])}
             readers += of_layer
             parts |= of_layer
         elif kept := tuple(name for name in names if name not in reasons):
             readers.append(kept)
-            if key in seen.norms:
-                norms[kept] = seen.norms[key]
+            if key in norm_of:
+                norms[kept] = norm_of[key]
     return Structure(tuple(readers), norms, parts, reasons)
-
-
-@dataclass(eq=False)
-class _Seen:
-    """Which linears were given which object, and which norm made it."""
-
-    experts: set[str]
-    readers: dict[int, list[str]] = field(default_factory=dict)
-    norms: dict[int, str] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)  # in which they ran
-    alive: list[object] = field(default_factory=list)  # an id is one only while its owner lives
-
-    def read(self, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Experts stand for themselves: what each reads depends on the routing.
-        value = object() if name in self.experts else args[0] if args else kwargs["input"]
-        self.alive.append(value)
-        self.order.append(name)
-        self.readers.setdefault(id(value), []).append(name)
-
-    def made(self, name: str, _: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        if isinstance(out, Tensor):
-            self.alive.append(out)
-            self.norms[id(out)] = name
-
-
-@contextmanager
-def _hooked(block: nn.Module, experts: Mapping[str, nn.Module], seen: _Seen) -> Iterator[None]:
-    handles = []
-    for name, module in block.named_modules():
-        if _inside(name, experts):
-            continue
-        if is_linear(module) or name in experts:
-            see = partial(seen.read, name)
-            handles.append(module.register_forward_pre_hook(see, with_kwargs=True))
-        elif isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() == 1:
-            handles.append(module.register_forward_hook(partial(seen.made, name)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _inside(name: str, experts: Mapping[str, nn.Module]) -> bool:
@@ -261,10 +242,11 @@ def candidates(block: nn.Module, structure: Structure, heads: Heads) -> Iterator
     """Yield every place that could absorb a group's input scale, likely ones first."""
     earlier: list[str] = []
     for linears in structure.readers:
-        if (part := structure.experts.get(linears)) is not None:
-            yield from _of_an_expert(block, part)
-            continue
         columns = weight_of(block.get_submodule(linears[0])).shape[1]
+        if (part := structure.experts.get(linears)) is not None:
+            if part.is_down:  # into its `up_proj`: nothing else is tried
+                yield Fold(part.linears, part.before[-1], 0, torch.arange(columns))
+            continue
         norm = structure.norms.get(linears)
         if norm is not None and len(block.get_submodule(norm).get_parameter("weight")) == columns:
             for one_plus in (False, True):
@@ -276,13 +258,6 @@ def candidates(block: nn.Module, structure: Structure, heads: Heads) -> Iterator
                 for offset in sorted({0, rows - width}, reverse=True):
                     yield Fold(linears, source, offset, index_C)
         earlier += linears
-
-
-def _of_an_expert(block: nn.Module, part: ExpertPart) -> Iterator[Fold]:
-    """Yield the fold of an expert's `down_proj` into its `up_proj`: nothing else is tried."""
-    if part.is_down:
-        columns = weight_of(block.get_submodule(part.linears[0])).shape[1]
-        yield Fold(part.linears, part.before[-1], 0, torch.arange(columns))
 
 
 def _column_maps(columns: int, rows: int, heads: Heads) -> Iterator[Tensor]:

@@ -44,22 +44,15 @@ HINT = "this model's blocks cannot be run one at a time"
 
 
 @dataclass(frozen=True)
-class Returned:
-    """Stands for what a block returns beside hidden states."""
-
-    block: int
-    place: int  # in the tuple that the block returns
-
-    @property
-    def name(self) -> str:
-        return f"returned{self.block}.{self.place}"
-
-
-@dataclass(frozen=True)
 class Carried:
     """Stands for a tensor that is beside hidden states."""
 
     name: str
+
+
+def returned(block: int, place: int) -> Carried:
+    """Return what stands for a value of the tuple that a block returns."""
+    return Carried(f"returned{block}.{place}")
 
 
 @dataclass(frozen=True)
@@ -113,10 +106,30 @@ class Arguments:
     later: frozenset[str] = frozenset()  # stores and tensors that blocks behind it read
     beside: Beside = field(default_factory=dict)  # what is beside the hidden states
 
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Arguments]:
+        """Return the hidden states of a call, which are first, and its other arguments."""
+        if args:
+            return args[0], cls(args[1:], kwargs)
+        keyword = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
+        rest = {name: value for name, value in kwargs.items() if name != keyword}
+        return kwargs[keyword], cls((), rest, keyword)
+
     def call(self, block: nn.Module, hidden_BTD: Tensor) -> Tensor:
         """Return the block's hidden states, with what later blocks read beside them."""
         stores: dict[str, MutableMapping[Any, Any]] = {}
-        before, after = self.changed(lambda leaf: self._filled(leaf, stores))
+
+        def filled(leaf: Any) -> Any:
+            if isinstance(leaf, Carried):
+                return unpacked(self.beside[leaf.name])
+            if isinstance(leaf, Store):
+                if leaf.name not in stores:
+                    stores[leaf.name] = leaf.kind()
+                    fill(stores[leaf.name], leaf.name, self.beside)
+                return stores[leaf.name]
+            return leaf
+
+        before, after = self.changed(filled)
         entering = hidden_BTD if self.form is None else self.form.full(hidden_BTD)
         if self.keyword is None:
             out = block(entering, *before, **after)
@@ -145,16 +158,6 @@ class Arguments:
         after = {name: mapped(value, change) for name, value in self.after.items()}
         return before, after
 
-    def _filled(self, leaf: Any, stores: dict[str, MutableMapping[Any, Any]]) -> Any:
-        if isinstance(leaf, Carried):
-            return unpacked(self.beside[leaf.name])
-        if isinstance(leaf, Store):
-            if leaf.name not in stores:
-                stores[leaf.name] = leaf.kind()
-                fill(stores[leaf.name], leaf.name, self.beside)
-            return stores[leaf.name]
-        return leaf
-
     def _left(
         self, others: Sequence[Any], stores: Mapping[str, MutableMapping[Any, Any]]
     ) -> dict[str, Tensor]:
@@ -167,7 +170,7 @@ class Arguments:
         for name in self.later & stores.keys():
             tensors |= left_in(stores[name], name)
         for place, value in enumerate(others, 1):
-            name = Returned(self.index, place).name
+            name = returned(self.index, place).name
             if name in self.later:
                 tensors[name] = packed(value, f"what block {self.index} returns for later blocks")
         return tensors
@@ -206,11 +209,6 @@ class Tape:
         return recorded
 
 
-def hidden_keyword(called: Mapping[str, Any]) -> str:
-    """Return the name under which a block that is called by keywords gets hidden states."""
-    return "hidden_states" if "hidden_states" in called else next(iter(called))
-
-
 class Stub(nn.Module):
     """Takes the place of one block, with the attributes of that block."""
 
@@ -228,16 +226,9 @@ class Stub(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Write down the arguments and hand the hidden states on."""
-        if args:
-            hidden_BTD, arguments = args[0], Arguments(args[1:], kwargs)
-        else:
-            keyword = hidden_keyword(kwargs)
-            hidden_BTD = kwargs[keyword]
-            rest = {name: value for name, value in kwargs.items() if name != keyword}
-            arguments = Arguments((), rest, keyword)
-        out = self._tape.pass_on(self._index, hidden_BTD, arguments)
+        out = self._tape.pass_on(self._index, *Arguments.of(args, kwargs))
         count = self._tape.returns
-        return (out, *(Returned(self._index, place) for place in range(1, count))) if count else out
+        return (out, *(returned(self._index, place) for place in range(1, count))) if count else out
 
 
 def _is_all_of(tensor: Tensor, whole: Tensor | None) -> bool:
@@ -280,9 +271,9 @@ class Links:
                 raise _of_tokens(index)
             reads[index] = {}
             for place, leaf in enumerate(these):
-                if isinstance(leaf, Returned):
-                    reads[index][place] = Carried(leaf.name)
-                elif is_store(leaf):
+                if isinstance(leaf, Carried):
+                    reads[index][place] = leaf
+                elif isinstance(leaf, MutableMapping) and not leaf:  # blocks may write into it
                     name = stores.setdefault(id(leaf), f"store{len(stores)}")
                     reads[index][place] = Store(name, type(leaf))
                 elif not isinstance(leaf, _PLAIN):
@@ -296,8 +287,15 @@ class Links:
                         raise _of_tokens(index)
                     name = given.setdefault(id(leaf), f"{GIVEN}{index}.{place}")
                     reads[index][place] = Carried(name)
-        if given:
-            _must_be_of_tokens(first, moved())
+        after = moved() if given else {}
+        for index in after:
+            for leaf, other_leaf in zip(_leaves(first[index]), _leaves(after[index]), strict=False):
+                if isinstance(leaf, Tensor) and not _same(leaf, other_leaf):
+                    raise ModelError(
+                        f"what block {index} is given is computed from hidden states between "
+                        "blocks",
+                        hint=HINT,
+                    )
         return cls(reads)
 
     def settle(self, recorded: Recorded, form: Form | None) -> tuple[dict[int, Arguments], Beside]:
@@ -349,25 +347,6 @@ def is_same_call(first: Arguments, other: Arguments) -> bool:
     """Return whether two calls have the same arguments beside hidden states."""
     these, those = _leaves(first), _leaves(other)
     return len(these) == len(those) and all(map(_same, these, those))
-
-
-def is_store(value: object) -> bool:
-    """Return whether a value is an empty mapping, into which blocks may write."""
-    return isinstance(value, MutableMapping) and not value
-
-
-def _must_be_of_tokens(first: Recorded, moved: Recorded) -> None:
-    """Refuse what a model makes of hidden states between blocks."""
-    for index in first:
-        if not all(map(_is_of_tokens, _leaves(first[index]), _leaves(moved[index]))):
-            raise ModelError(
-                f"what block {index} is given is computed from hidden states between blocks",
-                hint=HINT,
-            )
-
-
-def _is_of_tokens(leaf: object, moved: object) -> bool:
-    return not isinstance(leaf, Tensor) or _same(leaf, moved)
 
 
 def _of_tokens(index: int) -> ModelError:

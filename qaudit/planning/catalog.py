@@ -8,9 +8,10 @@ which reads all of them. Every tree that was read is kept, so an interrupted wal
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache
 
 from qaudit.checkpoints.folder import family_of, weights_nbytes, with_hashes
 from qaudit.checkpoints.series import tell_apart
@@ -28,108 +29,80 @@ from qaudit.whole import read_regular
 MOST_TREES = 32
 """File trees to read without `check`: far from the 500 requests that strangers have."""
 
-_RESUME = "run the same command again"
-
 
 def read_catalog(
     recipe: Recipe, watch: Watch, *, check: bool = False
 ) -> tuple[Catalog, dict[str, int]]:
     """Return the catalog of a series, and how many trees failed for which reason."""
-    reader = _CatalogReader(recipe, watch, check)
-    return reader.catalog(), reader.failures
-
-
-class _CatalogReader:
-    def __init__(self, recipe: Recipe, watch: Watch, check: bool) -> None:
-        self._recipe, self._watch, self._check = recipe, watch, check
-        self._refused: set[tuple[str, str]] = set()
-        self.failures: dict[str, int] = {}
-
-    @cached_property
-    def _hub(self) -> Hub:
-        return open_hub(watch=self._watch)
-
-    def catalog(self) -> Catalog:
-        recipe = self._recipe
-        names = find_all(recipe.targets, recipe, lambda: self._hub.listing)
-        selected = {checkpoint.label for checkpoint in select(recipe, names)}
-        parts = list(self._with_files(names, selected))
-        checkpoints = tell_apart(part for part, _ in parts)
-        return Catalog(
-            targets=recipe.targets,
-            checkpoints=checkpoints,
-            selected=frozenset(
-                c.label for c, (_, name) in zip(checkpoints, parts, strict=True) if name in selected
-            ),
-            by_default=is_default_choice(recipe, names),
-            nbytes={
-                c.label: weights_nbytes(c) for c in checkpoints if c.commit is None and not c.files
-            },
-            findings=content_findings(checkpoints),
-            refusals=tuple(self._refusals([c for c in checkpoints if c.commit is None or c.files])),
-            remarks=tuple(
-                remark
-                for name, checkpoint in {c.family: c for c in reversed(names) if c.family}.items()
-                for remark in family_of(checkpoint, name).remarks
-            ),
-        )
-
-    def _with_files(
-        self, names: Sequence[Checkpoint], selected: set[str]
-    ) -> Iterator[tuple[Checkpoint, str]]:
-        wanted = {c.label for c in names} if self._check else selected
-        if len(wanted) > MOST_TREES and not self._check:
-            wanted = set()
-        self._fetch_trees([c for c in names if c.label in wanted and c.commit])
-        for checkpoint in names:
-            if checkpoint.commit is None:
-                parts = with_hashes([checkpoint]) if self._check else (checkpoint,)
-            else:
-                unread = checkpoint.label not in wanted or _place(checkpoint) in self._refused
-                parts = with_files(
-                    self._hub.listing, [checkpoint], known_only=unread, keep_all=True
-                )
-            for part in parts:
-                yield part, checkpoint.label
-
-    def _refusals(self, checkpoints: Sequence[Checkpoint]) -> Iterator[str]:
-        """Yield why the last checkpoint of each repository cannot be audited, by its headers.
-
-        Of folders beside each other it is the last with the same configuration. Those of the Hub
-        are asked for with `--check` alone: they are further requests.
-        """
-        last = {_model(checkpoint): checkpoint for checkpoint in checkpoints}
-        for checkpoint in last.values():
-            if checkpoint.commit is not None and not self._check:
-                continue
-            try:
-                must_be_auditable(checkpoint, None if checkpoint.commit is None else self._hub)
-            except ModelError as error:
-                yield f"`{checkpoint.label}` cannot be audited: {error.message}"
-            except QauditError:  # damaged, or not reached: another matter
-                continue
-
-    def _fetch_trees(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Read every tree that is not known yet; one that fails leaves the others."""
-        places = dict.fromkeys(map(_place, checkpoints))
-        missing = [p for p in places if self._hub.listing.known_files(*p) is None]
-        begin, count = time.monotonic(), 0
+    hub = cache(lambda: open_hub(watch=watch))  # opened where something is there
+    names = find_all(recipe.targets, recipe, lambda: hub().listing)
+    selected = {checkpoint.label for checkpoint in select(recipe, names)}
+    wanted = {c.label for c in names} if check else selected
+    if len(wanted) > MOST_TREES and not check:
+        wanted = set()
+    asked = [c for c in names if c.label in wanted and c.commit]
+    errors = _fetch_trees(asked, hub(), watch) if asked else {}
+    parts: list[tuple[Checkpoint, str]] = []
+    for name in names:
+        if name.commit is None:
+            some = with_hashes([name]) if check else (name,)
+        else:
+            unread = name.label not in wanted or _place(name) in errors
+            some = with_files(hub().listing, [name], known_only=unread, keep_all=True)
+        parts += [(part, name.label) for part in some]
+    checkpoints = tell_apart(part for part, _ in parts)
+    # Of folders beside each other the last with the same configuration is opened. Those of the Hub
+    # are asked for with `--check` alone: they are further requests.
+    last = {_model(c): c for c in checkpoints if c.commit is None or (c.files and check)}
+    refusals = []
+    for checkpoint in last.values():
         try:
-            for place in missing:
-                try:
-                    self._hub.listing.files(*place)
-                except HubError as error:
-                    self._refused.add(place)
-                    self.failures[error.message] = self.failures.get(error.message, 0) + 1
-                count += 1
-                left_seconds = (time.monotonic() - begin) / count * (len(missing) - count)
-                self._watch.count("file trees", count, len(missing), left_seconds)
-        except KeyboardInterrupt as error:
-            read = _so_far(count, len(missing))
-            raise Interrupted(f"interrupted; {read}", hint=_RESUME) from error
-        except UnreachableError as error:
-            read = _so_far(count, len(missing))
-            raise UnreachableError(f"{error.message}; {read}", hint=_RESUME) from error
+            must_be_auditable(checkpoint, None if checkpoint.commit is None else hub())
+        except ModelError as error:
+            refusals.append(f"`{checkpoint.label}` cannot be audited: {error.message}")
+        except QauditError:  # damaged, or not reached: another matter
+            continue
+    families = {c.family: c for c in reversed(names) if c.family}
+    catalog = Catalog(
+        targets=recipe.targets,
+        checkpoints=checkpoints,
+        selected=frozenset(
+            c.label for c, (_, name) in zip(checkpoints, parts, strict=True) if name in selected
+        ),
+        by_default=is_default_choice(recipe, names),
+        nbytes={
+            c.label: weights_nbytes(c) for c in checkpoints if c.commit is None and not c.files
+        },
+        findings=content_findings(checkpoints),
+        refusals=tuple(refusals),
+        remarks=tuple(r for name, c in families.items() for r in family_of(c, name).remarks),
+    )
+    return catalog, dict(Counter(errors.values()))
+
+
+def _fetch_trees(
+    checkpoints: Sequence[Checkpoint], hub: Hub, watch: Watch
+) -> dict[tuple[str, str], str]:
+    """Read every tree that is not known yet; return why some failed, which leaves the others."""
+    errors: dict[tuple[str, str], str] = {}
+    places = dict.fromkeys(map(_place, checkpoints))
+    missing = [p for p in places if hub.listing.known_files(*p) is None]
+    begin, count = time.monotonic(), 0
+    try:
+        for place in missing:
+            try:
+                hub.listing.files(*place)
+            except HubError as error:
+                errors[place] = error.message
+            count += 1
+            left_seconds = (time.monotonic() - begin) / count * (len(missing) - count)
+            watch.count("file trees", count, len(missing), left_seconds)
+    except (KeyboardInterrupt, UnreachableError) as error:
+        what = getattr(error, "message", "interrupted")
+        kind = UnreachableError if isinstance(error, UnreachableError) else Interrupted
+        read = f"{count} of {len(missing)} trees were read and are kept"
+        raise kind(f"{what}; {read}", hint="run the same command again") from error
+    return errors
 
 
 def _model(checkpoint: Checkpoint) -> tuple[str, bytes]:
@@ -144,7 +117,3 @@ def _model(checkpoint: Checkpoint) -> tuple[str, bytes]:
 
 def _place(checkpoint: Checkpoint) -> tuple[str, str]:
     return checkpoint.ref.location, str(checkpoint.commit)
-
-
-def _so_far(done: int, total: int) -> str:
-    return f"{done} of {total} trees were read and are kept"

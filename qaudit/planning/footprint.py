@@ -11,7 +11,7 @@ from qaudit.checkpoints.stamps import hub_cache
 from qaudit.core.fidelity import CORE_ELEMENTS, CUDA_ELEMENTS, head_rows
 from qaudit.core.scheme import Calibration, Shipped
 from qaudit.errors import MachineError
-from qaudit.formats.registry import has_embeddings
+from qaudit.formats.packing import has_embeddings
 from qaudit.host import free_disk_nbytes, shares_disk
 from qaudit.planning.price import ROUND_TOKENS, Load
 from qaudit.planning.sizes import Sizes, beside_notes
@@ -64,7 +64,11 @@ class Footprint:
             for scheme in load.schemes
         ):  # what every group of a block reads in full precision
             nbytes += calibration_tokens * (3 * sizes.hidden + sizes.widest) * self.itemsize
-        return nbytes
+        if not load.mixes_bits:
+            return nbytes
+        # Before it, bits are chosen on what enters every block.
+        tokens = load.round_tokens + calibration_tokens + (sizes.blocks + 1) * load.choosing_tokens
+        return max(nbytes, tokens * (sizes.hidden + sizes.beside) * self.itemsize)
 
     @property
     def memory_nbytes(self) -> int:
@@ -135,6 +139,10 @@ class Footprint:
         # Gradients keep a block's weights, and what a mini-batch makes in it.
         read = 3 * sizes.hidden + sizes.widest
         learning = 4 * KEPT * (sizes.block_parameters + 2 * load.step_tokens * read)
+        if load.mixes_bits and not sizes.experts:  # all statistics of a block, twice
+            quantizing += 8 * (3 * sizes.hidden**2 + sizes.widest**2)
+        if load.mixes_bits:  # logits with their gradients
+            head = max(head, 16 * head_rows(sizes.vocabulary, self.device) * sizes.vocabulary)
         return quantizing, head, forward, learning * load.learns
 
     @property
@@ -236,14 +244,14 @@ class Footprint:
         while limit > 0 and replace(self, limit_nbytes=limit).memory_nbytes > available:
             limit //= 2  # streams that do not spill keep more of what stages leave behind
         fewer = range(documents - 1, 0, -max(1, documents // 1000))
-        shares = ((n, self._with_calibration(n, documents)) for n in fewer)
-        most = next((n for n, lighter in shares if lighter.memory_nbytes <= available), None)
+        most = None
+        for number in fewer:
+            tokens = self.load.text.calibration_tokens * number // documents
+            text = replace(self.load.text, calibration_tokens=tokens)
+            if replace(self, load=replace(self.load, text=text)).memory_nbytes <= available:
+                most = number
+                break
         return (limit if limit > 0 else None), most
-
-    def _with_calibration(self, fewer: int, documents: int) -> Footprint:
-        tokens = self.load.text.calibration_tokens * fewer // documents
-        text = replace(self.load.text, calibration_tokens=tokens)
-        return replace(self, load=replace(self.load, text=text))
 
     def refuse_short_disk(self, out: Path, downloads_nbytes: int, kept_nbytes: int = 0) -> None:
         temporary = Path(tempfile.gettempdir())

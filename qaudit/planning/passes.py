@@ -53,32 +53,30 @@ def passes_of(
     schemes: Sequence[Scheme],
     repeats: int,
     pricing: Pricing,
+    reference: Subject | None = None,
 ) -> tuple[Pass, ...]:
+    """Return the passes of a plan; the reference runs beside every other subject."""
     drawn = calibrated(schemes)
     passes: list[Pass] = []
     for subject in subjects:
         first = priced(Pass(subject, _specs(schemes)), pricing)
         price = first.price + pricing.diagnostics
-        if subject.is_search:
-            price += _search_price(subject, schemes, pricing)
+        if subject.is_search:  # each candidate on further documents, and each mean of two or more
+            largest = sorted((c.nbytes for c, _ in subject.members), reverse=True)
+            means = (sum(largest[:count]) for count in range(2, len(largest) + 1))
+            trials = [*largest, *means]
+            work = pricing.flops([scheme_of(subject, schemes)])
+            price += Price(len(trials) * work, sum(trials), 2 * len(trials))
+        elif reference is not None and reference != subject:
+            one_stream = replace(pricing.text, item_tokens=0, calibration_tokens=0)
+            work = flops(pricing.sizes, Load.of((), one_stream))
+            price += _reading(reference) + Price(work, 0, 1)
+            first = replace(first, reference=reference)
         passes.append(replace(first, price=price))
         if repeats > 1 and drawn:
             draw = priced(Pass(subject, _specs(drawn), full_precision=False, draw=1), pricing)
             passes += [replace(draw, draw=number) for number in range(1, repeats)]
     return tuple(passes)
-
-
-def with_reference(step: Pass, reference: Subject | None, pricing: Pricing) -> Pass:
-    """Return a pass with the reference beside it, where it is the first of another subject."""
-    subject = step.subject
-    if reference in (None, subject) or step.draw or step.perturbed or not step.full_precision:
-        return step
-    if subject.is_search:
-        return step
-    one_stream = replace(pricing.text, item_tokens=0, calibration_tokens=0)
-    work = flops(pricing.sizes, Load.of((), one_stream))
-    price = step.price + _reading(reference) + Price(work, 0, 1)
-    return replace(step, reference=reference, price=price)
 
 
 def with_draws(recipe: Recipe, schemes: Sequence[Scheme]) -> Recipe:
@@ -147,15 +145,6 @@ def priced(one: Pass, pricing: Pricing) -> Pass:
 
 def _reading(subject: Subject) -> Price:
     return Price(nbytes_read=sum(checkpoint.nbytes for checkpoint, _ in subject.members))
-
-
-def _search_price(search: Subject, schemes: Sequence[Scheme], pricing: Pricing) -> Price:
-    """Price each candidate on further documents, and each mean of two or more."""
-    largest = sorted((c.nbytes for c, _ in search.members), reverse=True)
-    means = (sum(largest[:count]) for count in range(2, len(largest) + 1))
-    trials = [*largest, *means]
-    work = pricing.flops([scheme_of(search, schemes)])
-    return Price(len(trials) * work, sum(trials), 2 * len(trials))
 
 
 def planned_class(scheme: Scheme, sizes: Sizes) -> str:

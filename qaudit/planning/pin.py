@@ -20,6 +20,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,9 +33,9 @@ from qaudit.planning.resolve import resolve, still_there
 from qaudit.recipe.table import recipe_from
 from qaudit.saved.codec import is_inside
 from qaudit.saved.parts import AGAIN, PLAN, read_plan
-from qaudit.types import Checkpoint, Pins, Recipe, Resolved, TextFile, WeightFile
+from qaudit.types import Pins, Recipe, Resolved, TextFile, WeightFile
 
-_CHOOSES = (
+CHOOSES = (
     "targets", "checkpoints", "last", "soups", "calibration",
     "evaluation", "choices", "tasks", "task_data", "schedule", "family", "shipped",
     "reference",
@@ -50,20 +51,9 @@ def is_lock(target: str) -> bool:
     return Path(target).name == PLAN
 
 
-def holds_the_hub(resolved: Resolved) -> bool:
-    """Return whether there is anything to pin: folders on this machine have no commits."""
-    read = (*(source for c in resolved.checkpoints for source in c.sources), *resolved.shipped)
-    return bool(resolved.texts) or any(checkpoint.commit for checkpoint in read)
-
-
 def same_choice(a: Recipe, b: Recipe) -> bool:
     """Return whether two recipes ask for the same checkpoints and texts."""
-    return all(getattr(a, key) == getattr(b, key) for key in _CHOOSES)
-
-
-def other_choices(keys: Iterable[str]) -> list[str]:
-    """Return which of these keys choose checkpoints or texts."""
-    return [key for key in keys if key in _CHOOSES and key != "targets"]
+    return all(getattr(a, key) == getattr(b, key) for key in CHOOSES)
 
 
 def moved(before: Resolved, now: Resolved) -> tuple[str, ...]:
@@ -108,21 +98,18 @@ def _wrong(resolved: Resolved) -> Iterator[tuple[str, str]]:
         yield "the subjects", "are none, or have a label twice"
     members = (c for subject in resolved.subjects for c, _ in subject.members)
     for checkpoint in dict.fromkeys((*resolved.checkpoints, *resolved.shipped, *members)):
-        yield from _wrong_checkpoint(f"`{checkpoint.label}`", checkpoint)
+        where = f"`{checkpoint.label}`"
+        for file in (*checkpoint.files, *checkpoint.unread, *checkpoint.settings):
+            yield from _wrong_file(where, file.name, file)
+        if checkpoint.commit is not None:
+            yield from _wrong_place(where, checkpoint.ref.location, checkpoint.commit)
+            if not is_inside(checkpoint.ref.subfolder or "x"):
+                yield where, "leads outside its repository"
+            if not checkpoint.files:
+                yield where, "has no files"
     for text in resolved.texts:
         yield from _wrong_place(f"`{text.source}`", text.repo, text.commit)
         yield from _wrong_file(f"`{text.source}`", text.path, text)
-
-
-def _wrong_checkpoint(where: str, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    for file in (*checkpoint.files, *checkpoint.unread, *checkpoint.settings):
-        yield from _wrong_file(where, file.name, file)
-    if checkpoint.commit is not None:
-        yield from _wrong_place(where, checkpoint.ref.location, checkpoint.commit)
-        if not is_inside(checkpoint.ref.subfolder or "x"):
-            yield where, "leads outside its repository"
-        if not checkpoint.files:
-            yield where, "has no files"
 
 
 def _wrong_file(where: str, name: str, file: WeightFile | TextFile) -> Iterator[tuple[str, str]]:
@@ -222,10 +209,8 @@ version_of = functools.cache(version)  # each call reads and parses a file
 def _installed(names: Iterable[str]) -> dict[str, str]:
     versions = {}
     for name in names:
-        try:
+        with suppress(PackageNotFoundError):
             versions[name] = version_of(name)
-        except PackageNotFoundError:
-            continue
     return versions
 
 

@@ -24,14 +24,13 @@ from qaudit.checkpoints.stamps import hub_cache
 from qaudit.core.registry import origins, parse_schemes
 from qaudit.core.scheme import Scheme, Shipped
 from qaudit.diagnostics.registry import origins_of
-from qaudit.downloads.downloads import RECORD_FILE, Contents
-from qaudit.downloads.traffic import price_traffic
+from qaudit.downloads.schedule import RECORD_FILE, price_traffic
 from qaudit.errors import QauditError, UsageError
 from qaudit.host import available_nbytes, default_stream_limit, free_disk_nbytes
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
+from qaudit.planning import pin
 from qaudit.planning.footprint import Footprint
-from qaudit.planning.mixtures import keep_tables
 from qaudit.planning.passes import (
     Pricing,
     calibrated,
@@ -39,16 +38,6 @@ from qaudit.planning.passes import (
     passes_of,
     price_otherwise,
     with_draws,
-    with_reference,
-)
-from qaudit.planning.pin import (
-    check_pins,
-    holds_the_hub,
-    is_lock,
-    other_choices,
-    pinned,
-    pinned_or_resolved,
-    read_lock,
 )
 from qaudit.planning.price import (
     ITEMSIZE,
@@ -59,23 +48,24 @@ from qaudit.planning.price import (
     choose_column_loop,
     device_notes,
     diagnoses_of,
-    keeping_notes,
     kept_specs,
     nbytes_to_keep,
     price_of,
     seconds_range,
 )
-from qaudit.planning.resolve import choose, members, needs_hub, proposed_soups, still_there
+from qaudit.planning.resolve import choose, needs_hub, proposed_soups, still_there
 from qaudit.planning.shipped import reading_shipped, with_shipped
 from qaudit.planning.sizes import text_size
 from qaudit.planning.survey import LONGEST_CONTEXT, Survey, allowed_notes, expert_notes
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
 from qaudit.report.protocol import command
-from qaudit.saved.audits import read_audit
+from qaudit.saved.audits import checkpoints_of, read_audit
 from qaudit.saved.codec import FILE
+from qaudit.saved.exports import pinned_tables
 from qaudit.saved.parts import PLAN, write_plan
 from qaudit.saved.signature import signing_key
 from qaudit.settings import RunOptions
+from qaudit.support.sizes import size
 from qaudit.text.corpus import make_protocol
 from qaudit.types import (
     SILENT,
@@ -108,7 +98,7 @@ class Prepared:
     def write_plan(self, pins: Pins | None = None) -> None:
         """Write the plan in the output folder, before its text is read without pins."""
         must_extend(self.plan, self.out)
-        keep_tables(self.requested.schemes, self.out)
+        pinned_tables(parse_schemes(self.requested.schemes), self.out / "evidence", keep=True)
         device, dtype = self.plan.device, self.plan.dtype  # they decide numbers
         requested = recipe_from({**asdict(self.requested), "device": device, "dtype": dtype})
         write_plan(self.plan, requested, self.resolved, pins, self.out)
@@ -120,17 +110,22 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
     if options.sign:
         signing_key("--set sign=true")  # before hours go into what it would sign
     out = options.out or default_folder(targets, settings)
-    lock = next((target for target in targets if is_lock(target)), None)
-    recipe, resolved = (
-        _from_lock(lock, targets, keys) if lock else (recipe_of(targets=[*targets], **keys), None)
-    )
-    on_hub = needs_hub(recipe) or (resolved is not None and holds_the_hub(resolved))
+    lock = next((target for target in targets if pin.is_lock(target)), None)
+    resolved: Resolved | None = None
+    if lock:
+        recipe, resolved = _from_lock(lock, targets, keys)
+    else:
+        recipe = recipe_of(targets=[*targets], **keys)
+    on_hub = needs_hub(recipe)
+    if resolved is not None:  # folders on this machine have no commits
+        read = (*(source for c in resolved.checkpoints for source in c.sources), *resolved.shipped)
+        on_hub = on_hub or bool(resolved.texts) or any(c.commit for c in read)
     hub = open_hub(watch=watch) if on_hub else None
     if resolved is not None and hub is not None:
-        check_pins(resolved, hub)
+        pin.check_pins(resolved, hub)
     if resolved is None or options.update:
         path = Path(lock or out / PLAN)
-        resolved = pinned_or_resolved(recipe, path, hub, update=options.update)
+        resolved = pin.pinned_or_resolved(recipe, path, hub, update=options.update)
     plan = make_plan(recipe, options=options, hub=hub, resolved=resolved, record=out / RECORD_FILE)
     return Prepared(plan, replace(options, out=out), out, hub, recipe, resolved)
 
@@ -142,20 +137,20 @@ def _from_lock(lock: str, targets: Sequence[str], keys: dict[str, Any]) -> tuple
             f"`{lock}` is a lock, and other targets are given beside it",
             hint="scan a lock by itself",
         )
-    if chosen := other_choices(keys):
+    if chosen := [key for key in keys if key in pin.CHOOSES and key != "targets"]:
         raise UsageError(
             f"`{lock}` already pins which checkpoints and texts are measured, "
             f"and `{chosen[0]}` would change that",
             hint="leave it out, or scan the targets themselves",
         )
-    recipe, resolved = read_lock(Path(lock))
+    recipe, resolved = pin.read_lock(Path(lock))
     if not still_there(recipe, resolved):
         raise UsageError(
             f"the folders that `{lock}` was made from have changed since",
             hint="scan the targets themselves",
         )
     recipe = recipe_from({**asdict(recipe), **keys})
-    return recipe, pinned(recipe, resolved)
+    return recipe, pin.pinned(recipe, resolved)
 
 
 def default_folder(targets: Sequence[str], settings: Mapping[str, Any]) -> Path:
@@ -165,24 +160,24 @@ def default_folder(targets: Sequence[str], settings: Mapping[str, Any]) -> Path:
 
 def folder_name(targets: Sequence[str]) -> str:
     """Name an output folder after all targets, so that other targets have another one."""
-    name = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", _short_name(target)) for target in targets)
+    names = []
+    for target in targets:
+        path = Path(target)
+        if pin.is_lock(target):
+            names.append(path.absolute().parent.name)
+        elif is_recipe(target):
+            names.append(path.stem)
+        elif is_hub(target):
+            names.append(str(Ref.parse(target)))
+        else:
+            names.append(path.name or path.resolve().name)
+    name = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in names)
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[: LONGEST_NAME - 9]}-{digest(list(targets))[:8]}"
 
 
-def _short_name(target: str) -> str:
-    path = Path(target)
-    if is_lock(target):
-        return path.absolute().parent.name
-    if is_recipe(target):
-        return path.stem
-    return str(Ref.parse(target)) if is_hub(target) else path.name or path.resolve().name
-
-
 KEPT_SECONDS = 300.0  # of a pass, after which the engine keeps it at a block
-
-
 DEFAULTS = RunOptions()
 
 
@@ -206,6 +201,7 @@ def make_plan(
     kept_nbytes = nbytes_to_keep(kept, plan.subjects, seen.largest)
     footprint.refuse_short_disk(record.parent if record else Path(), downloads, kept_nbytes)
     merges = [subject.merge for subject in plan.subjects]
+    beside = "quantized weights beside downloads"
     plugins = (*origins(schemes, merges), *origins_of(recipe.diagnostics))
     return replace(
         plan,
@@ -215,10 +211,10 @@ def make_plan(
             *(seen.references if not any(p.is_quantized for p in plan.passes) else ()),
             *class_notes(schemes, seen.largest),
             *expert_notes(seen.largest),
-            *allowed_notes(members(plan.subjects)),
+            *allowed_notes(checkpoints_of(plan.subjects)),
             *(f"the {plugin.kind} `{plugin.name}` is of {plugin}" for plugin in plugins),
             *plan.notes,
-            *keeping_notes(kept, kept_nbytes),
+            *([f"`--keep` writes up to {size(kept_nbytes)} of {beside}"] if kept else []),
             *proposed_soups(recipe, resolved.checkpoints),
         ),
         plugins=plugins,
@@ -238,9 +234,9 @@ def _planned(
     context = recipe.context or min(LONGEST_CONTEXT, seen.longest_context)
     item_context = (recipe.context or seen.longest_context) if recipe.tasks else None
     protocol = make_protocol(recipe, context, item_context)
-    drawn = with_draws(recipe, schemes)
     trees, most = seen.reads_trees, seen.longest_context
-    read = members(subjects)
+    drawn = with_draws(recipe, schemes)
+    read = checkpoints_of(subjects)
     text = text_size(drawn, protocol, read, resolved.texts, trees=trees, longest=most)
     device, dtype = machine = choose_audited(recipe.device, recipe.dtype)
     column_loop, column_note = choose_column_loop(device, schemes, largest)
@@ -254,8 +250,7 @@ def _planned(
     price = sum((price_of(*diagnosis, largest) for diagnosis in diagnoses.items()), Price())
     pricing = Pricing(largest, text, price)
     reference = reference_in(subjects, recipe.reference)
-    steps = passes_of(subjects, schemes, recipe.repeats, pricing)
-    passes = tuple(with_reference(step, reference, pricing) for step in steps)
+    passes = passes_of(subjects, schemes, recipe.repeats, pricing, reference)
     otherwise = None
     if recipe.arithmetic:
         otherwise = price_otherwise(subjects, schemes, pricing, passes, machine)
@@ -315,8 +310,8 @@ def _fetched(
     reference = reference_in(resolved.subjects, resolved.recipe.reference)
     beside = [*resolved.shipped, *(c for c, _ in (reference.members if reference else ()))]
     subjects = [with_shipped(subject, beside) for subject in resolved.subjects]
-    contents, free = Contents(hub, subjects, record), free_disk_nbytes(hub_cache())
-    return price_traffic(contents, subjects, resolved.texts, budget_nbytes, free)
+    free = free_disk_nbytes(hub_cache())
+    return price_traffic(hub, subjects, resolved.texts, budget_nbytes, free, record)
 
 
 SELECTIONS = ("checkpoints", "last")
@@ -339,11 +334,13 @@ def must_extend(plan: Plan, out: Path) -> None:
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     both = _together(before.recipe, plan.recipe)
     folder = shlex.quote(str(out))
+    numbered = (out.with_name(f"{out.name}-{number}") for number in count(2))
+    free = next(path for path in numbered if not path.exists())
     adding = "" if both is None else f"; or add to it: `{command(both)} --out {folder}`"
     raise UsageError(
         f"`{out}` has an audit, which this scan would replace by one without "
         f"{', '.join(lost[:3])}{more}",
-        hint=f"name another folder, as `--out {shlex.quote(str(_free(out)))}`{adding}",
+        hint=f"name another folder, as `--out {shlex.quote(str(free))}`{adding}",
     )
 
 
@@ -396,10 +393,4 @@ def _together(before: Recipe, recipe: Recipe) -> Recipe | None:
     bits = (*before.bits, *recipe.bits) if before.bits and recipe.bits else ()
     return replace(
         recipe, **further, bits=tuple(dict.fromkeys(bits)), evaluation_documents=documents
-    )
-
-
-def _free(out: Path) -> Path:
-    return next(
-        path for number in count(2) if not (path := out.with_name(f"{out.name}-{number}")).exists()
     )

@@ -10,7 +10,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +33,6 @@ from qaudit.errors import UsageError
 from qaudit.host import has_bf16_units
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.support.lazy import torch
-from qaudit.support.sizes import size
 from qaudit.types import FULL_PRECISION, Measurement, Plan, Price, Protocol, Recipe, Subject
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -87,6 +86,15 @@ class Load:
         return any(scheme.calibration is Calibration.WHOLE_BLOCK for scheme in self.schemes)
 
     @property
+    def mixes_bits(self) -> bool:
+        return any(scheme.mixes_bits for scheme in self.schemes)
+
+    @property
+    def choosing_tokens(self) -> int:
+        """Tokens that the bits of mixtures are chosen on."""
+        return min(FITTED + SCORED, self.text.calibration_tokens)
+
+    @property
     def step_tokens(self) -> int:
         """Tokens of a mini-batch that is learned on."""
         return min(max(STEP_TOKENS, self.text.context), self.text.calibration_tokens)
@@ -118,9 +126,9 @@ def flops(sizes: Sizes, load: Load) -> float:
         + text.evaluation_tokens * sizes.vocabulary * (2.0 * sizes.hidden + BETWEEN)
     )
     work = evaluating + load.calibrated * calibration_tokens * (forward + gram)
-    if any(scheme.mixes_bits for scheme in load.schemes):
+    if load.mixes_bits:
         # Forwards once, and again for moments and for gradients, which take two.
-        work += min(FITTED + SCORED, calibration_tokens) * (5 * forward + gram)
+        work += load.choosing_tokens * (5 * forward + gram)
     for scheme in load.schemes:
         if scheme.experts_see_all:
             work += calibration_tokens * 2.0 * (weights - active)
@@ -141,7 +149,8 @@ def _gram_products(sizes: Sizes) -> float:
     """
     if not sizes.experts:
         return 3.0 * sizes.hidden**2 + sizes.widest**2
-    inner = sizes.expert_inner
+    # Columns of an expert's last linear, as if it had three that are alike.
+    inner = sizes.expert_parameters // (3 * sizes.hidden * sizes.experts)
     of_expert = sizes.hidden**2 + inner**2 + 4 * sizes.hidden * inner
     return 2.0 * sizes.hidden**2 + sizes.per_token * of_expert
 
@@ -228,12 +237,6 @@ def nbytes_to_keep(specs: Sequence[str], subjects: Sequence[Subject], sizes: Siz
     return len(contents) * (len(specs) * linears + rest)
 
 
-def keeping_notes(specs: Sequence[str], nbytes: int) -> tuple[str, ...]:
-    if not specs:
-        return ()
-    return (f"`--keep` writes up to {size(nbytes)} of quantized weights beside downloads",)
-
-
 def begins_again_notes(rounds: int, diagnoses: Iterable[DiagnosticWork]) -> tuple[str, ...]:
     """Note why a subject that is interrupted does not go on at a block."""
     reasons = [f"the items of tasks go through in about {rounds} rounds"] * (rounds > 1)
@@ -260,7 +263,12 @@ def choose_device(device: str, dtype: str) -> tuple[str, str]:
         device = why_auto()[0]
     if dtype in ("auto", "fast"):
         on_gpu = device.startswith("cuda")
-        has_units = _supports_bf16() if on_gpu else dtype == "fast" and has_bf16_units()
+        if not on_gpu:
+            has_units = dtype == "fast" and has_bf16_units()
+        elif _has_driver() and torch.cuda.is_available():
+            has_units = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:  # a plan for a GPU of another machine
+            has_units = True
         dtype = "bfloat16" if has_units else "float32"
     return device, dtype
 
@@ -275,17 +283,18 @@ def choose_audited(device: str, dtype: str) -> tuple[str, str]:
 def why_auto() -> tuple[str, str]:
     build = _torch_build()
     if build.startswith("rocm"):
-        return "cpu", "ROCm is not tested, and is used only where `--device cuda` asks for it"
-    if build.startswith("xpu"):
-        return "cpu", "XPU is not supported"
-    if sys.platform == "darwin":
-        is_apple = platform.machine() == "arm64"
-        return "cpu", _NO_MPS if is_apple else "there is no CUDA device"
-    if not _has_driver():
-        return "cpu", f"no CUDA driver: there is neither {' nor '.join(_NODES)}"
-    if torch.cuda.is_available():
+        reason = "ROCm is not tested, and is used only where `--device cuda` asks for it"
+    elif build.startswith("xpu"):
+        reason = "XPU is not supported"
+    elif sys.platform == "darwin":
+        reason = _NO_MPS if platform.machine() == "arm64" else "there is no CUDA device"
+    elif not _has_driver():
+        reason = f"no CUDA driver: there is neither {' nor '.join(_NODES)}"
+    elif torch.cuda.is_available():
         return "cuda", "this torch sees a CUDA device"
-    return "cpu", "there is a CUDA driver, and this torch sees no device"
+    else:
+        reason = "there is a CUDA driver, and this torch sees no device"
+    return "cpu", reason
 
 
 def device_notes(device: str) -> tuple[str, ...]:
@@ -329,22 +338,9 @@ def _has_driver() -> bool:
     return any(Path(node).exists() for node in _NODES)
 
 
-def _supports_bf16() -> bool:
-    """Return whether the GPU has bf16 units; a plan for a GPU of another machine assumes so."""
-    if not _has_driver():
-        return True
-    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
-
-
 def detectable_error(plan: Plan, measurements: Sequence[Measurement]) -> float | None:
     """Return the relative error that a typical comparison of the audit detects."""
-    labels = {subject.label for subject in plan.subjects}
-    effects = list(_effects([m for m in measurements if m.subject in labels], plan))
-    return median(effects) if effects else None
-
-
-def _effects(measurements: Sequence[Measurement], plan: Plan) -> Iterator[float]:
-    """Yield the effect that the documents of each subject and scheme detect."""
+    labels, effects = {subject.label for subject in plan.subjects}, []
     full = {
         (m.subject, m.evidence.document_sha256): m for m in measurements if m.spec == FULL_PRECISION
     }
@@ -352,10 +348,11 @@ def _effects(measurements: Sequence[Measurement], plan: Plan) -> Iterator[float]
         documents = m.evidence.document_sha256
         beside = full.get((m.subject, documents))
         few = len(documents) <= plan.recipe.evaluation_documents
-        if m.spec not in plan.specs or beside is None or not few:
+        if m.subject not in labels or m.spec not in plan.specs or beside is None or not few:
             continue
         scored = m.evidence.tokens > 0
         pair = (m.evidence.nll_sum[scored], beside.evidence.nll_sum[scored])
         effect = detectable(pair, excess, plan.recipe.confidence)
         if math.isfinite(effect):
-            yield effect
+            effects.append(effect)
+    return median(effects) if effects else None

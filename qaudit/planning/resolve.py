@@ -10,11 +10,10 @@ they are measured once, because what identifies a measurement is content.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
 
 from qaudit.checkpoints import folder
 from qaudit.checkpoints.configuration import is_own_code, read_configuration
@@ -23,15 +22,12 @@ from qaudit.checkpoints.safetensors import INDEX, weight_map
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import QauditError, SourceError, UsageError
-from qaudit.families import Family
-from qaudit.families.family import FamilySoup
 from qaudit.formats.weights import quantization_of
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.items.prepare import find_item_files
 from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.content import content_findings
-from qaudit.planning.mixtures import pinned_tables
 from qaudit.planning.passes import refuse_classes, with_scheme
 from qaudit.planning.shipped import all_shipped, find_shipped
 from qaudit.planning.survey import Survey, refuse, survey
@@ -39,6 +35,8 @@ from qaudit.policy import policy_named
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.recipe.soups import members_of, needed, resolve_soups
 from qaudit.report.format import listing
+from qaudit.saved.audits import checkpoints_of
+from qaudit.saved.exports import pinned_tables
 from qaudit.settings import RunOptions
 from qaudit.support.keys import first_of, nearest
 from qaudit.support.sizes import size
@@ -74,13 +72,18 @@ def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
     read = _with_files(chosen, hub)
     shipped = find_shipped(recipe.shipped, hub)
     subjects, soups = _subjects(recipe, selected, read)
+    default = (
+        f"{len(subjects)} of {len(series)} checkpoints, spread over the run and its ends; "
+        "choose others with `--checkpoints` or `--set last=N`",
+    ) * is_default_choice(recipe, series)
     return Resolved(
         recipe=recipe,
         checkpoints=tuple(c for c in read if not _is_empty(c)),
         subjects=(*subjects, *soups),
         texts=(*texts, *of_items),
         findings=content_findings(read, soups),
-        notes=(*_notes(recipe, series, subjects, read), *item_notes),
+        notes=tuple(dict.fromkeys((*default, *(note for c in read for note in c.notes))))
+        + item_notes,
         local=local_digest(series, (*read, *shipped)),
         shipped=shipped,
     )
@@ -138,31 +141,21 @@ def _with_files(chosen: Sequence[Checkpoint], hub: Hub | None) -> tuple[Checkpoi
     """Read the file trees of what was chosen and of nothing else; hash local files."""
     read = with_files(hub.listing, chosen) if hub is not None else chosen
     hashed = (c if c.commit else folder.with_hashes([c])[0] for c in read)
+
+    def base_on_hub(repo: str, revision: str | None) -> Checkpoint:
+        """Return the checkpoint of a repository that an adapter was trained on."""
+        listing, target = (hub or open_hub()).listing, f"hf://{repo}@{revision or 'main'}"
+        (base,) = with_files(listing, find_all((target,), None, lambda: listing))
+        if _is_empty(base):
+            raise _without_weights(f"`{repo}`, which an adapter was trained on,", base)
+        return base
+
     found = []
     for checkpoint in hashed:
         if hub is not None and checkpoint.commit and folder.holds_adapter(checkpoint):
             hub.fetcher.settings(checkpoint)  # which name the base
-        found.append(folder.with_base(checkpoint, partial(_base_on_hub, hub)))
+        found.append(folder.with_base(checkpoint, base_on_hub))
     return tuple(found)
-
-
-def _base_on_hub(hub: Hub | None, repo: str, revision: str | None) -> Checkpoint:
-    """Return the checkpoint of a repository that an adapter was trained on."""
-    hub = hub or open_hub()
-    target = f"hf://{repo}@{revision}" if revision else f"hf://{repo}@main"
-    (base,) = with_files(hub.listing, find_all((target,), None, lambda: hub.listing))
-    if _is_empty(base):
-        raise _without_weights(f"`{repo}`, which an adapter was trained on,", base)
-    return base
-
-
-def _part_of(part: Checkpoint, whole: Checkpoint) -> bool:
-    """Return whether a checkpoint is another one, or in a sub-folder of it."""
-    a, b = part.ref, whole.ref
-    return (a.location, a.revision) == (b.location, b.revision) and b.subfolder in (
-        None,
-        a.subfolder,
-    )
 
 
 def _is_empty(checkpoint: Checkpoint) -> bool:
@@ -174,9 +167,17 @@ def _subjects(
     recipe: Recipe, selected: Sequence[Checkpoint], read: Sequence[Checkpoint]
 ) -> tuple[tuple[Subject, ...], tuple[Subject, ...]]:
     """Return the checkpoints that are measured by themselves, and the soups."""
-    alone = [c for c in read if any(_part_of(c, whole) for whole in selected)]
-    for checkpoint in filter(_is_empty, alone):
-        if _is_named(recipe, checkpoint):
+    places = {(c.ref.location, c.ref.revision, c.ref.subfolder) for c in selected}
+    alone = [  # those that were selected, and those in a sub-folder of one
+        c
+        for c in read
+        if any((c.ref.location, c.ref.revision, sub) in places for sub in (None, c.ref.subfolder))
+    ]
+    targets = {Ref.parse(target) for target in recipe.targets}
+    named = {(ref.location, ref.revision) for ref in targets if ref.revision}
+    for checkpoint in filter(_is_empty, alone):  # and not only in a series that is requested
+        place = checkpoint.ref.location, checkpoint.ref.revision
+        if checkpoint.label in recipe.checkpoints or place in named:
             raise _without_weights(f"`{checkpoint.ref}`", checkpoint)
     soups = resolve_soups(recipe, read)
     for soup in soups:
@@ -195,37 +196,12 @@ def _subjects(
     return subjects, soups
 
 
-def _is_named(recipe: Recipe, checkpoint: Checkpoint) -> bool:
-    """Return whether this very checkpoint is requested, and not a series that contains it."""
-    targets = {Ref.parse(target) for target in recipe.targets}
-    ref = checkpoint.ref
-    return checkpoint.label in recipe.checkpoints or any(
-        a.revision == ref.revision and a.location == ref.location for a in targets if a.revision
-    )
-
-
 def _without_weights(what: str, checkpoint: Checkpoint) -> SourceError:
     why = f": {checkpoint.suspect[0]}" if checkpoint.suspect else ""
     return SourceError(
         f"{what} holds no weights{why}",
         hint=f"leave it out; `qaudit series {checkpoint.ref.location}` lists the others",
     )
-
-
-def _notes(
-    recipe: Recipe,
-    series: Sequence[Checkpoint],
-    alone: Sequence[Subject],
-    read: Sequence[Checkpoint],
-) -> tuple[str, ...]:
-    """Return notes on the default choice, and on what is inferred about it."""
-    notes = []
-    if is_default_choice(recipe, series):
-        notes.append(
-            f"{len(alone)} of {len(series)} checkpoints, spread over the run and its ends; "
-            "choose others with `--checkpoints` or `--set last=N`"
-        )
-    return tuple(dict.fromkeys([*notes, *(note for c in read for note in c.notes)]))
 
 
 _Key = tuple[str | None, tuple[tuple[str, str], ...]]
@@ -236,7 +212,7 @@ def without_unread(resolved: Resolved, hub: Hub | None) -> tuple[Resolved, tuple
     if hub is None or find_spec("torch") is None:  # an installation that only plans
         return resolved, ()
     seen: dict[_Key, frozenset[str]] = {}
-    every = dict.fromkeys((*resolved.checkpoints, *members(resolved.subjects)))
+    every = dict.fromkeys((*resolved.checkpoints, *checkpoints_of(resolved.subjects)))
     needed = {checkpoint: _needed(checkpoint, hub, seen) for checkpoint in every}
     notes = [
         f"not downloaded of `{c.label}`: {first_of([file.name for file in c.unread])} "
@@ -264,7 +240,10 @@ def _needed(checkpoint: Checkpoint, hub: Hub, seen: dict[_Key, frozenset[str]]) 
     try:
         folder = hub.fetcher.settings(checkpoint)
         config = read_configuration(folder)
-        if not _may_have_unread(config) or quantization_of(folder) is not None:
+        # Towers beside its text, or blocks that predict further tokens, may be unread.
+        towers = any(k.endswith("_config") and k != "quantization_config" for k in config)
+        has_more = towers or bool(config.get("num_nextn_predict_layers"))
+        if is_own_code(config) or not has_more or quantization_of(folder) is not None:
             return checkpoint
         placed = weight_map(folder / INDEX)
         key = (checkpoint.configuration_sha256, tuple(sorted(placed.items())))
@@ -284,92 +263,77 @@ def _needed(checkpoint: Checkpoint, hub: Hub, seen: dict[_Key, frozenset[str]]) 
     )
 
 
-def _may_have_unread(config: Mapping[str, Any]) -> bool:
-    """Return whether a model has towers beside its text, or blocks that predict further tokens."""
-    towers = any(k.endswith("_config") and k != "quantization_config" for k in config)
-    return not is_own_code(config) and (towers or bool(config.get("num_nextn_predict_layers")))
-
-
 def proposed_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
     """Return a note for each unreleased soup of which a scan without soups has all ingredients."""
     if recipe.soups:
         return ()
     notes = []
-    for location, family in _families(checkpoints):
-        here = [c for c in checkpoints if c.family == family.family and _series(c) == location]
-        for soup in family.soups:
+    series: dict[tuple[str, str], list[Checkpoint]] = {}
+    for c in checkpoints:
+        series.setdefault((c.ref.location if c.commit else "", c.family or ""), []).append(c)
+    for (_, family), here in series.items():
+        try:
+            soups = family_of(here[0], family).soups if family else ()
+        except UsageError:  # its file is not here
+            continue
+        for soup in soups:
             members = [_called(name, here) for name in soup.of]
             present = [c for c in members if c is not None and c.files]
-            if soup.target is None and len(present) == len(members):
-                notes.append(_proposal(soup, present))
-    return tuple(dict.fromkeys(notes))
-
-
-def _families(checkpoints: Iterable[Checkpoint]) -> Iterator[tuple[str, Family]]:
-    """Yield every series with its family; one whose file is not here has nothing to say."""
-    seen: set[tuple[str, str]] = set()
-    for checkpoint in checkpoints:
-        key = (_series(checkpoint), checkpoint.family or "")
-        if checkpoint.family is not None and key not in seen:
-            seen.add(key)
-            try:
-                family = family_of(checkpoint, checkpoint.family)
-            except UsageError:
+            if soup.target is not None or len(present) < len(members):
                 continue
-            yield key[0], family
-
-
-def _series(checkpoint: Checkpoint) -> str:
-    return checkpoint.ref.location if checkpoint.commit else ""
-
-
-def _names(checkpoint: Checkpoint) -> set[str]:
-    ref = checkpoint.ref
-    place = ref.subfolder or (ref.revision or "main" if checkpoint.commit else None)
-    return {checkpoint.label, checkpoint.label.rpartition("/")[2], *([place] if place else [])}
+            weights = soup.weights or (None,) * len(present)
+            parts = "+".join(
+                c.label if weight is None else f"{weight:g}*{c.label}"
+                for c, weight in zip(present, weights, strict=True)
+            )
+            merge = soup.merge if soup.weights is None else "weighted"
+            quoted = listing([f"`{checkpoint.label}`" for checkpoint in present])
+            option = f"`--soup '{soup.label}={merge}({parts})'`"
+            notes.append(f"the makers' soup of {quoted} can be measured too: {option}")
+    return tuple(dict.fromkeys(notes))
 
 
 def _called(name: str, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     """Return the one checkpoint of a name; two of one name are no answer."""
-    named = [c for c in checkpoints if name in _names(c)]
+    named = []
+    for c in checkpoints:
+        place = c.ref.subfolder or (c.ref.revision or "main" if c.commit else None)
+        if name in (c.label, c.label.rpartition("/")[2], place):
+            named.append(c)
     return named[0] if len(named) == 1 else None
-
-
-def _proposal(soup: FamilySoup, members: Sequence[Checkpoint]) -> str:
-    weights = soup.weights or (None,) * len(members)
-    parts = "+".join(
-        c.label if weight is None else f"{weight:g}*{c.label}"
-        for c, weight in zip(members, weights, strict=True)
-    )
-    merge = soup.merge if soup.weights is None else "weighted"
-    quoted = listing([f"`{checkpoint.label}`" for checkpoint in members])
-    option = f"`--soup '{soup.label}={merge}({parts})'`"
-    return f"the makers' soup of {quoted} can be measured too: {option}"
-
-
-def members(subjects: Iterable[Subject]) -> list[Checkpoint]:
-    """Return the checkpoints of subjects, each once."""
-    return list(dict.fromkeys(c for subject in subjects for c, _ in subject.members))
 
 
 def choose(
     recipe: Recipe, options: RunOptions, hub: Hub | None, resolved: Resolved | None
 ) -> tuple[Resolved, tuple[Scheme, ...], Survey, Hub | None]:
     """Return what a recipe chooses, all of it permitted, and how large its models are."""
-    evidence = None if options.out is None else options.out / "evidence"
-    schemes = pinned_tables(parse_schemes(recipe.schemes), evidence)
+    schemes = pinned_tables(parse_schemes(recipe.schemes), (options.out or Path()) / "evidence")
     refuse_classes(recipe, schemes, None)
-    _refuse_replays(recipe, schemes)
+    learned = [s.short for s in schemes if s.calibration is Calibration.WHOLE_BLOCK]
+    if recipe.routing == "reference" and learned:  # mini-batches are cut anew
+        raise UsageError(
+            f"`--set routing=reference` replays the choice of experts in whole batches, and "
+            f"`{learned[0]}` learns on other ones",
+            hint=f"leave `{learned[0]}` out, or `--set routing=reference`",
+        )
     for scheme in schemes:
         scheme.must_be_installed()
     policy_named(recipe.policy)  # a wrong policy is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
-    read = members(resolved.subjects)
+    read = checkpoints_of(resolved.subjects)
     if hub is None and (resolved.texts or any(c.commit for c in (*read, *resolved.shipped))):
         hub = open_hub()
     allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
     refuse(read, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    _must_name_reference(recipe, resolved.subjects)
+    if recipe.reference is not None:
+        reference = reference_in(resolved.subjects, recipe.reference)
+        if reference is None or reference.is_search:
+            labels = [subject.label for subject in resolved.subjects]
+            raise UsageError(
+                f"the reference `{recipe.reference}` is not one of the {len(labels)} subjects "
+                "that are measured",
+                hint=f"name it as a target, too; {nearest(recipe.reference, labels)}",
+            )
     resolved, unread_notes = without_unread(resolved, hub)
     files, shipped = all_shipped(resolved.subjects, resolved.shipped, hub, schemes)
     schemes = (*schemes, *shipped)
@@ -379,27 +343,3 @@ def choose(
     refuse_classes(recipe, schemes, seen.largest)
     seen = replace(seen, notes=(*unread_notes, *seen.notes))
     return resolved, schemes, seen, hub
-
-
-def _refuse_replays(recipe: Recipe, schemes: Sequence[Scheme]) -> None:
-    """Refuse to replay a choice of experts in mini-batches that are cut anew."""
-    learned = [s.short for s in schemes if s.calibration is Calibration.WHOLE_BLOCK]
-    if recipe.routing == "reference" and learned:
-        raise UsageError(
-            f"`--set routing=reference` replays the choice of experts in whole batches, and "
-            f"`{learned[0]}` learns on other ones",
-            hint=f"leave `{learned[0]}` out, or `--set routing=reference`",
-        )
-
-
-def _must_name_reference(recipe: Recipe, subjects: Sequence[Subject]) -> None:
-    if recipe.reference is None:
-        return
-    reference = reference_in(subjects, recipe.reference)
-    if reference is None or reference.is_search:
-        labels = [subject.label for subject in subjects]
-        raise UsageError(
-            f"the reference `{recipe.reference}` is not one of the {len(subjects)} subjects that "
-            "are measured",
-            hint=f"name it as a target, too; {nearest(recipe.reference, labels)}",
-        )

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.stamps import folder_of, hash_of, weights_of
+from qaudit.checkpoints.stamps import folder_of, hash_of, is_gguf, weights_of
 from qaudit.core.scheme import Scheme, Shipped, label_for
 from qaudit.errors import HubError, SourceError, UsageError
-from qaudit.formats.packing import FileFormat, Identity
-from qaudit.formats.registry import file_format
+from qaudit.formats.gguf import reading as gguf
+from qaudit.formats.gguf.header import bits_in, header_by, read_header
 from qaudit.formats.weights import (
     QuantizedFolder,
     format_of,
@@ -40,7 +41,11 @@ _CONFIGURATIONS = ("config.json", "quantize_config.json", "quant_config.json")
 def find_shipped(places: Sequence[str], hub: Hub | None = None) -> tuple[Checkpoint, ...]:
     """Return the files that are named, hashed, under labels that differ."""
     found = [_on_hub(place, hub) if is_hub(place) else _local(place) for place in places]
-    names = [label_for(_name(file)) for file in found]
+    names = []
+    for file in found:
+        folder = Path(file.ref.location.rstrip("/"))
+        weights = weights_of(file, folder)
+        names.append(label_for(weights.stem if weights != folder else folder.name))
     counts = Counter(names)
     labels = [
         name if counts[name] == 1 else label_for(str(file.ref))
@@ -51,15 +56,9 @@ def find_shipped(places: Sequence[str], hub: Hub | None = None) -> tuple[Checkpo
     return tuple(replace(file, label=label) for file, label in zip(found, labels, strict=True))
 
 
-def _name(checkpoint: Checkpoint) -> str:
-    folder = Path(checkpoint.ref.location.rstrip("/"))
-    place = weights_of(checkpoint, folder)
-    return place.stem if place != folder else folder.name
-
-
 def _local(place: str) -> Checkpoint:
     path = Path(place)
-    if path.is_file() and file_format(path):
+    if path.is_file() and is_gguf(path):
         file = WeightFile(path.name, path.stat().st_size, hash_of(path))
         return Checkpoint(Ref(str(path.parent)), path.name, (file,))
     if not path.is_dir():
@@ -77,7 +76,7 @@ def _local(place: str) -> Checkpoint:
 
 def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
     hub = hub or open_hub()
-    if file_format(place):
+    if is_gguf(place):
         return _file_on_hub(hub, place)
     found = with_files(hub.listing, find_all([place], None, lambda: hub.listing))
     if len(found) != 1 or not found[0].files:
@@ -95,7 +94,7 @@ def _file_on_hub(hub: Hub, target: str) -> Checkpoint:
     revision = revisions_of(hub.listing, Ref(ref.location, ref.revision, path))[0]
     files = {file.path: file for file in hub.listing.files(ref.location, revision.commit)}
     if path not in files:
-        near = nearest(path, sorted(name for name in files if file_format(name)) or sorted(files))
+        near = nearest(path, sorted(filter(is_gguf, files)) or sorted(files))
         raise HubError(f"there is no file `{path or target}` in `{ref.location}`", hint=near)
     folder, _, name = path.rpartition("/")
     return Checkpoint(
@@ -104,19 +103,6 @@ def _file_on_hub(hub: Hub, target: str) -> Checkpoint:
         (WeightFile(name, files[path].nbytes, files[path].identity),),
         revision.commit,
     )
-
-
-def _quantized_alone(subjects: Sequence[Subject], hub: Hub | None) -> tuple[Checkpoint, Shipped]:
-    """Return the one subject where it is quantized already, and what it is measured as."""
-    base = subjects[0].first
-    if base.commit is not None and hub is not None and len(subjects) == 1:
-        hub.fetcher.settings(base)
-    if len(subjects) > 1 or subjects[0].merge or quantization_of(folder_of(base)) is None:
-        raise UsageError(
-            "no scheme is named, and no shipped file", hint=f"for example `{EXAMPLE_SCHEMES}`"
-        )
-    base = replace(base, label=label_for(base.label))
-    return base, _identified(base, *format_of(folder_of(base)))
 
 
 def all_shipped(
@@ -129,11 +115,18 @@ def all_shipped(
 
     A base that is one itself is the only one where nothing is measured beside it.
     """
+    base = subjects[0].first
     if not shipped:
         if schemes:
             return (), ()
-        base, scheme = _quantized_alone(subjects, hub)
-        return (base,), (scheme,)
+        if base.commit is not None and hub is not None and len(subjects) == 1:
+            hub.fetcher.settings(base)
+        if len(subjects) > 1 or subjects[0].merge or quantization_of(folder_of(base)) is None:
+            raise UsageError(
+                "no scheme is named, and no shipped file", hint=f"for example `{EXAMPLE_SCHEMES}`"
+            )
+        base = replace(base, label=label_for(base.label))
+        return (base,), (_identified(base, *format_of(folder_of(base))),)
     if len(subjects) != 1 or subjects[0].is_search:
         raise UsageError(
             f"shipped files are compared with the one model they were made from, and "
@@ -141,7 +134,6 @@ def all_shipped(
             hint="name one checkpoint, or choose it with `--checkpoints`",
         )
     taken = {scheme.short for scheme in schemes}
-    base = subjects[0].first
     return tuple(shipped), tuple(_scheme(file, base, hub, taken) for file in shipped)
 
 
@@ -158,9 +150,17 @@ def _scheme(checkpoint: Checkpoint, base: Checkpoint, hub: Hub | None, taken: se
         )
     folder = folder_of(checkpoint)
     place = weights_of(checkpoint, folder)
-    form = file_format(place)
-    if checkpoint.commit is not None and form is not None:
-        return _identified(checkpoint, *_remote(form, checkpoint, place, base, hub))
+    if checkpoint.commit is not None and is_gguf(place):  # its header is read, and no more of it
+        (file,) = weights_on_hub(checkpoint)
+        read = partial((hub or open_hub()).listing.read, checkpoint.ref.location, checkpoint.commit)
+        header = (
+            read_header(place)
+            if place.is_file()
+            else header_by(place, file.nbytes, partial(read, file, 0))
+        )
+        if (folder_of(base) / "config.json").is_file():
+            gguf.must_match(checkpoint.label, header, folder_of(base))
+        return _identified(checkpoint, "gguf", bits_in(header, place), 16)
     if checkpoint.commit is not None and hub is not None:
         hub.fetcher.settings(checkpoint)
     must_match(checkpoint.label, place, folder_of(base))
@@ -176,30 +176,12 @@ def _identified(checkpoint: Checkpoint, name: str, bits: int, act: int) -> Shipp
     return Shipped(file=checkpoint.label, format=name, bits=bits, act=act, sha256=identity)
 
 
-def _remote(
-    form: type[FileFormat], checkpoint: Checkpoint, place: Path, base: Checkpoint, hub: Hub | None
-) -> Identity:
-    """Read the header of a file of the Hub, and no more of it."""
-    (file,) = weights_on_hub(checkpoint)
-
-    def first(count: int) -> bytes:
-        where = (checkpoint.ref.location, str(checkpoint.commit), file)
-        return (hub or open_hub()).listing.read(*where, 0, count)
-
-    return form.identify_remote(checkpoint.label, place, file.nbytes, first, folder_of(base))
-
-
 def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:
     if not shipped:
         return subject
     members = {(member.ref, member.files) for member, _ in subject.members}
-    further = (
-        checkpoint
-        for checkpoint in dict.fromkeys(shipped)
-        if (checkpoint.ref, checkpoint.files) not in members
-    )
-    beside = tuple((checkpoint, 0.0) for checkpoint in further)
-    return replace(subject, members=(*subject.members, *beside))
+    further = (c for c in dict.fromkeys(shipped) if (c.ref, c.files) not in members)
+    return replace(subject, members=(*subject.members, *((c, 0.0) for c in further)))
 
 
 def reading_shipped(step: Pass, shipped: Sequence[Checkpoint], pricing: Pricing) -> Pass:

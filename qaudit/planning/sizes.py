@@ -71,11 +71,6 @@ class Sizes:
             return self.block_parameters
         return self.block_parameters - self.expert_parameters * (self.experts - 1) // self.experts
 
-    @property
-    def expert_inner(self) -> int:
-        """Columns of an expert's last linear, as if it had three that are alike."""
-        return self.expert_parameters // (3 * self.hidden * self.experts) if self.experts else 0
-
     @classmethod
     def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:
         weights = WeightFolder(folder, allow_pickle=allow_pickle)
@@ -219,34 +214,37 @@ def text_size(
     sources = [s for s in (recipe.calibration, recipe.evaluation, recipe.choices) if s]
     on_disk = all(not is_hub_text(s) or (s in places and places[s].is_file()) for s in sources)
     tokenizer = _tokenizer(checkpoints) if on_disk else None
-    text = (
-        TextSize.bound(protocol)
-        if tokenizer is None
-        else _counted(
-            recipe, protocol, tokenizer, places, [folder_of(c) for c in checkpoints], trees
+    if tokenizer is None:
+        text = TextSize.bound(protocol)
+    else:
+        folders = [folder_of(c) for c in checkpoints]
+        corpus, _ = cut_texts(recipe, places, tokenizer, protocol, folders)
+        items = ItemText(corpus.items, corpus.item_windows)
+        text = TextSize(
+            calibration_tokens=sum(len(window.tokens) for window in corpus.calibration),
+            evaluation_tokens=sum(len(window.tokens) for window in corpus.evaluation),
+            context=protocol.context,
+            documents=len(corpus.documents),
+            item_tokens=items.tokens(trees=trees),
+            largest_task_tokens=max(items.task_tokens(trees=trees).values(), default=0),
+            items=tuple(items.counts.items()),
         )
-    )
     if recipe.rollouts is not None:
-        text = _with_rollouts(text, recipe.rollouts, longest)
-    return _with_tasks(text, recipe, protocol, checkpoints, texts, trees) if recipe.tasks else text
-
-
-def _with_rollouts(text: TextSize, folder: str, longest: int) -> TextSize:
-    """Count rollouts; refuse those that are longer than a model reads."""
-    samples = read_rollouts(Path(folder)).samples
-    tokens = [len(sample.ids) + len(sample.new_ids) for sample in samples]
-    if max(tokens) > longest:
-        raise CorpusError(
-            f"a rollout in `{folder}` has {max(tokens):,} tokens with its prompt, and the models "
-            f"read {longest:,}",
-            hint="write rollouts with a lower `--max-tokens`",
+        samples = read_rollouts(Path(recipe.rollouts)).samples
+        tokens = [len(sample.ids) + len(sample.new_ids) for sample in samples]
+        if max(tokens) > longest:
+            raise CorpusError(
+                f"a rollout in `{recipe.rollouts}` has {max(tokens):,} tokens with its prompt, and "
+                f"the models read {longest:,}",
+                hint="write rollouts with a lower `--max-tokens`",
+            )
+        text = replace(
+            text,
+            evaluation_tokens=text.evaluation_tokens + sum(tokens),
+            rollout_tokens=sum(tokens),
+            context=max(text.context, *tokens),
         )
-    return replace(
-        text,
-        evaluation_tokens=text.evaluation_tokens + sum(tokens),
-        rollout_tokens=sum(tokens),
-        context=max(text.context, *tokens),
-    )
+    return _with_tasks(text, recipe, protocol, checkpoints, texts, trees) if recipe.tasks else text
 
 
 def _with_tasks(
@@ -272,27 +270,6 @@ def _with_tasks(
         largest_task_tokens=max(text.largest_task_tokens, *tokens.values()),
         items=(*text.items, *items.items()),
         items_counted=built is not None,
-    )
-
-
-def _counted(
-    recipe: Recipe,
-    protocol: Protocol,
-    tokenizer: _Tokenizer,
-    places: Mapping[str, Path],
-    folders: Sequence[Path],
-    trees: bool,
-) -> TextSize:
-    corpus, _ = cut_texts(recipe, places, tokenizer, protocol, folders)
-    items = ItemText(corpus.items, corpus.item_windows)
-    return TextSize(
-        calibration_tokens=sum(len(window.tokens) for window in corpus.calibration),
-        evaluation_tokens=sum(len(window.tokens) for window in corpus.evaluation),
-        context=protocol.context,
-        documents=len(corpus.documents),
-        item_tokens=items.tokens(trees=trees),
-        largest_task_tokens=max(items.task_tokens(trees=trees).values(), default=0),
-        items=tuple(items.counts.items()),
     )
 
 
@@ -342,7 +319,9 @@ def with_beside(sizes: Sizes, config: Mapping[str, Any]) -> Sizes:
     """Return the sizes with what waits beside the hidden states of a token."""
     config = {**config, **(config.get("text_config") or {})}
     copies = max(first_whole(config, *_COPIES), 1)
-    beside = (copies - 1) * sizes.hidden + _shared_keys(config) + _indices(config)
+    beside = (copies - 1) * sizes.hidden + _shared_keys(config)
+    if any(config.get(name) for name in _HANDED_ON):  # what a sparse indexer leaves, as numbers
+        beside += first_whole(config, "index_topk") * _INDEX_NBYTES // _NUMBER_NBYTES
     given = first_whole(config, "hidden_size_per_layer_input") * sizes.blocks
     return replace(sizes, beside=beside + first_whole(config, "router_hidden_size"), given=given)
 
@@ -379,13 +358,6 @@ def _shared_keys(config: Mapping[str, Any]) -> int:
         widths = ("global_head_dim",) * is_full + ("head_dim",)
         total += 2 * first_whole(config, *heads) * first_whole(config, *widths)
     return total
-
-
-def _indices(config: Mapping[str, Any]) -> int:
-    """Return what the indices take that a sparse indexer leaves for later blocks, as numbers."""
-    if not any(config.get(name) for name in _HANDED_ON):
-        return 0
-    return first_whole(config, "index_topk") * _INDEX_NBYTES // _NUMBER_NBYTES
 
 
 def first_whole(config: Mapping[str, Any], *names: str) -> int:

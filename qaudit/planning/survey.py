@@ -71,7 +71,13 @@ def survey(
             failures.append(error)
     if not models:
         raise failures[0]
-    _refuse_merged(subjects)
+    for subject in (subject for subject in subjects if subject.merge is not None):
+        for member, _ in subject.members:
+            if quantization_of(folder_of(member)) is not None:
+                raise UsageError(
+                    f"`{member.label}`, a member of `{subject.label}`, is quantized already",
+                    hint="merge the checkpoints before they are quantized: bf16, fp16 or fp32",
+                )
     return Survey(
         largest=max((sizes for sizes, _, _ in models), key=lambda sizes: sizes.parameters),
         longest_context=min(context for _, context, _ in models),
@@ -84,16 +90,6 @@ def survey(
 def must_be_auditable(checkpoint: Checkpoint, hub: Hub | None) -> None:
     """Refuse a checkpoint that a plan would refuse, by its configuration and headers."""
     _Surveyor(hub, allow_pickle=True, code=True).look_at(checkpoint)
-
-
-def _refuse_merged(subjects: Sequence[Subject]) -> None:
-    for subject in (subject for subject in subjects if subject.merge is not None):
-        for member, _ in subject.members:
-            if quantization_of(folder_of(member)) is not None:
-                raise UsageError(
-                    f"`{member.label}`, a member of `{subject.label}`, is quantized already",
-                    hint="merge the checkpoints before they are quantized: bf16, fp16 or fp32",
-                )
 
 
 class _Surveyor:
@@ -111,7 +107,11 @@ class _Surveyor:
         hub = None if checkpoint.commit is None else self._hub
         folder = hub.fetcher.settings(checkpoint, code=self._code) if hub else folder_of(checkpoint)
         config = read_configuration(folder)
-        self._must_be_allowed(checkpoint, config)
+        if "remote_code" not in checkpoint.requires and is_own_code(config):
+            # Only the configuration tells of it.
+            needing = replace(checkpoint, requires=(*checkpoint.requires, "remote_code"))
+            refuse([needing], allow_pickle=True, trust_remote_code=self._code)
+            self.notes += allowed_notes([replace(needing, requires=("remote_code",))])
         if quantization_of(folder) is not None:
             name, bits, _ = format_of(folder)
             self.references.append(shipped_reference(checkpoint.label, name, bits))
@@ -140,13 +140,6 @@ class _Surveyor:
         else:
             read_adapter(own_folder(checkpoint))
         return looked
-
-    def _must_be_allowed(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
-        """Refuse code that only the configuration tells of, unless it may be run."""
-        with_code = with_own_code(checkpoint, config)
-        if with_code is not checkpoint:
-            refuse([with_code], allow_pickle=True, trust_remote_code=self._code)
-            self.notes += allowed_notes([replace(with_code, requires=("remote_code",))])
 
     def _sizes(
         self, checkpoint: Checkpoint, folder: Path, config: Mapping[str, Any], hub: Hub | None
@@ -243,74 +236,54 @@ def expert_notes(sizes: Sizes) -> Iterator[str]:
         yield f"routers and small gates are left as they are: {shown}"
 
 
-@dataclass(frozen=True)
-class _Permission:
-    """Something that is never done unless it is permitted."""
-
-    need: Need  # as in `Checkpoint.requires`
-    flag: str
-    because: str
-    means: str
-    note: str
-
-
-_PERMISSIONS = (
-    _Permission(
-        need="pickle",
-        flag="--allow-pickle",
-        because="has its weights as pickles only, and opening a pickle can run code",
-        means="they are then read with a loader that takes nothing but tensors",
-        note="pickled weights are read, with a loader that takes nothing but tensors",
+_PERMISSIONS: dict[Need, tuple[str, str, str, str]] = {
+    "pickle": (
+        "--allow-pickle",
+        "has its weights as pickles only, and opening a pickle can run code",
+        "they are then read with a loader that takes nothing but tensors",
+        "pickled weights are read, with a loader that takes nothing but tensors",
     ),
-    _Permission(
-        need="remote_code",
-        flag="--trust-remote-code",
-        because="has its model as code of its own, which is not run unless asked for",
-        means="that Python then runs on this machine with all your rights: read it first",
-        note="code of the repository is run on this machine",
+    "remote_code": (
+        "--trust-remote-code",
+        "has its model as code of its own, which is not run unless asked for",
+        "that Python then runs on this machine with all your rights: read it first",
+        "code of the repository is run on this machine",
     ),
-)
+}
+"""What is never done unless a flag permits it, as in `Checkpoint.requires`: the flag, why it is
+refused, what permitting it means, and the note on what is done."""
 
 
 def refuse(
     checkpoints: Sequence[Checkpoint], *, allow_pickle: bool, trust_remote_code: bool
 ) -> None:
     allowed = {"pickle": allow_pickle, "remote_code": trust_remote_code}
-    refused = [
-        (permission, needing)
-        for permission, needing in _needing(checkpoints)
-        if not allowed[permission.need]
-    ]
+    refused = {need: some for need, some in _needing(checkpoints).items() if not allowed[need]}
     if not refused:
         return
-    reasons = [f"{_some(needing)} {p.because}{_why(p, needing)}" for p, needing in refused]
-    flags = " ".join(f"`{p.flag}`" for p, _ in refused)
+    reasons = [
+        f"{_some(needing)} {_PERMISSIONS[need][1]}{_why(need, needing)}"
+        for need, needing in refused.items()
+    ]
+    flags = " ".join(f"`{_PERMISSIONS[need][0]}`" for need in refused)
     raise UsageError(
         "; ".join(reasons),
         hint=f"pass {flags} if you trust where it comes from; "
-        + "; ".join(p.means for p, _ in refused),
+        + "; ".join(_PERMISSIONS[need][2] for need in refused),
     )
-
-
-def with_own_code(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
-    """Return a checkpoint with the need for code that only its `config.json` tells."""
-    if "remote_code" in checkpoint.requires or not is_own_code(config):
-        return checkpoint
-    return replace(checkpoint, requires=(*checkpoint.requires, "remote_code"))
 
 
 def allowed_notes(checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
     """Return a note for everything that was allowed and is going to be done."""
     return tuple(
-        f"{_some(needing)}: {permission.note}{_why(permission, needing)}"
-        for permission, needing in _needing(checkpoints)
+        f"{_some(needing)}: {_PERMISSIONS[need][3]}{_why(need, needing)}"
+        for need, needing in _needing(checkpoints).items()
     )
 
 
-def _needing(checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[_Permission, list[Checkpoint]]]:
-    for permission in _PERMISSIONS:
-        if needing := [c for c in checkpoints if permission.need in c.requires]:
-            yield permission, needing
+def _needing(checkpoints: Sequence[Checkpoint]) -> dict[Need, list[Checkpoint]]:
+    needing = {need: [c for c in checkpoints if need in c.requires] for need in _PERMISSIONS}
+    return {need: some for need, some in needing.items() if some}
 
 
 def _some(checkpoints: Sequence[Checkpoint]) -> str:
@@ -320,8 +293,8 @@ def _some(checkpoints: Sequence[Checkpoint]) -> str:
     return f"`{first.label}`{where}{more}"
 
 
-def _why(permission: _Permission, checkpoints: Sequence[Checkpoint]) -> str:
+def _why(need: Need, checkpoints: Sequence[Checkpoint]) -> str:
     by_name = {family.family: family.why_required for family in families.all_families()}
-    whys = (by_name.get(c.family or "", {}).get(permission.need) for c in checkpoints)
+    whys = (by_name.get(c.family or "", {}).get(need) for c in checkpoints)
     reasons = dict.fromkeys(why for why in whys if why)
     return f" ({'; '.join(reasons)})" if reasons else ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,16 +46,12 @@ def _as_level(value: object) -> object:
 
 def _as_date(value: object) -> object:
     """Leave to pydantic only what is written as a day: it would take a number for seconds."""
-    if isinstance(value, date) or (isinstance(value, str) and _is_day(value)):
+    if isinstance(value, date):
         return value
+    with suppress(ValueError):
+        if isinstance(value, str) and date.fromisoformat(value).isoformat() == value:
+            return value
     raise ValueError("this is no date; write it as `2027-03-31`")
-
-
-def _is_day(text: str) -> bool:
-    try:
-        return date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False
 
 
 def _as_margin(value: object) -> object:
@@ -76,13 +73,10 @@ def _as_bits(value: object) -> object:
 
 
 def _as_words(value: object) -> object:
-    if isinstance(value, str) and not any(map(_is_seen, value)):
+    unseen = "\u115f\u1160\u3164\uffa0"
+    if isinstance(value, str) and not any(c.isalnum() and c not in unseen for c in value):
         raise ValueError("there is nothing written; write it in words")
     return value
-
-
-def _is_seen(character: str) -> bool:
-    return character.isalnum() and character not in "\u115f\u1160\u3164\uffa0"
 
 
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import ValidationError
@@ -32,7 +32,6 @@ from qaudit.types import (
     Metric,
     Policy,
     PolicyRule,
-    Tolerances,
 )
 
 PRESETS: Mapping[str, Traversable] = {
@@ -51,8 +50,8 @@ _DEEPEST = 8
 """Tables and lists inside each other; a policy has four."""
 
 _COMPUTED = {
-    "stratum": sorted(name for name, metric in METRICS.items() if metric.by_stratum),
-    "task": sorted(name for name, metric in METRICS.items() if metric.of_tasks),
+    "strata": ("stratum", sorted(name for name, metric in METRICS.items() if metric.by_stratum)),
+    "tasks": ("task", sorted(name for name, metric in METRICS.items() if metric.of_tasks)),
 }
 
 _ALLOWED = {
@@ -77,6 +76,8 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
     inherited = {rule.name: replace(rule, line=line) for rule in start.rules}
     rules = inherited | {rule.name: rule for rule in file.rules(keys.rules, inherited)}
     required = keys.required or RequiredKeys()
+    texts = keys.verify.model_dump(exclude_none=True) if keys.verify else {}
+    bounds = {key: file.bound(text, "kl", ("verify", key)) for key, text in texts.items()}
     policy = replace(
         start,
         name=keys.name or name,
@@ -86,7 +87,7 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
         line_of_documents=file.line(("minimum_documents",)),
         line_of_required=file.line(("required",)),
         classes={**start.classes, **(keys.classes or {})},
-        verify=file.tolerances(keys.verify, start.verify),
+        verify=replace(start.verify, **bounds),
         line_of_classes=file.line(("classes",)),
     )
     others: dict[str, Any] = {
@@ -138,13 +139,7 @@ def read_table(text: str, where: str) -> tuple[dict[str, Any], dict[Place, int]]
         raise PolicyError(
             f"{where} is not a policy", hint="a policy is a table of keys, `rules` among them"
         )
-    _refuse_knots(text, where)
-    return table, lines_of(node)
-
-
-def _refuse_knots(text: str, where: str) -> None:
-    """Refuse what other YAML files may have: anchors, aliases, and nesting that no policy has."""
-    depth = 0
+    depth = 0  # other YAML files may have anchors, aliases, and nesting that no policy has
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
@@ -157,6 +152,7 @@ def _refuse_knots(text: str, where: str) -> None:
             raise PolicyError(
                 f"{where}, line {line}: it nests deeper than a policy does", hint="fix it there"
             )
+    return table, lines_of(node)
 
 
 @dataclass(frozen=True)
@@ -203,50 +199,35 @@ class _File:
         metric = keys.metric or (before.metric if before else None)
         if metric is None:
             self.refuse(place, f"`{keys.name}` has no `metric`", nearest("", METRICS))
-        rule = PolicyRule(keys.name, metric, self._margin(keys, metric, before, place))
-        if before:
-            rule = replace(before, metric=metric, margin=rule.margin)
+        margin = before.margin if before and before.metric == metric else None
+        if keys.margin is not None:
+            margin = self.bound(keys.margin, metric, (*place, "margin"))
+        if margin is None:
+            self.refuse(place, f"`{keys.name}` has no `margin`", "for example `margin: 2%`")
+        rule = before or PolicyRule(keys.name, metric, margin)
         own: dict[str, Any] = {
+            "metric": metric,
+            "margin": margin,
             "level": keys.level,
             "schemes": self.schemes(keys.schemes, (*place, "schemes"), metric),
             "subjects": self.subjects(keys.subjects, (*place, "subjects")),
             "bits": tuple(keys.bits) if keys.bits else None,
-            "strata": self._worst(keys.strata, metric, "stratum", (*place, "strata")),
-            "tasks": self._worst(keys.tasks, metric, "task", (*place, "tasks")),
+            "strata": keys.strata,
+            "tasks": keys.tasks,
             "line": self.line(place),
         }
+        for key, (by, names) in _COMPUTED.items():
+            if own[key] is not None and metric not in names:
+                sentence = f"`{metric}` is not computed by {by}"
+                self.refuse((*place, key), sentence, f"one of {', '.join(names)}")
         return replace(rule, **{key: value for key, value in own.items() if value is not None})
 
-    def _margin(
-        self, keys: RuleKeys, metric: Metric, before: PolicyRule | None, place: Place
-    ) -> float:
-        if keys.margin is None:
-            if before is None or before.metric != metric:
-                self.refuse(place, f"`{keys.name}` has no `margin`", "for example `margin: 2%`")
-            return before.margin
-        return self._bound(keys.margin, metric, (*place, "margin"))
-
-    def _bound(self, written: str, metric: Metric, place: Place) -> float:
+    def bound(self, written: str, metric: Metric, place: Place) -> float:
         try:
             return margin_of(written, metric)
         except ValueError as error:
             sentence, _, hint = str(error).partition("; ")
             self.refuse(place, sentence, hint)
-
-    def tolerances(self, written: VerifyKeys | None, before: Tolerances) -> Tolerances:
-        """Return the tolerances that are written, and the inherited ones beside them."""
-        texts = written.model_dump(exclude_none=True) if written else {}
-        return replace(
-            before, **{key: self._bound(text, "kl", ("verify", key)) for key, text in texts.items()}
-        )
-
-    def _worst(
-        self, written: Literal["worst"] | None, metric: Metric, by: str, place: Place
-    ) -> Literal["worst"] | None:
-        if written is not None and metric not in _COMPUTED[by]:
-            names = ", ".join(_COMPUTED[by])
-            self.refuse(place, f"`{metric}` is not computed by {by}", f"one of {names}")
-        return written
 
     def schemes(
         self, written: Sequence[str] | None, place: Place, metric: Metric | None

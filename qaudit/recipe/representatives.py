@@ -37,7 +37,10 @@ def representatives(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]
     rest = [c.label for c in _ends(placed) if c.ingredient is None]
     rest = [label for label in rest if label not in ends]
     rest += [c.label for c in distinct if is_release(c) and not c.suspect and c.label not in rest]
-    fixed = ends | set(_thinned(rest, REPRESENTATIVES))
+    most, count = REPRESENTATIVES, len(rest)
+    if count > most:  # evenly, with both ends
+        rest = [rest[k * (count - 1) // (most - 1)] for k in range(most)]
+    fixed = ends | set(rest)
     room = REPRESENTATIVES - len(fixed - ends)
     trunk = [c for c, on in zip(placed, on_trunk(placed), strict=True) if on]
     arc = _arc(trunk)
@@ -122,7 +125,15 @@ def _spread(
     arc: Mapping[str, float], fixed: set[str], candidates: Sequence[str], room: int
 ) -> set[str]:
     """Choose so many candidates that the gaps of the arc between all chosen are alike."""
-    gaps = _gaps(arc, fixed, candidates)
+    gaps: list[tuple[float, float, list[str]]] = []  # where it starts, how long, which are inside
+    start, inside, wanted = 0.0, list[str](), set(candidates)
+    for label, at in arc.items():
+        if label in fixed:
+            gaps.append((start, at - start, inside))
+            start, inside = at, []
+        elif label in wanted:
+            inside.append(label)
+    gaps.append((start, max(arc.values(), default=0.0) - start, inside))
     counts = [0] * len(gaps)
     for _ in range(min(room, len(candidates))):
         wide = [
@@ -138,24 +149,6 @@ def _spread(
     return chosen
 
 
-_Gap = tuple[float, float, list[str]]  # where it starts, how long it is, which are inside
-
-
-def _gaps(arc: Mapping[str, float], fixed: set[str], candidates: Sequence[str]) -> list[_Gap]:
-    wanted = set(candidates)
-    gaps: list[_Gap] = []
-    start = 0.0
-    inside: list[str] = []
-    for label, at in arc.items():
-        if label in fixed:
-            gaps.append((start, at - start, inside))
-            start, inside = at, []
-        elif label in wanted:
-            inside.append(label)
-    end = max(arc.values(), default=0.0)
-    return [*gaps, (start, end - start, inside)]
-
-
 def _nearest(arc: Mapping[str, float], inside: list[str], targets: list[float]) -> set[str]:
     """Give each target, in order, the nearest candidate that leaves one for each other."""
     chosen: set[str] = set()
@@ -166,10 +159,3 @@ def _nearest(arc: Mapping[str, float], inside: list[str], targets: list[float]) 
         chosen.add(inside[best])
         first = best + 1
     return chosen
-
-
-def _thinned(labels: Sequence[str], most: int) -> list[str]:
-    """Return at most so many, evenly, with both ends."""
-    if len(labels) <= most:
-        return list(labels)
-    return [labels[k * (len(labels) - 1) // (most - 1)] for k in range(most)]

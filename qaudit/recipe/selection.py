@@ -39,10 +39,9 @@ _MOST_NAMES = 12
 def select(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     if is_default_choice(recipe, checkpoints):
         return representatives(checkpoints)
-    chosen = _entries(recipe.checkpoints, checkpoints)
-    if recipe.last is not None:
-        chosen = chosen[-recipe.last :]
-    return tuple(chosen)
+    wanted = {c.label for entry in recipe.checkpoints for c in matching(entry, checkpoints)}
+    chosen = [c for c in checkpoints if not recipe.checkpoints or c.label in wanted]
+    return tuple(chosen if recipe.last is None else chosen[-recipe.last :])
 
 
 def is_default_choice(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> bool:
@@ -65,13 +64,6 @@ def matching(entry: str, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     raise UsageError(f"there is no checkpoint `{entry}`", hint=_near(entry, list(by_label)))
 
 
-def _entries(entries: Sequence[str], checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    if not entries:
-        return list(checkpoints)
-    wanted = {c.label for entry in entries for c in matching(entry, checkpoints)}
-    return [c for c in checkpoints if c.label in wanted]
-
-
 def _near(name: str, known: Sequence[str]) -> str:
     near = nearest(name, known)
     return near if near.startswith("did you mean") else _there_are(known)
@@ -90,20 +82,6 @@ def _branches(checkpoint: Checkpoint) -> tuple[str, ...]:
     return (stage, f"{stage}-ingredient{checkpoint.ingredient}".removeprefix("-"))
 
 
-def _is_of(checkpoint: Checkpoint, glob: str) -> bool:
-    return any(fnmatchcase(branch, glob) for branch in _branches(checkpoint))
-
-
-def _no_stage(glob: str, checkpoints: Iterable[Checkpoint]) -> UsageError:
-    branches = dict.fromkeys(branch for c in checkpoints for branch in _branches(c) if branch)
-    if branches:
-        return UsageError(f"there is no stage `{glob}`", hint=_near(glob, list(branches)))
-    return UsageError(
-        f"there is no stage `{glob}`: no checkpoint has a known stage",
-        hint="choose by name, as in `step1*`, or by steps alone, as in `@100k..900k`",
-    )
-
-
 @dataclass(frozen=True)
 class _Range:
     """The steps `low` to `high` of a stage; with a spacing, the nearest to each multiple."""
@@ -115,25 +93,34 @@ class _Range:
     spacing: int | None
 
     def of(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-        of_stage = [c for c in checkpoints if not self.stage or _is_of(c, self.stage)]
+        of_stage = [
+            c
+            for c in checkpoints
+            if not self.stage or any(fnmatchcase(name, self.stage) for name in _branches(c))
+        ]
         if not of_stage:
-            raise _no_stage(self.stage, checkpoints)
+            stages = list(dict.fromkeys(name for c in checkpoints for name in _branches(c) if name))
+            if stages:
+                hint = _near(self.stage, stages)
+                raise UsageError(f"there is no stage `{self.stage}`", hint=hint)
+            raise UsageError(
+                f"there is no stage `{self.stage}`: no checkpoint has a known stage",
+                hint="choose by name, as in `step1*`, or by steps alone, as in `@100k..900k`",
+            )
         steps = sorted({c.step for c in of_stage if c.step is not None})
         if not steps:
             raise UsageError(
                 f"`{self.text}` is a range of steps, and no step is known here",
                 hint="choose by name; `qaudit series` shows what is known",
             )
-        inside = [c for c in of_stage if c.step is not None and self._holds(c.step)]
+        low, high = self.low or 0, steps[-1] if self.high is None else self.high
+        inside = [c for c in of_stage if c.step is not None and low <= c.step <= high]
         if not inside:
             raise UsageError(
                 f"no checkpoint is in `{self.text}`",
                 hint=f"the steps there go from {steps[0]:,} to {steps[-1]:,}",
             )
         return inside if self.spacing is None else self._spaced(inside)
-
-    def _holds(self, step: int) -> bool:
-        return (self.low or 0) <= step and (self.high is None or step <= self.high)
 
     def _spaced(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
         """Return, of each branch, the nearest to every multiple; of two names for a step one."""

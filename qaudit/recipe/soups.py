@@ -163,52 +163,51 @@ def resolve_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Su
 
 
 def _subjects(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> Iterator[Subject]:
-    if soup.is_search:
-        yield _among(soup, _candidates(soup, checkpoints))
+    members = _candidates(soup, checkpoints)
+    if soup.is_search:  # among candidates, each of other weights
+        if soup.weights is not None:
+            hint = "it is a plain mean of those taken"
+            raise UsageError("a greedy soup takes no weights", hint=hint)
+        if len(members) < 2:
+            raise UsageError(
+                f"soup `{soup.label}` has one candidate, `{members[0].label}`",
+                hint="a search needs two or more; a checkpoint by itself is measured anyway",
+            )
+        _check_members(soup, members)
+        yield Subject(soup.label, tuple((c, 1 / len(members)) for c in members), soup.merge)
         return
-    members, merge = _candidates(soup, checkpoints), parse_merge(soup.merge)
+    merge = parse_merge(soup.merge)
     if soup.subsets is None:
         yield _subject(soup, merge, members)
         return
     sizes = range(2, min(soup.subsets, len(members)) + 1)
     chosen = [c for size in sizes for c in itertools.combinations(members, size)]
-    _check_subsets(soup, members, len(chosen))
+    if soup.weights is not None:
+        raise UsageError("subsets take no weights", hint="each of them is a plain mean")
+    if not chosen:
+        raise UsageError(
+            f"`{soup.label}` has no subset of two members",
+            hint="write `subsets:2(A+B+C)`, with two members or more",
+        )
+    if len(chosen) > MOST_SUBSETS:
+        raise UsageError(
+            f"`{soup.label}` makes {len(chosen)} soups of {len(members)} members",
+            hint=f"at most {MOST_SUBSETS}: name fewer members, or smaller subsets",
+        )
     for subset in chosen:
         label = f"mean({'+'.join(c.label for c in subset)})"
         yield _subject(replace(soup, label=label), merge, subset)
 
 
-def _among(soup: SoupRequest, candidates: Sequence[Checkpoint]) -> Subject:
-    """Return a search among candidates, each of other weights."""
-    if soup.weights is not None:
-        raise UsageError("a greedy soup takes no weights", hint="it is a plain mean of those taken")
-    if len(candidates) < 2:
-        raise UsageError(
-            f"soup `{soup.label}` has one candidate, `{candidates[0].label}`",
-            hint="a search needs two or more; a checkpoint by itself is measured anyway",
-        )
-    _check_members(soup, candidates)
-    return Subject(soup.label, tuple((c, 1 / len(candidates)) for c in candidates), soup.merge)
-
-
-def _check_subsets(soup: SoupRequest, members: Sequence[Checkpoint], count: int) -> None:
-    if soup.weights is not None:
-        raise UsageError("subsets take no weights", hint="each of them is a plain mean")
-    if not count:
-        raise UsageError(
-            f"`{soup.label}` has no subset of two members",
-            hint="write `subsets:2(A+B+C)`, with two members or more",
-        )
-    if count > MOST_SUBSETS:
-        raise UsageError(
-            f"`{soup.label}` makes {count} soups of {len(members)} members",
-            hint=f"at most {MOST_SUBSETS}: name fewer members, or smaller subsets",
-        )
-
-
 def _subject(soup: SoupRequest, merge: Merge, candidates: Sequence[Checkpoint]) -> Subject:
     shared = _shared(soup, merge, candidates)
-    _check_number(soup, merge, [c for c, _ in shared])
+    if len(shared) < 2:
+        raise UsageError(
+            f"soup `{soup.label}` has one member, `{shared[0][0].label}`",
+            hint="a soup needs two or more; a checkpoint by itself is measured anyway",
+        )
+    if len(shared) < merge.fewest:
+        raise _wrong_number(soup, merge, len(shared), merge.fewest)
     _check_members(soup, [c for c, _ in shared])
     return Subject(soup.label, tuple(shared), merge.spec)
 
@@ -234,7 +233,19 @@ def _shared(
 
 def _candidates(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     if soup.of:
-        _check_of(soup.of, checkpoints)
+        # A merge alone is read as a name; a checkpoint may be called so.
+        labels = {c.label for c in checkpoints}
+        first = soup.of[0].partition(":")[0]
+        merge_names = {GREEDY, *_COUNTED, *merges()}
+        if len(soup.of) == 1 and first in merge_names and soup.of[0] not in labels:
+            raise UsageError(
+                f"`{soup.of[0]}` names no checkpoints", hint=f"write `{soup.of[0]}(A+B+C)`"
+            )
+        if odd := [part for part in soup.of if set(part) & set("()") and part not in labels]:
+            raise UsageError(
+                f"`{odd[0]}` is written where a checkpoint is named",
+                hint="close every bracket, and put no soup into another: `label=mean(A+B)`",
+            )
         return [c for part in soup.of for c in matching(part, checkpoints)]
     run = [c for c in checkpoints if c.step is not None and not c.suspect]
     if not run:
@@ -248,29 +259,6 @@ def _candidates(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> list[Ch
             hint=f"name its members: `{soup.label}(stage1-*)`",
         )
     return run
-
-
-def _check_of(of: tuple[str, ...], checkpoints: Sequence[Checkpoint]) -> None:
-    """Refuse a merge alone, which is read as a name; a checkpoint may be called so."""
-    labels = {c.label for c in checkpoints}
-    first = of[0].partition(":")[0]
-    if len(of) == 1 and first in {GREEDY, *_COUNTED, *merges()} and of[0] not in labels:
-        raise UsageError(f"`{of[0]}` names no checkpoints", hint=f"write `{of[0]}(A+B+C)`")
-    if odd := [part for part in of if set(part) & set("()") and part not in labels]:
-        raise UsageError(
-            f"`{odd[0]}` is written where a checkpoint is named",
-            hint="close every bracket, and put no soup into another: `label=mean(A+B)`",
-        )
-
-
-def _check_number(soup: SoupRequest, merge: Merge, members: Sequence[Checkpoint]) -> None:
-    if len(members) < 2:
-        raise UsageError(
-            f"soup `{soup.label}` has one member, `{members[0].label}`",
-            hint="a soup needs two or more; a checkpoint by itself is measured anyway",
-        )
-    if len(members) < merge.fewest:
-        raise _wrong_number(soup, merge, len(members), merge.fewest)
 
 
 def _check_members(soup: SoupRequest, members: Sequence[Checkpoint]) -> None:

@@ -166,18 +166,14 @@ def title(view: View) -> str:
 
 def _diagnostics_sections(view: View) -> list[doc.Section]:
     """Return one section for each title, those needed most first."""
+    items = [
+        f"`{skipped.subject}` went without {skipped.diagnostic}: {skipped.reason}."
+        for skipped in view.audit.diagnostics.skipped
+    ]
     built: list[doc.Section] = [section(view) for section in parts("section")]
-    built.append(doc.Section("Why", _without_diagnostic(view), 4))
+    built.append(doc.Section("Why", doc.bullets_of(items), 4))
     blocks: dict[str, tuple[doc.Block, ...]] = {}
     for section in sorted(built, key=lambda section: section.expendable):
         blocks[section.title] = blocks.get(section.title, ()) + section.blocks
     expendable = {section.title: section.expendable for section in built}
     return [doc.Section(title, inner, expendable[title]) for title, inner in blocks.items()]
-
-
-def _without_diagnostic(view: View) -> tuple[doc.Block, ...]:
-    items = [
-        f"`{skipped.subject}` went without {skipped.diagnostic}: {skipped.reason}."
-        for skipped in view.audit.diagnostics.skipped
-    ]
-    return (doc.bullets(*items),) if items else ()

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from qaudit.core.doubts import doubts_of_files
 from qaudit.report.format import (
@@ -66,13 +65,16 @@ class Catalog:
 
 def render_catalog(catalog: Catalog, *, width: int | None = None, everything: bool = False) -> str:
     """Render a series as plain text; without a width no name is cut."""
-    notes = _Notes(catalog)
-    rows = [_row(catalog, c, notes) for c in catalog.checkpoints]
+    numbers: dict[str, int] = {}  # of each doubt, in the order of the rows
+    same = _same(catalog.checkpoints)
+    rows = [_row(catalog, c, same, numbers) for c in catalog.checkpoints]
     table = _table(rows, _folds(rows, everything=everything), width)
     also = [f"{f.rule} {f.message}" for f in catalog.findings if f.rule not in _IN_THE_TABLE]
-    numbered = [f"{number} {text}" for text, number in notes.numbers.items()]
+    numbered = [f"{number} {text}" for text, number in numbers.items()]
     remarks = ["From its family's file:", *catalog.remarks] if catalog.remarks else []
-    below = (catalog.refusals, [*numbered, *also], _inferred(catalog), remarks)
+    chosen = (c for c in catalog.checkpoints if c.label in catalog.selected)
+    inferred = list(dict.fromkeys(note for c in chosen for note in c.notes))
+    below = (catalog.refusals, [*numbered, *also], inferred, remarks)
     every = all(catalog.size_of(checkpoint) is not None for checkpoint in catalog.checkpoints)
     legend = "* selected   - not known"
     legend += "" if every else ", or not checked (`--check` reads every tree)"
@@ -90,32 +92,9 @@ def _head(catalog: Catalog) -> str:
     )
 
 
-def _inferred(catalog: Catalog) -> list[str]:
-    chosen = [c for c in catalog.checkpoints if c.label in catalog.selected]
-    return list(dict.fromkeys(note for c in chosen for note in c.notes))
-
-
 def _filled(line: str, width: int | None) -> str:
     safe = printable(line)
     return safe if width is None else wrapped(safe, width - 2).replace("\n", "\n  ")
-
-
-class _Notes:
-    """The doubts about rows, each sentence once, numbered in the order of the rows."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._same = _same(catalog.checkpoints)
-        self.numbers: dict[str, int] = {}
-
-    def of(self, checkpoint: Checkpoint) -> str:
-        texts = list(checkpoint.suspect)
-        if checkpoint.label in self._same:
-            what, labels = self._same[checkpoint.label]
-            more = len(labels) - MOST_NAMES
-            names = ", ".join(labels[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
-            texts.insert(0, f"{what}: {names}")
-        numbers = [self.numbers.setdefault(text, len(self.numbers) + 1) for text in texts]
-        return ",".join(map(str, numbers))
 
 
 def _same(checkpoints: Iterable[Checkpoint]) -> dict[str, tuple[str, list[str]]]:
@@ -131,7 +110,18 @@ def _same(checkpoints: Iterable[Checkpoint]) -> dict[str, tuple[str, list[str]]]
     return {label: (what, labels) for what, labels in shared for label in labels}
 
 
-def _row(catalog: Catalog, c: Checkpoint, notes: _Notes) -> list[str]:
+def _row(
+    catalog: Catalog,
+    c: Checkpoint,
+    same: Mapping[str, tuple[str, list[str]]],
+    numbers: dict[str, int],
+) -> list[str]:
+    doubts = list(c.suspect)
+    if c.label in same:
+        what, labels = same[c.label]
+        more = len(labels) - MOST_NAMES
+        names = ", ".join(labels[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+        doubts.insert(0, f"{what}: {names}")
     stage = c.stage or ("" if c.ingredient is None else "-")
     ingredient = "" if c.ingredient is None else f" i{c.ingredient}"
     nbytes = catalog.size_of(c)
@@ -143,7 +133,7 @@ def _row(catalog: Catalog, c: Checkpoint, notes: _Notes) -> list[str]:
         or_dash(c.tokens, count),
         or_dash(c.learning_rate, "{:.3g}".format),
         or_dash(nbytes, lambda nbytes: size(nbytes) if nbytes else "none"),
-        notes.of(c),
+        ",".join(str(numbers.setdefault(text, len(numbers) + 1)) for text in doubts),
     ]
 
 
@@ -210,16 +200,19 @@ def catalog_to_json(catalog: Catalog) -> str:
         for label, (what, labels) in _same(catalog.checkpoints).items()
         if what == SAME_WEIGHTS
     }
-    rows = []
-    for c in catalog.checkpoints:
-        row = encode(c) | {"ref": str(c.ref), "revision": c.ref.revision}
-        row |= {"nbytes": catalog.size_of(c), "checked": catalog.size_of(c) is not None}
-        row |= {
+    rows = [
+        encode(c)
+        | {
+            "ref": str(c.ref),
+            "revision": c.ref.revision,
+            "nbytes": catalog.size_of(c),
+            "checked": catalog.size_of(c) is not None,
             "selected": c.label in catalog.selected,
             "same_as": [other for other in same.get(c.label, []) if other != c.label],
         }
-        rows.append(row)
-    document: dict[str, Any] = {
+        for c in catalog.checkpoints
+    ]
+    document = {
         "targets": list(catalog.targets),
         "selected_by_default": catalog.by_default,
         "checkpoints": rows,

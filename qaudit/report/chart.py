@@ -123,12 +123,6 @@ class Chart:
             self.text(MARGIN, top - 12, name, color=FAINT)
         return axes
 
-    def height_of(self, axes: Axes, value: float) -> float:
-        """Return the pixel of a number, once limits are set."""
-        low, high = axes.get_ylim()
-        at = axes.transData.transform((axes.get_xlim()[0], min(max(value, low), high)))
-        return self.height * float(1 - at[1] / self.figure.bbox.height)
-
     def group(self, series: str, name: str = "") -> str:
         """Return the name of another group of a series, which the page hides by its name."""
         if name:
@@ -181,7 +175,11 @@ class Chart:
         """Name lines at their ends, where they end and apart from each other."""
         from matplotlib.lines import Line2D
 
-        ends = {name: self.height_of(axes, value) for name, value in values.items()}
+        (left, _), (low, high) = axes.get_xlim(), axes.get_ylim()
+        ends = {}
+        for name, value in values.items():
+            at = axes.transData.transform((left, min(max(value, low), high)))
+            ends[name] = self.height * float(1 - at[1] / self.figure.bbox.height)
         style: dict[str, Any] = {"color": FAINT, "lw": 0.75 * POINT, "alpha": 0.6}
         for name, y in spread_out(ends, NAME_HEIGHT, self.top).items():
             line = Line2D((x + 4, x + 20), (ends[name], y), transform=self._pixels, **style)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from qaudit.report import document as doc
 from qaudit.report import markdown, terminal
@@ -34,10 +34,16 @@ def render(difference: Difference, form: str) -> str:
 
 
 def document(difference: Difference) -> doc.Page:
+    before, now = map(_named, difference.picks)
+    pick = f"The pick was {before} and is {now}."
+    if difference.picks == (None, None):
+        pick = "Neither audit picks a subject."
+    elif not difference.pick_changed:
+        pick = f"The pick stays {now}."
     blocks: list[doc.Block] = [
         doc.paragraph(
             f"b is `{difference.b}`, compared with a, `{difference.a}`.",
-            _pick(*difference.picks, changed=difference.pick_changed),
+            pick,
             *(f"Note: {note}." for note in difference.notes),
         )
     ]
@@ -48,10 +54,24 @@ def document(difference: Difference) -> doc.Page:
     )
     tables = [block for each in shown for block in _table(difference.deltas, *each)]
     tables += _tasks(difference.tasks)
-    blocks += [doc.paragraph(_basis(difference)), *tables] if tables else []
-    for title, lines in _causes(difference):
-        if lines:
-            blocks.append(doc.fold(title, doc.bullets(*lines)))
+    documents = "unpaired, on {:,} and {:,} documents".format(*difference.documents)
+    if difference.paired:
+        documents = f"paired on {plural(difference.shared_documents, 'document')}"
+    basis = (
+        f"Differences are b minus a, positive is worse in b: {documents}; all "
+        f"{plural(difference.at_once, 'interval')} hold at once at "
+        f"{100 * difference.confidence:g} %."
+    )
+    blocks += [doc.paragraph(basis), *tables] if tables else []
+    causes = {
+        "Other weights under the same label": [f"`{label}`" for label in difference.weights],
+        "Schemes of the same name with other settings": _lines(difference.specs),
+        "Another protocol": _lines(difference.protocol),
+        "Versions and machine": _lines(difference.software),
+        "Subjects in one audit only": _sides(difference.subjects),
+        "Schemes in one audit only": _sides(difference.schemes),
+    }
+    blocks += (doc.fold(title, doc.bullets(*lines)) for title, lines in causes.items() if lines)
     return doc.Page("What changed", doc.prose(_headline(difference)), tuple(blocks))
 
 
@@ -73,38 +93,8 @@ def _counted(readings: Sequence[Reading | None]) -> str:
     return listing(parts) if parts else "not compared"
 
 
-def _pick(before: Pick | None, now: Pick | None, *, changed: bool) -> str:
-    if before is None and now is None:
-        return "Neither audit picks a subject."
-    if not changed:
-        return f"The pick stays {_named(now)}."
-    return f"The pick was {_named(before)} and is {_named(now)}."
-
-
 def _named(pick: Pick | None) -> str:
     return "nothing" if pick is None else f"`{pick.subject}` at `{pick.scheme}`"
-
-
-def _basis(difference: Difference) -> str:
-    basis = (
-        f"paired on {plural(difference.shared_documents, 'document')}"
-        if difference.paired
-        else f"unpaired, on {difference.documents[0]:,} and {difference.documents[1]:,} documents"
-    )
-    return (
-        f"Differences are b minus a, positive is worse in b: {basis}; all "
-        f"{plural(difference.at_once, 'interval')} hold at once at "
-        f"{100 * difference.confidence:g} %."
-    )
-
-
-def _causes(difference: Difference) -> Iterator[tuple[str, list[str]]]:
-    yield "Other weights under the same label", [f"`{label}`" for label in difference.weights]
-    yield "Schemes of the same name with other settings", _lines(difference.specs)
-    yield "Another protocol", _lines(difference.protocol)
-    yield "Versions and machine", _lines(difference.software)
-    yield "Subjects in one audit only", _sides(difference.subjects)
-    yield "Schemes in one audit only", _sides(difference.schemes)
 
 
 def _lines(changes: Sequence[Changed]) -> list[str]:
@@ -145,7 +135,7 @@ def _table(
         )
         for delta, interval, reading in differing[:MOST_ROWS]
     )
-    return _section(title, doc.table(columns, listed, caption=title), len(differing))
+    return _section(title, columns, listed, len(differing))
 
 
 def _tasks(deltas: Sequence[TaskDelta]) -> list[doc.Block]:
@@ -165,14 +155,14 @@ def _tasks(deltas: Sequence[TaskDelta]) -> list[doc.Block]:
         )
         for delta in differing[:MOST_ROWS]
     )
-    title = "Accuracy on tasks"
-    return _section(title, doc.table(columns, rows, caption=title), len(differing))
+    return _section("Accuracy on tasks", columns, rows, len(differing))
 
 
-def _section(title: str, table: doc.TableBlock, count: int) -> list[doc.Block]:
-    more = count - MOST_ROWS
-    left_out = (doc.paragraph(f"and {plural(more, 'row')} more"),) if more > 0 else ()
-    return [doc.Section(title, (table, *left_out))]
+def _section(
+    title: str, columns: Sequence[str], rows: Iterable[doc.Cells], count: int
+) -> list[doc.Block]:
+    table = doc.table(columns, rows, caption=title)
+    return [doc.Section(title, (table, *doc.and_more(count - MOST_ROWS, "row")))]
 
 
 def _size(interval: Interval | None) -> float:

@@ -17,10 +17,10 @@ wherever a plain `str` is accepted, what is between backticks is code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from qaudit.report.format import or_dash
+from qaudit.report.format import Value, or_dash, plural
 from qaudit.types import Interval, Status
 
 
@@ -201,6 +201,11 @@ def bullets(*items: str | Inline) -> List:
     return List(tuple(map(inline, items)))
 
 
+def bullets_of(items: Sequence[str | Inline]) -> tuple[Block, ...]:
+    """Return a list, if it has items."""
+    return (bullets(*items),) if items else ()
+
+
 def fold(summary: str, *blocks: Block) -> FoldBlock:
     return FoldBlock(summary, blocks)
 
@@ -234,6 +239,19 @@ def table(
 ) -> TableBlock:
     made = (each if isinstance(each, TableRow) else row(*each) for each in rows)
     return TableBlock(tuple(columns), tuple(made), caption, name)
+
+
+Columns = Mapping[str, Callable[[Value], str | Cell]]
+"""What each column of a table shows of a value, by its name."""
+
+
+def table_of(rows: Iterable[Value], columns: Columns[Value], name: str = "") -> TableBlock:
+    return table(tuple(columns), ([of(row) for of in columns.values()] for row in rows), name=name)
+
+
+def and_more(more: int, noun: str) -> tuple[Block, ...]:
+    """Return how many were left out, if any were."""
+    return (paragraph(f"and {plural(more, noun)} more"),) if more > 0 else ()
 
 
 def plain_text(runs: Inline) -> str:

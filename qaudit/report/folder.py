@@ -81,16 +81,14 @@ def must_take_files(out: Path) -> None:
 
 def must_be_outside(out: Path) -> None:
     """Refuse an output folder inside a checkpoint."""
-    if model := next(filter(_is_checkpoint, (here := out.absolute(), *here.parents)), None):
+    weights = ("*.safetensors", "pytorch_model*.bin")
+    places = (here := out.absolute(), *here.parents)
+    models = (p for p in places if (p / "config.json").is_file())
+    if model := next((p for p in models if any(any(p.glob(name)) for name in weights)), None):
         raise UsageError(
             f"`{out}` is inside the checkpoint `{model}`, whose files others copy as a whole",
             hint="name a folder outside of it with `--out`",
         )
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    weights = ("*.safetensors", "pytorch_model*.bin")
-    return (folder / "config.json").is_file() and any(any(folder.glob(each)) for each in weights)
 
 
 def render(

@@ -49,7 +49,10 @@ def spread(interval: Interval, *, bounds: bool = True, unit: str = "") -> str:
         return NOT_FINITE
     if interval.estimate == interval.low == interval.high == 0:
         return NO_CHANGE + unit
-    digits = _digits(interval)
+    half = (interval.high - interval.low) / 2
+    digits = 3
+    if math.isfinite(half) and half > 0:  # two significant ones of the half-width
+        digits = min(5, max(1, 1 - math.floor(math.log10(half))))
     text = _number(interval.estimate, digits) + unit
     if not bounds:
         return text
@@ -68,14 +71,6 @@ def points(part: float) -> str:
 def loss(interval: Interval) -> str:
     """Print a loss on its own: differences, which are paired, are finer than its interval."""
     return f"{interval.estimate:.3f}" if math.isfinite(interval.estimate) else NOT_FINITE
-
-
-def _digits(interval: Interval) -> int:
-    """Two significant digits of the half-width, between 1 and 5 decimals."""
-    half = (interval.high - interval.low) / 2
-    if not math.isfinite(half) or half <= 0:
-        return 3
-    return min(5, max(1, 1 - math.floor(math.log10(half))))
 
 
 def _number(value: float, digits: int) -> str:

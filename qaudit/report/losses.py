@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 
 from qaudit.core.mixture import Mixture
 from qaudit.core.registry import parse_scheme
@@ -109,9 +110,15 @@ def _wanted(view: View) -> Iterator[str]:
         yield view.checkpoints[0].label
 
 
-SCHEME_COLUMNS = (
-    "subject", "loss, nats", "added, nats", "added, %", "perplexity", "bits per byte", "seed",
-)  # fmt: skip
+SCHEME_COLUMNS: doc.Columns[MeasurementRow] = {
+    "subject": lambda row: doc.name_cell(row.subject),
+    "loss, nats": lambda row: spread(row.ce),
+    "added, nats": lambda row: or_dash(row.absolute_change, spread),
+    "added, %": lambda row: or_dash(row.relative_error, percent),
+    "perplexity": lambda row: f"{row.perplexity:.4g}",
+    "bits per byte": lambda row: or_dash(row.bits_per_byte, "{:.4f}".format),
+    "seed": lambda row: str(row.calibration_seed),
+}
 
 
 def schemes_section(view: View) -> tuple[doc.Block, ...]:
@@ -140,20 +147,8 @@ def mixture_section(view: View) -> tuple[doc.Block, ...]:
 
 
 def _scheme(view: View, scheme: str, rows: Sequence[MeasurementRow]) -> doc.Block:
-    width = len(SCHEME_COLUMNS) - (view.draws == 1)
-    cells = (
-        (
-            doc.name_cell(row.subject),
-            spread(row.ce),
-            or_dash(row.absolute_change, spread),
-            or_dash(row.relative_error, percent),
-            f"{row.perplexity:.4g}",
-            or_dash(row.bits_per_byte, "{:.4f}".format),
-            str(row.calibration_seed),
-        )[:width]
-        for row in rows
-    )
-    blocks: list[doc.Block] = [doc.table(SCHEME_COLUMNS[:width], cells)]
+    columns = {k: v for k, v in SCHEME_COLUMNS.items() if k != "seed" or view.draws > 1}
+    blocks: list[doc.Block] = [doc.table_of(rows, columns)]
     if scheme != FULL_PRECISION:
         blocks.insert(0, doc.paragraph("In full:", doc.code(rows[0].spec)))
     notes = dict.fromkeys(note for row in rows for note in row.notes)
@@ -210,7 +205,18 @@ def fidelity_section(view: View) -> tuple[doc.Block, ...]:
         blocks.append(doc.paragraph(floor))
     if len(view.subjects) > 1:
         title = f"KL divergence of all {len(view.subjects)} subjects"
-        blocks.append(doc.fold(title, _kl_matrix(view)))
+        every = iter(scores)
+        matrix = (
+            (
+                doc.name_cell(subject.label),
+                *(
+                    doc.interval_cell(s.kl if s else None, spread)
+                    for s in islice(every, len(view.schemes))
+                ),
+            )
+            for subject in view.subjects
+        )
+        blocks.append(doc.fold(title, doc.table(("subject", *view.schemes), matrix)))
     return tuple(blocks)
 
 
@@ -227,18 +233,6 @@ def _kl_row(score: MeasurementRow, *, chosen: bool) -> doc.TableRow:
         doc.interval_cell(score.rms_dp, percent),
         chosen=chosen,
     )
-
-
-def _kl_matrix(view: View) -> doc.TableBlock:
-    def kl(label: str, scheme: str) -> doc.Cell:
-        score = view.score(label, scheme)
-        return doc.interval_cell(score.kl if score else None, spread)
-
-    rows = (
-        (doc.name_cell(subject.label), *(kl(subject.label, scheme) for scheme in view.schemes))
-        for subject in view.subjects
-    )
-    return doc.table(("subject", *view.schemes), rows)
 
 
 REFERENCE_COLUMNS = (

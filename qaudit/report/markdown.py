@@ -59,12 +59,12 @@ def render(
         return "\n\n".join([*head, *(rendered for _, rendered in parts if rendered), *end]) + "\n"
 
     while limit_nbytes is not None and len(text().encode()) > limit_nbytes:
-        sections = [part for part in parts if isinstance(part[0], doc.Section)]
+        sections = [(b, rendered) for b, rendered in parts if isinstance(b, doc.Section)]
         if not sections:
             break
-        longest = max(sections, key=_expendable)
-        parts.remove(longest)
-        left_out.append(longest[0].title if isinstance(longest[0], doc.Section) else "")
+        section, rendered = max(sections, key=lambda part: (part[0].expendable, len(part[1])))
+        parts.remove((section, rendered))
+        left_out.append(section.title)
     return inert(text())
 
 
@@ -72,10 +72,6 @@ def render_blocks(blocks: Sequence[doc.Block], level: int = TOP) -> str:
     """Render blocks without pictures; sections among them have headings of a level."""
     renderer = _Renderer(pictures_at=None, has_dark=False)
     return "\n\n".join(renderer.blocks(blocks, level))
-
-
-def _expendable(part: tuple[doc.Block, str]) -> tuple[int, int]:
-    return (part[0].expendable if isinstance(part[0], doc.Section) else -1), len(part[1])
 
 
 @dataclass(frozen=True)

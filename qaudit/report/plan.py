@@ -16,7 +16,7 @@ from qaudit.report import terminal
 from qaudit.report.format import count, duration, listing, percent, plural, size, spread
 from qaudit.report.terminal import filled
 from qaudit.saved.codec import encode, text_of
-from qaudit.types import Further, Plan, Subject, Suggestion, Traffic, Worth, reference_in
+from qaudit.types import Plan, Prospect, Subject, Suggestion, Traffic, Worth, reference_in
 
 WIDTH, WORD = 80, 9
 NAMED_RATE, BITS_PER_SECOND = "1 Gbit/s", 1e9
@@ -45,7 +45,14 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     yield from _room(plan)
     yield "time", _time(plan)
-    yield from _later(plan)
+    if price := plan.otherwise:
+        yield (
+            "then",
+            f"what ships is computed rounded otherwise: at most {price.streams} streams, "
+            f"{_seconds(price.seconds_low)} to {_seconds(price.seconds_high)}",
+        )
+    elif plan.recipe.arithmetic:
+        yield "note", "arithmetic is not included: it would take more than a tenth of this scan"
     for role in ("calibration", "evaluation", "choices"):
         if source := getattr(plan.recipe, role):
             yield "text", f"{role}: {source}"
@@ -58,18 +65,14 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "note", note
 
 
-def _later(plan: Plan) -> Iterator[tuple[str, str]]:
-    if plan.otherwise is not None:
-        yield "then", _otherwise(plan.otherwise)
-    elif plan.recipe.arithmetic:
-        yield "note", "arithmetic is not included: it would take more than a tenth of this scan"
-
-
 def _room(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield what is fetched and read, and what is taken of the disk and of memory."""
     if plan.traffic is not None:
         yield "fetch", _fetch(plan.traffic)
-        yield "disk", _disk(plan.traffic)
+        text = f"at most {size(plan.traffic.nbytes_disk_peak)} at a time"
+        if plan.traffic.nbytes_disk_budget is not None:
+            text += f", {size(plan.traffic.nbytes_disk_budget)} allowed"
+        yield "disk", f"{text}, {size(plan.traffic.nbytes_disk_free)} free"
     if plan.nbytes_disk:
         yield "disk", f"up to {size(plan.nbytes_disk)} in addition to downloads, while it runs"
     yield "read", f"{size(plan.nbytes_read)} of weights"
@@ -122,13 +125,6 @@ def _fetch(traffic: Traffic) -> str:
     return f"{text}; {here}" if traffic.nbytes_cached else text
 
 
-def _disk(traffic: Traffic) -> str:
-    text = f"at most {size(traffic.nbytes_disk_peak)} at a time"
-    if traffic.nbytes_disk_budget is not None:
-        text += f", {size(traffic.nbytes_disk_budget)} allowed"
-    return f"{text}, {size(traffic.nbytes_disk_free)} free"
-
-
 def _time(plan: Plan) -> str:
     text = f"{_seconds(plan.seconds_low)} to {_seconds(plan.seconds_high)}"
     if plan.device.startswith("cuda"):
@@ -138,18 +134,18 @@ def _time(plan: Plan) -> str:
     return f"{text} to compute; downloads run at the same time" if fetching else text
 
 
-def _otherwise(price: Further) -> str:
-    return (
-        f"what ships is computed rounded otherwise: at most {price.streams} streams, "
-        f"{_seconds(price.seconds_low)} to {_seconds(price.seconds_high)}"
-    )
-
-
 def _seconds(seconds: float) -> str:
     return duration(max(1.0, seconds))
 
 
-HEADER = ("checkpoint", "at", "added loss, %", "quantized loss, nats", "better", "gain, nats")
+COLUMNS: doc.Columns[Prospect] = {
+    "checkpoint": lambda each: doc.name_cell(each.label + " *" * each.beyond),
+    "at": lambda each: count(round(each.position)),
+    "added loss, %": lambda each: percent(each.error),
+    "quantized loss, nats": lambda each: spread(each.loss),
+    "better": lambda each: f"{100 * each.better:.0f} %",
+    "gain, nats": lambda each: f"{each.gain:.4f}",
+}
 
 
 def suggestion_to_json(suggestion: Suggestion) -> str:
@@ -163,24 +159,13 @@ def render_suggestion(suggestion: Suggestion) -> str:
         )
         return terminal.render(doc.Page("", doc.prose(reason), ()))
     shown = suggestion.prospects[:SHOWN]
-    rows = (
-        (
-            doc.name_cell(each.label + " *" * each.beyond),
-            count(round(each.position)),
-            percent(each.error),
-            spread(each.loss),
-            f"{100 * each.better:.0f} %",
-            f"{each.gain:.4f}",
-        )
-        for each in shown
-    )
     headline = (
         f"Worth measuring next at {suggestion.scheme}, by {suggestion.measured} measured "
         f"checkpoints of which `{suggestion.best}` has the lowest quantized loss, "
         f"{suggestion.best_loss:.4f} nats:"
     )
     more = len(suggestion.prospects) - len(shown)
-    blocks: list[doc.Block] = [doc.table(HEADER, rows)]
+    blocks: list[doc.Block] = [doc.table_of(shown, COLUMNS)]
     blocks += [doc.paragraph(f"{more} more promise less.")] if more > 0 else []
     if any(each.beyond for each in shown):
         blocks += [doc.paragraph("* beyond what is measured: further off than its interval.")]

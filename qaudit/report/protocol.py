@@ -10,7 +10,7 @@ from typing import Any
 from qaudit.report import document as doc
 from qaudit.report.format import count, duration, plural, printable, size
 from qaudit.report.views import View
-from qaudit.settings import Entry, settings_of, words_of
+from qaudit.settings import settings_of, words_of
 from qaudit.types import AuditRecord, Recipe
 
 PLAN = "plan.json"  # beside the audit: saved/parts.py
@@ -22,29 +22,32 @@ PERMISSIONS = {
 
 def notes_section(view: View) -> tuple[doc.Block, ...]:
     notes = [f.message for f in view.audit.findings if f.rule == "QA003"]
-    notes += view.audit.plan.notes
-    return (doc.bullets(*notes),) if notes else ()
+    return doc.bullets_of([*notes, *view.audit.plan.notes])
 
 
 def skipped_section(view: View) -> tuple[doc.Block, ...]:
-    skipped = (
-        (f"{s.subject}` under {s.scheme}" if s.scheme else f"{s.subject}`", s.reason)
-        for s in view.audit.skipped
+    skipped = view.audit.skipped
+    return doc.bullets_of(
+        [f"`{s.subject}`{(s.scheme and f' under {s.scheme}') or ''}: {s.reason}" for s in skipped]
     )
-    items = [f"`{what}: {reason}" for what, reason in skipped]
-    return (doc.bullets(*items),) if items else ()
 
 
 def protocol_section(view: View) -> tuple[doc.Block, ...]:
     audit, plan = view.audit, view.audit.plan
     tokens = max((row.tokens for row in audit.measurements), default=0)
+    peak, before = (audit.environment.get(f"memory_{k}_nbytes") for k in ("peak", "baseline"))
+    used = "peak not measured"
+    if isinstance(peak, int) and isinstance(before, int):
+        used = f"{size(max(0, peak - before))} measured"
+    spent = duration(sum(score.seconds for score in audit.measurements))
+    planned = f"{duration(plan.seconds_low)} to {duration(plan.seconds_high)}"
     rows = [
         ("evaluated on", f"{plural(view.documents, view.unit)}, {tokens:,} tokens"),
         *((key.replace("_", " "), value) for key, value in audit.protocol.items()),
         ("model", f"{count(plan.parameters)} parameters, {plan.blocks} blocks"),
         ("computed in", f"{plan.dtype} on {plan.device}"),
-        ("memory", _memory(view)),
-        ("time", _seconds(view)),
+        ("memory", f"{size(plan.nbytes_memory)} planned above the libraries, {used}"),
+        ("time", f"{spent} ({planned} planned)"),
         ("qaudit", audit.qaudit),
         *_flat(audit.environment),
     ]
@@ -72,37 +75,23 @@ def _text(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _memory(view: View) -> str:
-    planned = f"{size(view.audit.plan.nbytes_memory)} planned above the libraries"
-    peak = view.audit.environment.get("memory_peak_nbytes")
-    baseline = view.audit.environment.get("memory_baseline_nbytes")
-    if not isinstance(peak, int) or not isinstance(baseline, int):
-        return f"{planned}, peak not measured"
-    return f"{planned}, {size(max(0, peak - baseline))} measured"
-
-
-def _seconds(view: View) -> str:
-    spent = sum(score.seconds for score in view.audit.measurements)
-    plan = view.audit.plan
-    return (
-        f"{duration(spent)} ({duration(plan.seconds_low)} to {duration(plan.seconds_high)} planned)"
-    )
-
-
 def reproduce_section(view: View) -> tuple[doc.Block, ...]:
     audit, plan = view.audit, view.audit.plan
-    needs, again = _needs(audit), rescan(audit)
-    lines = [_version(audit.qaudit)] if audit.qaudit else []
+    again, lines = rescan(audit), []
+    if "dev" in audit.qaudit:  # a version between releases is on no index
+        lines = [f"# measured with qaudit {printable(audit.qaudit)}, which is no release"]
+    elif audit.qaudit:
+        lines = [f"pip install {shlex.quote(printable(f'qaudit-llm=={audit.qaudit}'))}"]
     if plan.traffic is None:
-        return (_commands(*lines, again),)
-    pinned = " ".join(["qaudit", "scan", PLAN, *_permitted(needs)])
+        return (doc.CodeBlock("\n".join([*lines, again]), "sh"),)
+    pinned = " ".join(["qaudit", "scan", PLAN, *_permitted(_needs(audit))])
     return (
-        _commands(*lines, pinned),
+        doc.CodeBlock("\n".join([*lines, pinned]), "sh"),
         doc.paragraph(
             "The plan beside the audit pins every checkpoint and text to the commit that was "
             "measured. Without it:"
         ),
-        _commands(again),
+        doc.CodeBlock(again, "sh"),
     )
 
 
@@ -117,17 +106,6 @@ def _needs(audit: AuditRecord) -> set[str]:
     return {need for checkpoint in members for need in checkpoint.requires}
 
 
-def _commands(*lines: str) -> doc.CodeBlock:
-    return doc.CodeBlock("\n".join(lines), "sh")
-
-
-def _version(version: str) -> str:
-    """A version between releases is on no index, so it is only named."""
-    if "dev" in version:
-        return f"# measured with qaudit {printable(version)}, which is no release"
-    return f"pip install {shlex.quote(printable(f'qaudit-llm=={version}'))}"
-
-
 def command(recipe: Recipe, needs: Collection[str] = (), **used: Any) -> str:
     """Return the command line of a recipe.
 
@@ -138,21 +116,15 @@ def command(recipe: Recipe, needs: Collection[str] = (), **used: Any) -> str:
     for name in dict.fromkeys((*_FIRST, *settings)):
         entry, value = settings[name], used.get(name, getattr(recipe, name))
         if value != entry.default or name == "schemes":
-            parts += _words(entry, value)
+            value = json.dumps(value) if isinstance(value, dict) else value
+            value = ",".join(value) if entry.name in _JOINED else value
+            values = value if isinstance(value, tuple) else (value,)
+            parts += (word for each in values for word in words_of(entry, each))
     return " ".join(shlex.quote(printable(part)) for part in [*parts, *_permitted(needs)])
 
 
 _FIRST = ("schemes", "soups", "checkpoints", "diagnostics")
 _JOINED = ("schemes", "bits", "tasks", "diagnostics")
-
-
-def _words(entry: Entry, value: Any) -> list[str]:
-    if isinstance(value, dict):
-        value = json.dumps(value)
-    if entry.name in _JOINED:
-        value = ",".join(value)
-    values = value if isinstance(value, tuple) else (value,)
-    return [word for value in values for word in words_of(entry, value)]
 
 
 def _permitted(needs: Collection[str]) -> list[str]:

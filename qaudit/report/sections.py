@@ -13,7 +13,7 @@ from qaudit.report import document as doc
 from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, plural, points
 from qaudit.report.series import picture
 from qaudit.report.views import ABOUT_A_POLICY, View
-from qaudit.types import CODES, FULL_PRECISION, Finding, Interval, TaskRow
+from qaudit.types import CODES, FULL_PRECISION, Finding, Interval, Noise, TaskRow
 
 SHOWN = 3  # of one rule, before they are counted
 SHOWN_OF_POLICY = 12
@@ -24,12 +24,12 @@ def policy_section(view: View) -> tuple[doc.Block, ...]:
     levels = ("error", "warn", "info")
     objections = [f for f in _objections(view) if f.level != "info"]
     objections.sort(key=lambda f: (f.outcome != "fail", levels.index(f.level)))
-    return _list(_items(objections, SHOWN_OF_POLICY))
+    return doc.bullets_of(_items(objections, SHOWN_OF_POLICY))
 
 
 def ignores_section(view: View) -> tuple[doc.Block, ...]:
     """List the breaches that are ignored, with a reason."""
-    return _list([_item(f) for f in _objections(view) if f.level == "info"])
+    return doc.bullets_of([_item(f) for f in _objections(view) if f.level == "info"])
 
 
 def _objections(view: View) -> list[Finding]:
@@ -47,17 +47,13 @@ def findings_section(view: View) -> tuple[doc.Block, ...]:
     for findings in by_rule.values():
         findings.sort(key=lambda f: -abs(f.interval.estimate) if f.interval else 0.0)
         items += _items(findings, SHOWN)
-    return _list(items)
+    return doc.bullets_of(items)
 
 
 def codes(view: View) -> tuple[doc.Block, ...]:
     rules = sorted({f.rule for f in view.audit.findings if f.rule in CODES})
     items = [f"`{rule}` {CODES[rule].title}. {CODES[rule].help}" for rule in rules]
     return (doc.fold("What the codes mean", doc.bullets(*items)),) if items else ()
-
-
-def _list(items: Sequence[doc.Inline]) -> tuple[doc.Block, ...]:
-    return (doc.List(tuple(items)),) if items else ()
 
 
 def _items(findings: Sequence[Finding], most: int) -> list[doc.Inline]:
@@ -74,21 +70,23 @@ def _item(finding: Finding) -> doc.Inline:
     return (*rule, *doc.words(" "), *doc.prose(f"{finding.message}."), *hint)
 
 
-COLUMNS = ("subject", "scheme", "draws", "added loss, %", "documents", "one draw", "arithmetic")
+COLUMNS: doc.Columns[Noise] = {
+    "subject": lambda noise: doc.name_cell(noise.subject),
+    "scheme": lambda noise: noise.scheme,
+    "draws": lambda noise: str(noise.draws),
+    "added loss, %": lambda noise: or_dash(noise.interval, percent),
+    "documents": lambda noise: or_dash(noise.documents, points),
+    "one draw": lambda noise: or_dash(noise.draw, points),
+    "arithmetic": lambda noise: or_dash(noise.numerical, points),
+}
 
 
 def noise_section(view: View) -> tuple[doc.Block, ...]:
     if not view.audit.measurements:
         return ()
     labels = {one.runner_up for one in view.classes} | set(view.of_interest)
-    rows: list[doc.Cells] = [
-        (
-            doc.name_cell(noise.subject),
-            noise.scheme,
-            str(noise.draws),
-            or_dash(noise.interval, percent),
-            *(or_dash(part, points) for part in (noise.documents, noise.draw, noise.numerical)),
-        )
+    rows = [
+        noise
         for noise in view.audit.diagnostics.noise
         if noise.subject in labels and noise.scheme != FULL_PRECISION
     ]
@@ -99,7 +97,7 @@ def noise_section(view: View) -> tuple[doc.Block, ...]:
             f"{view.unit}s, the standard deviation over calibration draws, and the change by "
             "arithmetic alone."
         )
-        blocks += [doc.paragraph(budget), doc.table(COLUMNS, rows)]
+        blocks += [doc.paragraph(budget), doc.table_of(rows, COLUMNS)]
     return tuple(blocks)
 
 
@@ -108,7 +106,16 @@ def _sources(view: View) -> Iterator[str]:
         f"Documents: intervals are at {100 * view.audit.plan.recipe.confidence:g} %, paired on the "
         f"same {plural(view.documents, view.unit)}."
     )
-    yield from (text for cell in view.ships if (text := _documents_needed(view, *cell)))
+    for score in filter(None, (view.score(*cell) for cell in view.ships)):
+        needed = {"added loss": score.documents_for_loss, "KL divergence": score.documents_for_kl}
+        counts = [
+            f"{count:,} for its {name}" for name, count in needed.items() if count is not None
+        ]
+        if counts:
+            yield (
+                f"Documents that narrow the interval of `{score.subject}` at {score.scheme} to "
+                f"10 % either way: {listing(counts)}; {score.documents:,} were measured."
+            )
     if (smallest := view.audit.plan.detectable_relative_error) is not None:
         yield (
             f"In four of five cases these documents detect an added loss of "
@@ -121,26 +128,6 @@ def _sources(view: View) -> Iterator[str]:
                 f"It would move the added loss of `{row.subject}` at {row.scheme} by "
                 f"{points(row.draw)} points (the standard deviation of {row.draws} draws)."
             )
-    yield _arithmetic(view)
-
-
-def _documents_needed(view: View, subject: str, scheme: str) -> str:
-    """Return how many documents make the intervals of what ships narrow, of each measure."""
-    score = view.score(subject, scheme)
-    if score is None:
-        return ""
-    needed = {"added loss": score.documents_for_loss, "KL divergence": score.documents_for_kl}
-    parts = [f"{count:,} for its {name}" for name, count in needed.items() if count is not None]
-    if not parts:
-        return ""
-    return (
-        f"Documents that narrow the interval of `{subject}` at {scheme} to 10 % either way: "
-        f"{listing(parts)}; {score.documents:,} were measured."
-    )
-
-
-def _arithmetic(view: View) -> str:
-    """Return how far arithmetic alone moves losses, which no interval covers."""
     moved = []
     for scheme, parts in _by_scheme(view, "numerical").items():
         name = "full precision" if scheme == FULL_PRECISION else scheme
@@ -149,8 +136,9 @@ def _arithmetic(view: View) -> str:
             f"{name} {points(max(parts))} and {points(mean)} ({plural(len(parts), 'subject')})"
         )
     if not moved:
-        return f"Arithmetic: `{NOT_MEASURED}`, not measured and in no interval."
-    return (
+        yield f"Arithmetic: `{NOT_MEASURED}`, not measured and in no interval."
+        return
+    yield (
         "Arithmetic: in no interval. What enters each block moved as far as rounding in one block "
         "moves it, and other batches, changed the added loss, in percentage points (the most, "
         f"and the root mean square): {listing(moved)}."
@@ -187,7 +175,14 @@ _SHIPS_COLUMNS = (
     "task", "full precision, %", "quantized, %", "drop, points", "drop / (1 - accuracy), %",
     "flips, %", "right to wrong", "wrong to right", "p", "margins, times", "items",
 )  # fmt: skip
-_SCORE_COLUMNS = ("subject", "scheme", "task", "accuracy, %", "drop / (1 - accuracy), %", "items")
+_SCORE_COLUMNS: doc.Columns[TaskRow] = {
+    "subject": lambda row: doc.name_cell(row.subject),
+    "scheme": lambda row: row.scheme,
+    "task": lambda row: _task_name(row),
+    "accuracy, %": lambda row: percent(row.accuracy),
+    "drop / (1 - accuracy), %": lambda row: or_dash(row.accuracy_drop, percent),
+    "items": lambda row: str(row.items),
+}
 _ACCURACY_COLUMNS = (
     "subject", "scheme", "task", "full precision, %", "quantized, %", "drop, points", "items",
 )  # fmt: skip
@@ -212,26 +207,21 @@ def tasks_section(view: View) -> tuple[doc.Block, ...]:
         for subject, scheme, full in _shipping(view, by_cell)
         if (compared := [row for row in by_cell[subject, scheme] if row.drop is not None])
     ]
-    whole = [rows[-1] for rows in by_cell.values()]  # the mean, or the only task
-    every = (
-        (
-            doc.name_cell(row.subject),
-            row.scheme,
-            _task_name(row),
-            percent(row.accuracy),
-            or_dash(row.accuracy_drop, percent),
-            str(row.items),
-        )
-        for row in whole
+    sources = dict.fromkeys((row.task, row.imported) for row in view.audit.tasks if row.imported)
+    names = ", ".join(f"`{task}` ({source})" for task, source in sources)
+    text = (
+        f"Imported: {names}. Another tool generated and marked these answers, by weights that "
+        "qaudit did not see; items are paired by a hash of each item and its prompt."
     )
+    imported = (doc.paragraph(text),) if sources else ()
+    whole = [rows[-1] for rows in by_cell.values()]  # the mean, or the only task
+    scores = doc.table_of(whole, _SCORE_COLUMNS)
     return (
         *tables,
         *([doc.paragraph(_ABOUT)] if tables else []),
-        *_imported(view.audit.tasks),
+        *imported,
         *picture(view, "accuracy"),
-        doc.fold(
-            f"{plural(len(whole), 'score')}, of every subject", doc.table(_SCORE_COLUMNS, every)
-        ),
+        doc.fold(f"{plural(len(whole), 'score')}, of every subject", scores),
     )
 
 
@@ -288,16 +278,3 @@ def _task_row(row: TaskRow, full: dict[str, Interval]) -> tuple[str | doc.Cell, 
 
 def _task_name(row: TaskRow) -> str:
     return f"{row.task}, imported" if row.imported else row.task
-
-
-def _imported(rows: Sequence[TaskRow]) -> tuple[doc.Block, ...]:
-    sources = dict.fromkeys((row.task, row.imported) for row in rows if row.imported)
-    if not sources:
-        return ()
-    names = ", ".join(f"`{task}` ({source})" for task, source in sources)
-    return (
-        doc.paragraph(
-            f"Imported: {names}. Another tool generated and marked these answers, by weights that "
-            "qaudit did not see; items are paired by a hash of each item and its prompt."
-        ),
-    )

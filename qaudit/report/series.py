@@ -24,7 +24,6 @@ from qaudit.report.format import (
     BLOCKS,
     NOT_MEASURED,
     listing,
-    or_dash,
     padded,
     percent,
     plural,
@@ -34,7 +33,7 @@ from qaudit.report.format import (
     width_of,
 )
 from qaudit.report.views import SoupRow, View
-from qaudit.types import AuditRecord, Comparison, GreedySearch, Interval, Subject
+from qaudit.types import GreedySearch, Subject
 
 LONGEST_NAME, LONGEST_LABEL, LONGEST_LINE = 24, 36, 30
 
@@ -141,18 +140,15 @@ def sparkline(values: Sequence[float | None], blocks: str = BLOCKS) -> str:
     if not finite:
         return NOT_MEASURED * len(values)
     low, high = min(finite), max(finite)
-    return "".join(
-        _block(value, low, high, blocks)
-        if value is not None and math.isfinite(value)
-        else NOT_MEASURED
-        for value in values
-    )
 
+    def block(value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return NOT_MEASURED
+        # Equal numbers are halfway up: they are neither low nor high.
+        share = (value - low) / (high - low) if high > low else 0.5
+        return blocks[min(len(blocks) - 1, int(share * len(blocks)))]
 
-def _block(value: float, low: float, high: float, blocks: str) -> str:
-    """Let equal numbers be halfway up: they are neither low nor high."""
-    share = (value - low) / (high - low) if high > low else 0.5
-    return blocks[min(len(blocks) - 1, int(share * len(blocks)))]
+    return "".join(map(block, values))
 
 
 def sparklines(view: View) -> list[str]:
@@ -164,18 +160,15 @@ def sparklines(view: View) -> list[str]:
         finite = [e for e in errors if e is not None and math.isfinite(e.estimate)]
         if len(finite) > 1:
             line = sparkline(_parts([None if e is None else e.estimate for e in errors]))
-            drawn.append((shortened(printable(scheme), LONGEST_NAME), line, _ends(finite)))
+            ends = (choose(finite, key=lambda e: e.estimate) for choose in (min, max))
+            span = " to ".join(percent(end, bounds=False) for end in ends)
+            drawn.append((shortened(printable(scheme), LONGEST_NAME), line, span))
     if not drawn:
         return []
     wide = max(width_of(name) for name, _, _ in drawn)
     first, last = (shortened(printable(s.label), LONGEST_LABEL) for s in (main[0], main[-1]))
     head = f"Along the series, {first} to {last}, each line on its own scale, in %:"
     return [head, *(f"{padded(name, wide)}  {line}  {ends}" for name, line, ends in drawn)]
-
-
-def _ends(known: Sequence[Interval]) -> str:
-    low, high = (choose(known, key=lambda e: e.estimate) for choose in (min, max))
-    return f"{percent(low, bounds=False)} to {percent(high, bounds=False)}"
 
 
 def _parts(values: Sequence[float | None]) -> list[float | None]:
@@ -221,34 +214,30 @@ def _moved(view: View) -> str:
         return ""
     schemes: dict[str, list[str]] = {}
     for scheme in view.schemes:
-        changes = [
-            change.verdict
-            for end in view.ends
-            if (change := _change(view, scheme, end.label, view.stage_end.label)) is not None
-        ]
-        if changes:
-            schemes.setdefault(_direction(changes), []).append(scheme)
+        pairs = ((end.label, view.stage_end.label) for end in view.ends)
+        changes = [view.compared("relative_error_difference", scheme, *pair) for pair in pairs]
+        verdicts = [change.verdict for change in changes if change is not None]
+        counts = {"grew": verdicts.count("b_better"), "shrank": verdicts.count("a_better")}
+        of = "" if len(verdicts) == 1 else f" of {len(verdicts)}"
+        moved = [f"{word}{of and f' to {count}{of}'}" for word, count in counts.items() if count]
+        if verdicts:
+            words = " and ".join(moved) or "shows no detectable change"
+            schemes.setdefault(words, []).append(scheme)
     parts = [f"{words} under {listing(schemes[words])}" for words in sorted(schemes)]
     ends = listing([f"`{end.label}`" for end in view.ends])
     start = f"From `{view.stage_end.label}` to {ends}, the added loss"
     return f"{start} {'; it '.join(parts)}." if parts else ""
 
 
-def _change(view: View, scheme: str, a: str, b: str) -> Comparison | None:
-    return view.compared("relative_error_difference", scheme, a, b)
-
-
-def _direction(verdicts: Sequence[str]) -> str:
-    """Return how many of the changes to the ends are beyond noise, and their direction."""
-    grew, shrank = verdicts.count("b_better"), verdicts.count("a_better")
-    of = "" if len(verdicts) == 1 else f" of {len(verdicts)}"
-    parts = [f"grew{of and f' to {grew}{of}'}"] if grew else []
-    parts += [f"shrank{of and f' to {shrank}{of}'}"] if shrank else []
-    return " and ".join(parts) or "shows no detectable change"
-
-
 MOST_NAMED = 12
-SOUP_COLUMNS = ("scheme", "against", "loss, nats", "lost, nats", "lost, % points", "the soup is")
+SOUP_COLUMNS: doc.Columns[SoupRow] = {
+    "scheme": lambda row: row.scheme,
+    "against": lambda row: doc.name_cell(row.opponent),
+    "loss, nats": lambda row: spread(row.outright.interval),
+    "lost, nats": lambda row: spread(row.difference.interval),
+    "lost, % points": lambda row: percent(row.relative.interval) if row.relative else "-",
+    "the soup is": lambda row: soup_reading(row),
+}
 SOUP_LEGEND = (
     "Soup minus ingredient: negative favours the soup. `loss` is that of the quantized models, "
     "which decides what to ship; `lost` is what quantization added to it."
@@ -271,29 +260,21 @@ def soup_section(view: View) -> tuple[doc.Block, ...]:
         return ()
     first, *others = soups
     blocks = [doc.paragraph(SOUP_LEGEND), *picture(view, "soups"), *_soup(view, first)]
-    every, best = view.against(first), _against_best(view, first)
-    if len(every) > len(best):
-        blocks.append(doc.fold("Against every ingredient", _soup_table(every)))
+    every = view.against(first)
+    if not all(row.is_best for row in every):
+        blocks.append(doc.fold("Against every ingredient", doc.table_of(every, SOUP_COLUMNS)))
     return (*blocks, *(doc.fold(soup.label, *_soup(view, soup)) for soup in others))
 
 
-def _against_best(view: View, soup: Subject) -> list[SoupRow]:
-    return [row for row in view.against(soup) if row.is_best]
-
-
 def _soup(view: View, soup: Subject) -> list[doc.Block]:
-    return [
-        doc.paragraph(*_made_of(view, soup)),
-        doc.paragraph(_soup_summary(view.against(soup), soup.label)),
-        _soup_table(_against_best(view, soup)),
-    ]
-
-
-def _made_of(view: View, soup: Subject) -> list[doc.Inline]:
-    search = searches_of(view.audit).get(soup.label)
+    searches = [s for s in view.audit.diagnostics.greedy if s.label == soup.label]
     made = (*doc.prose(f"`{soup.label}` is the {soup.merge or ''} of "), *_ingredients(soup))
-    recipe = (*made, *doc.words("."))
-    return [recipe] if search is None else [recipe, doc.prose(_search_sentence(search))]
+    rows = view.against(soup)
+    return [
+        doc.paragraph((*made, *doc.words(".")), *map(_search_sentence, searches[-1:])),
+        doc.paragraph(_soup_summary(rows, soup.label)),
+        doc.table_of((row for row in rows if row.is_best), SOUP_COLUMNS),
+    ]
 
 
 def _ingredients(soup: Subject) -> doc.Inline:
@@ -308,21 +289,6 @@ def _ingredients(soup: Subject) -> doc.Inline:
     return tuple(
         run for join, name in zip(joins, names, strict=True) for run in (*doc.words(join), *name)
     )
-
-
-def _soup_table(rows: Sequence[SoupRow]) -> doc.TableBlock:
-    cells: list[doc.Cells] = [
-        (
-            row.scheme,
-            doc.name_cell(row.opponent),
-            spread(row.outright.interval),
-            spread(row.difference.interval),
-            or_dash(row.relative.interval if row.relative else None, percent),
-            soup_reading(row),
-        )
-        for row in rows
-    ]
-    return doc.table(SOUP_COLUMNS, cells)
 
 
 def soups_in_order(view: View) -> tuple[Subject, ...]:
@@ -389,10 +355,6 @@ def _counts_of_schemes(less: str, more: str, verdicts: Sequence[tuple[SoupRow, s
         f"{less} every ingredient under {every}, {less} the best one under "
         f"{best.count('a_better')}, and {more} the best one under {best.count('b_better')}."
     )
-
-
-def searches_of(audit: AuditRecord) -> dict[str, GreedySearch]:
-    return {search.label: search for search in audit.diagnostics.greedy}
 
 
 def _search_sentence(search: GreedySearch) -> str:

@@ -14,6 +14,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -93,19 +94,6 @@ def evidence(view: View) -> tuple[doc.Section, ...]:
     )
 
 
-def _divergence(view: View, one: ClassVerdict) -> Iterator[str]:
-    if one.kl is None:
-        return
-    yield f"KL divergence to full precision: {spread(one.kl)} nats per token."
-    if one.kl.estimate >= NEAR_BASELINE:
-        return
-    yield NOT_A_RANK
-    answered = [(row.subject, row.scheme) for row in view.audit.tasks]
-    answered += [(row.subject, row.scheme) for row in view.audit.diagnostics.rollouts]
-    if (one.subject, one.scheme) not in answered:
-        yield "Neither tasks nor rollouts were measured: add `--tasks NAMES`."
-
-
 def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     loss = f"{spread(one.ce)} nats per token" if one.ce else "not measured"
     best = one.objective.removesuffix(f" at {one.scheme}")
@@ -122,7 +110,14 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
             f"Its {measure} minus that of the runner-up `{one.runner_up}` at "
             f"{one.runner_up_scheme} is {spread(one.lead)} nats per token."
         )
-    yield from _divergence(view, one)
+    if one.kl is not None:
+        yield f"KL divergence to full precision: {spread(one.kl)} nats per token."
+    if one.kl is not None and one.kl.estimate < NEAR_BASELINE:
+        yield NOT_A_RANK
+        answered = [(row.subject, row.scheme) for row in view.audit.tasks]
+        answered += [(row.subject, row.scheme) for row in view.audit.diagnostics.rollouts]
+        if (one.subject, one.scheme) not in answered:
+            yield "Neither tasks nor rollouts were measured: add `--tasks NAMES`."
     if one.rule is not None and one.margin is not None:
         is_percent = one.unit == "fraction"
         margin = f"{100 * one.margin:g} %" if is_percent else f"{one.margin:g} {one.unit}"
@@ -191,14 +186,10 @@ def next_step(
         changed["evaluation"] = "FILE"
     if policy is not None:
         changed["policy"] = policy
-    command = f"{rescan(audit, **changed)} --out {shlex.quote(_folder(audit, [*undecided]))}"
+    bits = (f"{text}bit" if text.isdecimal() else text for text in undecided)
+    folder = f"{default_folder(audit)}-{'-'.join(bits)}"  # what is decided stays where it is
+    command = f"{rescan(audit, **changed)} --out {shlex.quote(folder)}"
     return NextStep(tuple(undecided), command, documents, available)
-
-
-def _folder(audit: AuditRecord, bits: Sequence[str]) -> str:
-    """Return a folder of its own: what is decided stays where it is."""
-    classes = (f"{text}bit" if text.isdecimal() else text for text in bits)
-    return f"{default_folder(audit)}-{'-'.join(classes)}"
 
 
 def default_folder(audit: AuditRecord) -> str:
@@ -249,12 +240,21 @@ def table(classes: Sequence[ClassVerdict]) -> doc.TableBlock:
     rows = (
         (
             label(one),
-            _ships(one),
+            f"{shortened(one.subject, max(6, LONGEST - len(one.scheme) - 1))} {one.scheme}"
+            if one.subject is not None and one.scheme is not None
+            else "not measured",
             "" if one.bits_per_weight is None else f"{one.bits_per_weight:.2f}",
             "" if one.nbytes is None else size(one.nbytes),
-            _adds(one),
+            # Its ends are on the side of the margin where they are.
+            or_dash(
+                one.relative_error,
+                partial(
+                    added, margin=one.margin and 100 * one.margin if _bounds_loss(one) else None
+                ),
+            ),
             f"{100 * one.margin:g} %" if one.margin is not None and _bounds_loss(one) else "-",
-            _status(one),
+            doc.status_in_words(one.status).upper()
+            + " (warns)" * (one.level == "warn" and one.status != "ship"),
         )
         for one in classes
     )
@@ -263,28 +263,8 @@ def table(classes: Sequence[ClassVerdict]) -> doc.TableBlock:
     )
 
 
-def _ships(one: ClassVerdict) -> str:
-    if one.subject is None or one.scheme is None:
-        return "not measured"
-    room = max(6, LONGEST - len(one.scheme) - 1)
-    return f"{shortened(one.subject, room)} {one.scheme}"
-
-
-def _status(one: ClassVerdict) -> str:
-    text = doc.status_in_words(one.status).upper()
-    return f"{text} (warns)" if one.level == "warn" and one.status != "ship" else text
-
-
 def _bounds_loss(one: ClassVerdict) -> bool:
     return one.metric in (None, "relative_error")
-
-
-def _adds(one: ClassVerdict) -> str:
-    """Print an added loss; its ends are on the side of the margin where they are."""
-    if one.relative_error is None:
-        return "-"
-    margin = one.margin if _bounds_loss(one) else None
-    return added(one.relative_error, None if margin is None else 100 * margin)
 
 
 def added(error: Interval, margin: float | None = None) -> str:
@@ -296,15 +276,14 @@ def added(error: Interval, margin: float | None = None) -> str:
     if not all(map(math.isfinite, values)):
         return f"{values[0]:.2g} % [{values[1]:.2g}, {values[2]:.2g}]"
     digits = min(6, max(1 if half < 10 else 0, -math.floor(math.log10(half))))
-    while margin is not None and digits < 6 and _crosses(values, margin, digits):
-        digits += 1
+    while (
+        margin is not None
+        and digits < 6
+        and any((round(end, digits) <= margin) != (end <= margin) for end in values[1:])
+    ):
+        digits += 1  # until rounding puts no end on the other side of the margin
     estimate, low, high = (f"{round(value, digits) + 0.0:.{digits}f}" for value in values)  # no -0
     return f"{estimate} % [{low}, {high}]"
-
-
-def _crosses(values: list[float], margin: float, digits: int) -> bool:
-    """Return whether rounding puts an end on the other side of a margin."""
-    return any((round(end, digits) <= margin) != (end <= margin) for end in values[1:])
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:
@@ -422,24 +401,20 @@ def points(view: View) -> tuple[Point, ...]:
     return tuple(marked)
 
 
+PARETO_COLUMNS: doc.Columns[Point] = {
+    "scheme": lambda point: point.scheme,
+    "bits per weight": lambda point: f"{point.bits_per_weight:.2f}",
+    "bits per parameter": lambda point: or_dash(point.bits_per_parameter, "{:.2f}".format),
+    "size": lambda point: or_dash(point.nbytes, size),
+    "best subject": lambda point: doc.name_cell(point.subject),
+    "loss": lambda point: spread(point.ce),
+    "front": lambda point: "yes" if point.on_front else "",
+}
+
+
 def pareto_table(view: View) -> doc.TableBlock:
     """Return the points as a table, fewest bits first."""
-    names = (
-        "scheme", "bits per weight", "bits per parameter", "size", "best subject", "loss", "front",
-    )  # fmt: skip
-    rows = (
-        (
-            point.scheme,
-            f"{point.bits_per_weight:.2f}",
-            or_dash(point.bits_per_parameter, "{:.2f}".format),
-            or_dash(point.nbytes, size),
-            doc.name_cell(point.subject),
-            spread(point.ce),
-            "yes" if point.on_front else "",
-        )
-        for point in points(view)
-    )
-    return doc.table(names, rows)
+    return doc.table_of(points(view), PARETO_COLUMNS)
 
 
 def pareto_section(view: View) -> tuple[doc.Block, ...]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import AuditError, CorpusError, UsageError, not_written
-from qaudit.saved.codec import decode, parse
+from qaudit.saved.codec import decode, parse, read_object
 from qaudit.support.foreign import json_of
 from qaudit.text.chat import MESSAGES, Chat
 from qaudit.text.cutting import Tokenizer, must_be_unicode
@@ -127,19 +127,23 @@ class RolloutFolder:
     def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:
         """Begin a folder, or go on with it; refuse one of another request."""
         self.folder = folder
-        begun = folder / BEGUN
+        begun, request = folder / BEGUN, json.loads(json.dumps(dict(request)))
         if begun.exists():
-            _must_be(_begun(begun), request, folder)
+            before = read_object(begun, f"`{begun}`", "name another folder with `--out`")
+            for name in request:
+                if before.get(name) != request[name]:
+                    raise UsageError(
+                        f"`{folder}` was begun with another `{name}`: {before.get(name)!r:.60}, "
+                        f"not {request[name]!r:.60}",
+                        hint="name another folder with `--out`, or use the settings that it was "
+                        "begun with",
+                    )
         elif (folder / HEADER).exists():
             raise UsageError(
                 f"`{folder}` has rollouts already", hint="name another folder with `--out`"
             )
-        write_whole(begun, json.dumps(dict(request), indent=1) + "\n")
+        write_whole(begun, json.dumps(request, indent=1) + "\n")
         self.samples = {key_of(sample): sample for sample in _whole_lines(folder / PARTIAL)}
-
-    @property
-    def is_finished(self) -> bool:
-        return (self.folder / HEADER).is_file()
 
     def add(self, rollouts: Iterable[Rollout]) -> None:
         """Append samples; they are on the disk when this returns."""
@@ -170,27 +174,6 @@ def write_lines(folder: Path, samples: Sequence[Rollout], header: RolloutHeader)
     write_whole(folder / LINES, lines)
     header = replace(header, count=len(ordered), rollouts_sha256=sha256)
     write_whole(folder / HEADER, text_of(header))
-
-
-def _begun(path: Path) -> Any:
-    try:
-        return json_of(read_regular(path).decode())
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"`{path}` cannot be read: {error}", hint="name another folder with `--out`"
-        ) from error
-
-
-def _must_be(begun: Any, request: Mapping[str, Any], folder: Path) -> None:
-    request = json.loads(json.dumps(dict(request)))
-    for name in request:
-        if not isinstance(begun, dict) or begun.get(name) != request[name]:
-            before = begun.get(name) if isinstance(begun, dict) else None
-            raise UsageError(
-                f"`{folder}` was begun with another `{name}`: {before!r:.60}, not "
-                f"{request[name]!r:.60}",
-                hint="name another folder with `--out`, or use the settings that it was begun with",
-            )
 
 
 def _whole_lines(path: Path) -> list[Rollout]:
@@ -239,7 +222,17 @@ def add_marks(folder: Path, path: Path) -> None:
             f"`{path}` marks the {kind} sample of prompt {prompt}, which `{folder}` does not have",
             hint=f"mark those that `{folder / TEXTS}` has",
         )
-    marked = [_with_mark(sample, marks.get(key_of(sample), {})) for sample in rollouts.samples]
+    marked = []
+    for rollout in rollouts.samples:
+        if mark := marks.get(key_of(rollout)):
+            score, reads = mark.get("score"), mark.get("reads")
+            rollout = replace(
+                rollout,
+                correct=mark.get("correct"),
+                score=None if score is None else float(score),
+                reads=None if reads is None else min(reads, len(rollout.new_ids)),
+            )
+        marked.append(rollout)
     write_lines(folder, marked, rollouts.header)
 
 
@@ -272,12 +265,3 @@ def _is_mark(mark: Mapping[str, Any]) -> bool:
     if correct is not None:
         return isinstance(correct, bool) and score is None
     return isinstance(score, int | float) and math.isfinite(score)
-
-
-def _with_mark(sample: Rollout, mark: Mapping[str, Any]) -> Rollout:
-    score = mark.get("score")
-    worth, reads = None if score is None else float(score), mark.get("reads")
-    reads = None if reads is None else min(reads, len(sample.new_ids))
-    if not mark:
-        return sample
-    return replace(sample, correct=mark.get("correct"), score=worth, reads=reads)

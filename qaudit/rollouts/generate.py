@@ -60,13 +60,9 @@ def generate(model: Any, rows: Sequence[DueSample], drawing: DrawSettings) -> li
         generation_config=settings,
         logits_processor=LogitsProcessorList([_Choice(rows, drawing)]),
     )
-    return [
-        _rollout(row, ids, end_ids)
-        for row, ids in zip(rows, out[:, tokens.shape[1] :].tolist(), strict=True)
-    ]
-
-
-def _rollout(row: DueSample, ids: list[int], end_ids: Sequence[int]) -> Rollout:
-    """Return a rollout up to the token that ended it; what is behind is padding."""
-    end = next((k for k, token in enumerate(ids) if token in end_ids), None)
-    return row.rollout(ids if end is None else ids[: end + 1], finished=end is not None)
+    rollouts = []
+    for row, ids in zip(rows, out[:, tokens.shape[1] :].tolist(), strict=True):
+        end = next((k for k, token in enumerate(ids) if token in end_ids), None)
+        ids = ids if end is None else ids[: end + 1]  # what is behind is padding
+        rollouts.append(row.rollout(ids, finished=end is not None))
+    return rollouts

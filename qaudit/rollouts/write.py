@@ -34,7 +34,15 @@ from qaudit.sandbox import Templates
 from qaudit.saved.parts import one_writer
 from qaudit.settings import Recipe, RunOptions, Sampling
 from qaudit.text.chat import Chat
-from qaudit.text.rollouts import FORMAT, Rollout, RolloutHeader, Rollouts, Sampler, read_rollouts
+from qaudit.text.rollouts import (
+    FORMAT,
+    HEADER,
+    Rollout,
+    RolloutHeader,
+    Rollouts,
+    Sampler,
+    read_rollouts,
+)
 from qaudit.text.tokenizer import borrowed_tokenizer, tokenizer_of, tokenizer_sha256
 from qaudit.types import SILENT, Subject, Watch, digest
 
@@ -77,45 +85,52 @@ def write_rollouts(
 ) -> Rollouts:
     """Write what is missing of a folder of rollouts, and return all of it."""
     if request.sampling.marks is not None:
-        read_marks(
-            request.sampling.marks
-        )  # what is wrong with it is said before hours go into answers
+        # What is wrong with it is said before hours go into answers.
+        read_marks(request.sampling.marks)
     source = _source(recipe, options, request, watch)
     device, dtype = choose_audited(recipe.device, recipe.dtype)
     engine = f"transformers {version('transformers')}, {dtype} on {device}"
     engine = "a server" if request.server else engine
-    asked = _asked(source, request, engine)
+    sampling, subject = request.sampling, source.subject
+    asked = {  # all that decides the samples, by names that a refusal can print
+        "weights": subject.content,
+        "configuration": subject.first.settings_content,
+        "tokenizer": source.tokenizer_sha256,
+        "prompts": digest([(p.number, p.ids) for p in source.prompts]),
+        **{name: getattr(sampling, name) for name in ("samples", "greedy", "max_tokens", "seed")},
+        "sampler": asdict(source.sampler),
+        "end_ids": list(source.end_ids),
+        "engine": engine,
+    }
     with one_writer(out):
         folder = RolloutFolder(out, asked)
-        if not folder.is_finished:
-            _complete(folder, source, request, (device, dtype), watch)
-            folder.finish(_header(source, request, engine))
+        if not (out / HEADER).is_file():
+            draws = [(k, False) for k in range(sampling.samples)]
+            draws = [(0, True), *draws] if sampling.greedy else draws
+            every = [DueSample(prompt, *draw) for prompt in source.prompts for draw in draws]
+            due = [row for row in every if row.key not in folder.samples]
+            with _writer(source, request, (device, dtype)) as write:
+                for rows in _batches(due, of_one_length=request.server is None):
+                    folder.add(write(rows))
+                    watch.count("samples", len(folder.samples), len(every))
+            header = RolloutHeader(
+                format=FORMAT,
+                target=subject.label if subject.merge else str(subject.first.ref),
+                revision=subject.first.commit,
+                weights_sha256=subject.content,
+                tokenizer_sha256=source.tokenizer_sha256,
+                sampler=source.sampler,
+                seed=sampling.seed,
+                count=0,
+                rollouts_sha256="",
+                end_ids=source.end_ids,
+                engine=engine,
+            )
+            folder.finish(header)
             write_texts(out, source.tokenizer)
-        if request.sampling.marks is not None:
-            add_marks(out, request.sampling.marks)
+        if sampling.marks is not None:
+            add_marks(out, sampling.marks)
     return read_rollouts(out)
-
-
-def _complete(
-    folder: RolloutFolder,
-    source: _Writing,
-    request: RolloutRequest,
-    machine: tuple[str, str],
-    watch: Watch,
-) -> None:
-    every = [*_due(source.prompts, request)]
-    due = [row for row in every if row.key not in folder.samples]
-    with _writer(source, request, machine) as write:
-        for rows in _batches(due, of_one_length=request.server is None):
-            folder.add(write(rows))
-            watch.count("samples", len(folder.samples), len(every))
-
-
-def _due(prompts: Sequence[Prompt], request: RolloutRequest) -> Iterator[DueSample]:
-    for prompt in prompts:
-        if request.sampling.greedy:
-            yield DueSample(prompt, 0, greedy=True)
-        yield from (DueSample(prompt, k, greedy=False) for k in range(request.sampling.samples))
 
 
 def _batches(due: Sequence[DueSample], *, of_one_length: bool) -> Iterator[list[DueSample]]:
@@ -180,11 +195,16 @@ def _source(recipe: Recipe, options: RunOptions, request: RolloutRequest, watch:
         chat = Chat(folders, tokenizer, templates, recipe.chat_template)
         prompts = read_prompts(request.prompts, tokenizer, chat)
     config = read_configuration(folder_of(subject.first))
-    generation = _generation(folder_of(subject.first))
+    generation: Mapping[str, Any] = {}
+    if (folder_of(subject.first) / _GENERATION).is_file():
+        generation = read_configuration(folder_of(subject.first), _GENERATION)
     text_config = config.get("text_config") or config
+    end_ids: list[int] = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    for value in (generation.get("eos_token_id"), config.get("eos_token_id")):
+        end_ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
     return _Writing(
         subject, hub, recipe, options, tokenizer, tokenizer_sha256(folders), prompts,
-        _sampler(generation, request), _end_ids(generation, config, tokenizer),
+        _sampler(generation, request), tuple(dict.fromkeys(end_ids)),
         longest_context({**config, **text_config}, _UNBOUNDED),
     )  # fmt: skip
 
@@ -200,10 +220,6 @@ def _subject(recipe: Recipe, hub: Hub | None, *, soup: bool) -> Subject:
         f"`{recipe.targets[0]}` has {len(subjects)} checkpoints, and one writes rollouts",
         hint=f"choose it with `--checkpoints`, or a soup with `--soup`: the last are {labels}",
     )
-
-
-def _generation(folder: Path) -> Mapping[str, Any]:
-    return read_configuration(folder, _GENERATION) if (folder / _GENERATION).is_file() else {}
 
 
 def _sampler(generation: Mapping[str, Any], request: RolloutRequest) -> Sampler:
@@ -234,46 +250,3 @@ def _sampler(generation: Mapping[str, Any], request: RolloutRequest) -> Sampler:
 
 def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
-
-
-def _end_ids(
-    generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Any
-) -> tuple[int, ...]:
-    ids: list[int] = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-    for value in (generation.get("eos_token_id"), config.get("eos_token_id")):
-        ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
-    return tuple(dict.fromkeys(ids))
-
-
-def _asked(source: _Writing, request: RolloutRequest, engine: str) -> dict[str, Any]:
-    """Return all that decides the samples, by names that a refusal can print."""
-    return {
-        "weights": source.subject.content,
-        "configuration": source.subject.first.settings_content,
-        "tokenizer": source.tokenizer_sha256,
-        "prompts": digest([(p.number, p.ids) for p in source.prompts]),
-        "samples": request.sampling.samples,
-        "greedy": request.sampling.greedy,
-        "max_tokens": request.sampling.max_tokens,
-        "seed": request.sampling.seed,
-        "sampler": asdict(source.sampler),
-        "end_ids": list(source.end_ids),
-        "engine": engine,
-    }
-
-
-def _header(source: _Writing, request: RolloutRequest, engine: str) -> RolloutHeader:
-    first = source.subject.first
-    return RolloutHeader(
-        format=FORMAT,
-        target=source.subject.label if source.subject.merge else str(first.ref),
-        revision=first.commit,
-        weights_sha256=source.subject.content,
-        tokenizer_sha256=source.tokenizer_sha256,
-        sampler=source.sampler,
-        seed=request.sampling.seed,
-        count=0,
-        rollouts_sha256="",
-        end_ids=source.end_ids,
-        engine=engine,
-    )

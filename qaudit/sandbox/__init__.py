@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from qaudit.errors import SourceError
@@ -47,10 +46,6 @@ class Limits:
     nbytes_values: int = 1 << 25  # a template and its values
 
 
-def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-
-
 class Templates:
     """Renders templates of others; the process starts with the first one."""
 
@@ -62,12 +57,7 @@ class Templates:
     def __enter__(self) -> Templates:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -87,7 +77,9 @@ class Templates:
         try:
             text, places = json.loads(answer)
             places = [(int(start), int(stop)) for start, stop in places]
-            if not isinstance(text, str) or not _are_inside(places, len(text)):
+            bounds = [bound for place in places for bound in place]
+            is_inside = bounds == sorted(bounds) and all(0 <= b <= len(text) for b in bounds)
+            if not isinstance(text, str) or not is_inside:
                 raise ValueError("places outside of the text")
         except (ValueError, TypeError, RecursionError) as error:  # a template answered itself
             raise TemplateError(
@@ -125,7 +117,18 @@ class Templates:
     def _exchange(self, request: bytes, place: int = 0) -> tuple[bool, str]:
         """Send a request; return whether it was refused, and the text or the reason."""
         while len(self._processes) <= place:
-            self._processes.append(self._started())
+            # Found as a file, so that the child imports nothing of this package, nor of the folder
+            # that a user is in.
+            child = Path(__file__).with_name("child.py")
+            process = subprocess.Popen(
+                [sys.executable, "-I", str(child), json.dumps(asdict(self.limits))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                start_new_session=True,  # an interrupt of the terminal is for us
+            )
+            self._processes.append(process)
         process = self._processes[place]
         assert process.stdin is not None
         assert process.stdout is not None
@@ -143,29 +146,11 @@ class Templates:
             self.close()  # an interrupt between request and answer: the next answer would be wrong
             raise
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        # Found as a file, so that the child imports nothing of this package, nor of the folder
-        # that a user is in.
-        child = Path(__file__).with_name("child.py")
-        return subprocess.Popen(
-            [sys.executable, "-I", str(child), json.dumps(asdict(self.limits))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
-            start_new_session=True,  # an interrupt of the terminal is for us
-        )
-
     def _why(self, code: int) -> str:
         self.close()
         if code in (-signal.SIGPROF, -signal.SIGXCPU):
             return f"it takes more than {self.limits.seconds:g} seconds"
         return f"the process that renders it ended with {code}"
-
-
-def _are_inside(places: list[tuple[int, int]], length: int) -> bool:
-    bounds = [bound for place in places for bound in place]
-    return bounds == sorted(bounds) and all(0 <= bound <= length for bound in bounds)
 
 
 def _short(template: str) -> str:

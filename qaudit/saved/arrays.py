@@ -76,7 +76,18 @@ _ABOVE_ONE = 1e-3  # of a log-probability: rounding in a long sum
 def arrays_of(evidence: Evidence) -> dict[str, Array]:
     arrays = _columns(evidence)
     for task in evidence.tasks:  # at most one: each task has a file of its columns
-        arrays |= _task_columns(task)
+        first = np.full(int(task.items.max(initial=-1)) + 1, -1, dtype=np.int64)
+        place_P = np.arange(len(task.items)) - np.searchsorted(task.items, task.items)
+        right = task.items[task.right], place_P[task.right]
+        for item, place in zip(*(part[::-1] for part in right), strict=True):
+            first[item] = place  # of several right ones the first
+        columns = {"task": np.array([task.task]), "nll": task.nll, "items": task.items}
+        columns |= {"answers": first, "right": task.right, "greedy": task.greedy}
+        arrays |= {f"choice_{name}": array for name, array in columns.items()}
+        if (imported := task.imported) is not None:
+            decoding = _DECODING[imported.greedy]
+            texts = [imported.tool, imported.metric, decoding, imported.items_sha256]
+            arrays |= {"imported": np.array(texts), "imported_picks": imported.picked_N}
     return arrays
 
 
@@ -87,20 +98,6 @@ def _columns(value: Any, prefix: str = "") -> dict[str, Array]:
             arrays |= _columns(part, prefix + _PREFIXES[name])
         elif part is not None and name != "tasks" and (name, part) != ("strata", ()):
             arrays[prefix + {"nbytes": "bytes"}.get(name, name)] = np.array(part)
-    return arrays
-
-
-def _task_columns(task: TaskEvidence) -> dict[str, Array]:
-    first = np.full(int(task.items.max(initial=-1)) + 1, -1, dtype=np.int64)
-    place_P = np.arange(len(task.items)) - np.searchsorted(task.items, task.items)
-    for item, place in zip(task.items[task.right][::-1], place_P[task.right][::-1], strict=True):
-        first[item] = place  # of several right ones the first
-    columns = {"task": np.array([task.task]), "nll": task.nll, "items": task.items}
-    columns |= {"answers": first, "right": task.right, "greedy": task.greedy}
-    arrays = {f"choice_{name}": array for name, array in columns.items()}
-    if (imported := task.imported) is not None:
-        texts = [imported.tool, imported.metric, _DECODING[imported.greedy], imported.items_sha256]
-        arrays |= {"imported": np.array(texts), "imported_picks": imported.picked_N}
     return arrays
 
 

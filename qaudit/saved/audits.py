@@ -5,22 +5,13 @@ Top-level `subjects` repeat what people look for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from qaudit.errors import AuditError
-from qaudit.saved.codec import (
-    EDITED,
-    FILE,
-    LARGEST_NBYTES,
-    decode,
-    encode,
-    parse,
-    refuse_other_schema,
-    text_of,
-)
+from qaudit.saved import codec
 from qaudit.saved.documents import (
     AuditDocument,
     MeasuredPlanDocument,
@@ -36,12 +27,12 @@ from qaudit.whole import read_regular
 
 def plan_to_json(plan: Plan) -> str:
     checkpoints = checkpoints_of(plan.subjects)
-    table = encode(PlanDocument(**_plan_fields(plan, checkpoints)))
+    table = codec.encode(PlanDocument(**_plan_fields(plan, checkpoints)))
     del table["passes"]
-    return text_of(table)
+    return codec.text_of(table)
 
 
-def checkpoints_of(subjects: Sequence[Subject]) -> tuple[Checkpoint, ...]:
+def checkpoints_of(subjects: Iterable[Subject]) -> tuple[Checkpoint, ...]:
     return tuple(dict.fromkeys(c for subject in subjects for c, _ in subject.members))
 
 
@@ -65,29 +56,19 @@ def subjects_in(
     documents: Sequence[SubjectDocument], checkpoints: Sequence[Checkpoint], where: str
 ) -> tuple[Subject, ...]:
     """Return subjects with the checkpoints that their members point to."""
-    return tuple(
-        _subject(document, checkpoints, f"{where}[{place}].members")
-        for place, document in enumerate(documents)
-    )
-
-
-def _subject(document: SubjectDocument, checkpoints: Sequence[Checkpoint], where: str) -> Subject:
-    if not document.members:
-        raise AuditError(f"`{where}` is empty", hint=EDITED)
-    for place, member in enumerate(document.members):
-        if not 0 <= member.checkpoint < len(checkpoints):
-            raise AuditError(f"`{where}[{place}].checkpoint` points to no checkpoint", hint=EDITED)
-    members = tuple((checkpoints[m.checkpoint], m.weight) for m in document.members)
-    return Subject(document.label, members, document.merge)
-
-
-def plan_of(document: PlanDocument) -> Plan:
-    """Return a plan as it was written; its passes are not among that."""
-    if not 0 < document.recipe.confidence < 1:
-        raise AuditError("`audit.plan.recipe.confidence` is not between 0 and 1", hint=EDITED)
-    values = {field.name: getattr(document, field.name) for field in fields(Plan)}
-    values["subjects"] = subjects_in(document.subjects, document.checkpoints, "audit.plan.subjects")
-    return Plan(**values)
+    subjects = []
+    for number, document in enumerate(documents):
+        place = f"{where}[{number}].members"
+        if not document.members:
+            raise AuditError(f"`{place}` is empty", hint=codec.EDITED)
+        for k, member in enumerate(document.members):
+            if not 0 <= member.checkpoint < len(checkpoints):
+                raise AuditError(
+                    f"`{place}[{k}].checkpoint` points to no checkpoint", hint=codec.EDITED
+                )
+        members = tuple((checkpoints[m.checkpoint], m.weight) for m in document.members)
+        subjects.append(Subject(document.label, members, document.merge))
+    return tuple(subjects)
 
 
 def to_json(audit: AuditRecord) -> str:
@@ -97,10 +78,10 @@ def to_json(audit: AuditRecord) -> str:
     places = {checkpoint: place for place, checkpoint in enumerate(checkpoints)}
     tables["plan"] = MeasuredPlanDocument(**plan, protocol=audit.protocol)
     tables["subjects"] = tuple(_summary(subject, places) for subject in audit.subjects)
-    document = encode(AuditDocument(**tables))
+    document = codec.encode(AuditDocument(**tables))
     del document["plan"]["passes"]
     document["diagnostics"] = {k: rows for k, rows in document["diagnostics"].items() if rows}
-    return text_of(document)
+    return codec.text_of(document)
 
 
 def _summary(subject: Subject, places: Mapping[Checkpoint, int]) -> SubjectSummary:
@@ -122,16 +103,16 @@ def _summary(subject: Subject, places: Mapping[Checkpoint, int]) -> SubjectSumma
 
 def read_audit(path: Path) -> AuditRecord:
     """Read the audit in an output folder, or the one in a file."""
-    file = path / FILE if path.is_dir() else path
+    file = path / codec.FILE if path.is_dir() else path
     if not file.exists():
         refuse_unfinished(file.parent)
         raise AuditError(
             f"there is no audit at `{path}`", hint="name an output folder of `qaudit scan`"
         )
     try:
-        text = read_regular(file, LARGEST_NBYTES).decode()
+        text = read_regular(file, codec.LARGEST_NBYTES).decode()
     except (OSError, ValueError) as error:
-        raise AuditError(f"`{file}` cannot be read: {error}", hint=EDITED) from error
+        raise AuditError(f"`{file}` cannot be read: {error}", hint=codec.EDITED) from error
     if file.suffix != ".json":
         hint = "name an output folder of `qaudit scan`, or the `audit.json` in one"
         raise AuditError(f"`{file}` is not an audit", hint=hint)
@@ -141,41 +122,37 @@ def read_audit(path: Path) -> AuditRecord:
 def from_json(text: str) -> AuditRecord:
     """Read an audit of this version; refuse a truncated, foreign or future one."""
     try:
-        document = parse(text)
+        document = codec.parse(text)
     except ValueError as error:
         raise AuditError(
             f"the audit is not whole JSON: {error}",
             hint="it may be truncated: run the same scan again to have it written anew",
         ) from error
-    _check_version(document)
-    read = decode(AuditDocument, document, "audit")
-    checkpoints = read.plan.checkpoints
-    tables = {field.name: getattr(read, field.name) for field in fields(AuditDocument)}
-    tables["subjects"] = subjects_in(read.subjects, checkpoints, "audit.subjects")
-    audit = AuditRecord(**{**tables, "plan": plan_of(read.plan), "protocol": read.plan.protocol})
-    _check_labels(audit)
-    return audit
-
-
-def _check_version(document: Any) -> None:
     if not isinstance(document, dict) or not {"schema", "qaudit", "plan"} <= document.keys():
         raise AuditError(
             "this is not an audit of qaudit", hint="name the `audit.json` of an output folder"
         )
-    refuse_other_schema(document, "the audit", EDITED)
-
-
-def _check_labels(audit: AuditRecord) -> None:
+    codec.refuse_other_schema(document, "the audit", codec.EDITED)
+    read = codec.decode(AuditDocument, document, "audit")
+    checkpoints = read.plan.checkpoints
+    if not 0 < read.plan.recipe.confidence < 1:
+        raise AuditError("`audit.plan.recipe.confidence` is not between 0 and 1", hint=codec.EDITED)
+    plan = {field.name: getattr(read.plan, field.name) for field in fields(Plan)}
+    plan["subjects"] = subjects_in(read.plan.subjects, checkpoints, "audit.plan.subjects")
+    tables = {field.name: getattr(read, field.name) for field in fields(AuditDocument)}
+    tables["subjects"] = subjects_in(read.subjects, checkpoints, "audit.subjects")
+    audit = AuditRecord(**{**tables, "plan": Plan(**plan), "protocol": read.plan.protocol})
     labels = {subject.label for subject in audit.subjects}
     measured = {(row.subject, row.scheme) for row in audit.measurements}
     for subject, _ in measured:
         if subject not in labels:
             raise AuditError(
-                f"the audit measures `{subject}`, which is none of its subjects", hint=EDITED
+                f"the audit measures `{subject}`, which is none of its subjects", hint=codec.EDITED
             )
     if audit.pick is not None and (audit.pick.subject, audit.pick.scheme) not in measured:
         raise AuditError(
             f"the audit picks `{audit.pick.subject}` under `{audit.pick.scheme}`, "
             "which it did not measure",
-            hint=EDITED,
+            hint=codec.EDITED,
         )
+    return audit

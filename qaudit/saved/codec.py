@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qaudit.errors import AuditError
 from qaudit.support.foreign import json_of
+from qaudit.whole import read_regular
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -43,14 +45,14 @@ def text_of(document: Any) -> str:
     document = _finite(document)
     if not isinstance(document, dict):
         return json.dumps(document, indent=1, allow_nan=False) + "\n"
-    keys = ",\n".join(f" {json.dumps(key)}: {_value(value)}" for key, value in document.items())
-    return f"{{\n{keys}\n}}\n"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-        return "[\n" + ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in value) + "\n ]"
-    return json.dumps(value, indent=1, allow_nan=False).replace("\n", "\n ")
+    texts = []
+    for key, value in document.items():
+        text = json.dumps(value, indent=1, allow_nan=False).replace("\n", "\n ")
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            text = ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in value)
+            text = f"[\n{text}\n ]"
+        texts.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(texts) + "\n}\n"
 
 
 def decode(kind: type[T], document: Any, where: str) -> T:
@@ -96,6 +98,18 @@ def parse(text: str) -> Any:
         _check(document)
     except RecursionError as error:
         raise ValueError("it nests without end") from error
+    return document
+
+
+def read_object(path: Path, what: str, hint: str) -> dict[str, Any]:
+    """Return the object in a file of JSON; AuditError for any other file, or none."""
+    try:
+        document = parse(read_regular(path, LARGEST_NBYTES).decode())
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise AuditError(f"{what} cannot be read: {reason}", hint=hint) from error
+    if not isinstance(document, dict):
+        raise AuditError(f"{what} is not an object", hint=hint)
     return document
 
 

@@ -27,6 +27,7 @@ from qaudit.types import (
     Measurement,
     MeasurementRow,
     Subject,
+    TaskEvidence,
     TaskRow,
     WorkUnit,
 )
@@ -118,30 +119,18 @@ def read_saved(path: Path) -> SavedAudit:
     for row in audit.tasks:
         if row.evidence:
             tasks[row.subject, row.scheme].append(row)
-    return SavedAudit(
-        audit,
-        tuple(
-            _with_tasks(
-                _measurement(row, audit, folder),
-                tasks.get((row.subject, row.scheme), ()),
-                audit,
-                folder,
-            )
-            for row in audit.measurements
-        ),
-    )
-
-
-def _with_tasks(
-    measured: Measurement, rows: Iterable[TaskRow], audit: AuditRecord, folder: Path
-) -> Measurement:
-    measurements = [_read_evidence(row, folder) for row in rows]
-    for measurement in measurements:
-        _must_be_of(measurement, audit, measured.subject, measured.spec)
-    parts = tuple(part for measurement in measurements for part in measurement.evidence.tasks)
-    if not parts:
-        return measured
-    return replace(measured, evidence=replace(measured.evidence, tasks=parts))
+    measurements = []
+    for score in audit.measurements:
+        measured, parts = _measurement(score, audit, folder), list[TaskEvidence]()
+        for row in tasks.get((score.subject, score.scheme), ()):
+            of_task = _read_evidence(row, folder)
+            _must_be_of(of_task, audit, measured.subject, measured.spec)
+            parts += of_task.evidence.tasks
+        if parts:
+            evidence = replace(measured.evidence, tasks=tuple(parts))
+            measured = replace(measured, evidence=evidence)
+        measurements.append(measured)
+    return SavedAudit(audit, tuple(measurements))
 
 
 def _must_be_of(measured: Measurement, audit: AuditRecord, label: str, spec: str) -> None:

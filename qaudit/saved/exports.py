@@ -1,21 +1,24 @@
-"""What `export` reads: kept quantized weights, and `qaudit-export.json`, the record of a folder."""
+"""What `export` reads: kept quantized weights, tables of bits, and the record of a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from qaudit.errors import AuditError
-from qaudit.saved.codec import decode, encode, parse, refuse_other_schema, text_of
+from qaudit.core.mixture import DIGITS, NO_TABLE, Mixture, Table
+from qaudit.core.scheme import Scheme
+from qaudit.errors import AuditError, SchemeError
+from qaudit.saved.codec import decode, encode, read_object, refuse_other_schema, text_of
 from qaudit.saved.results import read_measurement
-from qaudit.types import AuditRecord, Measurement, MeasurementRow, Signature, digest
+from qaudit.support.foreign import json_of
+from qaudit.types import AuditRecord, Measurement, Signature, digest
 from qaudit.whole import read_regular, write_whole
 
 FILE = "qaudit-export.json"
-_LARGEST_NBYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,11 @@ def read_export(folder: Path) -> ExportRecord:
 
 def export_document(folder: Path) -> dict[str, Any]:
     path = folder / FILE
-    try:
-        document = parse(read_regular(path, _LARGEST_NBYTES).decode())
-    except FileNotFoundError as error:
+    if not path.exists():
         raise AuditError(
             f"there is no `{FILE}` in `{folder}`", hint="name a folder that `qaudit export` wrote"
-        ) from error
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise AuditError(f"`{path}` cannot be read: {reason}", hint="export it again") from error
-    if not isinstance(document, dict):
-        raise AuditError(f"`{path}` is not an object", hint="export it again")
+        )
+    document = read_object(path, f"`{path}`", "export it again")
     refuse_other_schema(document, f"`{path}`", "export it again")
     return document
 
@@ -94,11 +91,53 @@ def not_kept(record: AuditRecord, out: Path, specs: Sequence[str]) -> Iterator[t
     for row in record.measurements:
         if row.spec not in specs or row.calibration_seed != seed:
             continue
-        if not kept_folder(out / _EVIDENCE, _key_in(row, out)).is_dir():
+        key = ""
+        with suppress(OSError, ValueError):
+            key = key_of(read_measurement(out / row.evidence, row.evidence_sha256))
+        if not kept_folder(out / _EVIDENCE, key).is_dir():
             yield row.subject, row.scheme
 
 
-def _key_in(row: MeasurementRow, out: Path) -> str:
-    with suppress(OSError, ValueError):
-        return key_of(read_measurement(out / row.evidence, row.evidence_sha256))
-    return ""
+TABLES = "tables"
+"""The folder in `evidence/` for the bits of each linear of mixtures.
+
+A plan has `table=` and the first digits of the sha256 of the table; the table itself is a file of
+that name there.
+"""
+
+
+def read_table(path: Path) -> Table:
+    try:
+        table = json_of(read_regular(path).decode())
+        rows: dict[str, str] = {str(name): str(bits) for name, bits in table.items()}
+        if rows and not set("".join(rows.values())) - {"0", *DIGITS}:
+            return rows
+        raise ValueError("it has other values than digits of 2 to 8 bits")
+    except (OSError, ValueError, AttributeError) as error:
+        raise SchemeError(
+            f"`{path}` is no table of bits: {error}",
+            hint='write `{"self_attn.q_proj": "433"}`, a digit for each block, or take a file of '
+            "`evidence/tables` of another audit",
+        ) from error
+
+
+def write_table(table: Table, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(dict(table), indent=1) + "\n")
+
+
+def pinned_tables(
+    schemes: Iterable[Scheme], evidence: Path, *, keep: bool = False
+) -> tuple[Scheme, ...]:
+    """Return schemes whose tables are named by their content; `keep` writes these tables there."""
+    pinned: list[Scheme] = []
+    for scheme in schemes:
+        if isinstance(scheme, Mixture) and scheme.table != NO_TABLE:
+            kept = evidence / TABLES / f"{scheme.table}.json"
+            table = read_table(kept if kept.is_file() else Path(scheme.table))
+            name = digest(dict(table))[:12]
+            if keep:
+                write_table(table, evidence / TABLES / f"{name}.json")
+            scheme = replace(scheme, table=name)
+        pinned.append(scheme)
+    return tuple(pinned)

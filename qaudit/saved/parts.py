@@ -26,16 +26,7 @@ from typing import Any
 
 from qaudit.errors import AuditError, MachineError, UnfinishedError, UsageError, not_written
 from qaudit.host import NO_LOCKS
-from qaudit.saved.codec import (
-    FILE,
-    LARGEST_NBYTES,
-    decode,
-    encode,
-    is_inside,
-    parse,
-    refuse_other_schema,
-    text_of,
-)
+from qaudit.saved import codec
 from qaudit.saved.documents import RoundDocument, RunDocument, UnitDocument
 from qaudit.saved.results import slug_of
 from qaudit.types import (
@@ -112,8 +103,8 @@ def write_plan(
     document = RunDocument(
         qaudit=__version__, requested=requested, resolved=resolved, plan=plan, pins=pins
     )
-    document = replace(document, digest=digest_of(encode(document)))
-    write_whole(out / PLAN, text_of(encode(document)))
+    document = replace(document, digest=digest_of(codec.encode(document)))
+    write_whole(out / PLAN, codec.text_of(codec.encode(document)))
     write_whole(out / FOLDER / DIRECTORY, str(Path.cwd()))
     for later in (out / FOLDER).glob("round-*.json"):  # of another plan
         later.unlink(missing_ok=True)
@@ -121,23 +112,19 @@ def write_plan(
 
 def read_plan(path: Path) -> RunDocument:
     """Read a plan; UsageError for a damaged, foreign, future or edited one."""
-    try:
-        contents = _json(path)
-    except FileNotFoundError as error:
+    if not path.exists():
         hint = (
             f"a scan writes it when it begins to measure: `qaudit scan TARGET --out "
             f"{path.parent}`; for parts on a cluster, `qaudit plan TARGET --out {path.parent}`"
         )
-        raise UsageError(f"`{path.parent}` has no plan `{path.name}`", hint=hint) from error
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise UsageError(f"the plan `{path}` cannot be read: {reason}", hint=AGAIN) from error
-    if not isinstance(contents, dict) or contents.get("run") != "qaudit run":
+        raise UsageError(f"`{path.parent}` has no plan `{path.name}`", hint=hint)
+    contents = codec.read_object(path, f"the plan `{path}`", AGAIN)
+    if contents.get("run") != "qaudit run":
         hint = f"name the `{PLAN}` of an output folder"
         raise UsageError(f"`{path}` is not a plan of qaudit", hint=hint)
     try:
-        refuse_other_schema(contents, "it", AGAIN)
-        document = decode(RunDocument, contents, "plan")
+        codec.refuse_other_schema(contents, "it", AGAIN)
+        document = codec.decode(RunDocument, contents, "plan")
     except AuditError as error:
         raise UsageError(f"the plan `{path}`: {error.message}", hint=error.hint) from error
     if document.digest != digest_of(contents):
@@ -157,7 +144,7 @@ def read_run(out: Path) -> Run:
 
 def is_unfinished(out: Path) -> bool:
     """Return whether a folder has a plan and no audit."""
-    return (out / PLAN).is_file() and not (out / FILE).exists()
+    return (out / PLAN).is_file() and not (out / codec.FILE).exists()
 
 
 def refuse_unfinished(out: Path) -> None:
@@ -182,7 +169,7 @@ def unfinished(out: Path, measured: int, subjects: int) -> UnfinishedError:
 
 
 def _json(path: Path) -> Any:
-    return parse(read_regular(path, LARGEST_NBYTES).decode())
+    return codec.parse(read_regular(path, codec.LARGEST_NBYTES).decode())
 
 
 def digest_of(contents: Any) -> str:
@@ -192,11 +179,9 @@ def digest_of(contents: Any) -> str:
 
 def write_round(number: int, passes: Sequence[Pass], out: Path) -> None:
     """Write the passes of a further round; an equal file is left alone."""
-    if number == FIRST:
-        return
-    text = text_of(encode(RoundDocument(round=number, passes=tuple(passes))))
+    text = codec.text_of(codec.encode(RoundDocument(round=number, passes=tuple(passes))))
     path = _round_path(number, out)
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+    if number != FIRST and (not path.is_file() or path.read_text(encoding="utf-8") != text):
         write_whole(path, text)
         for later in range(number + 1, last_round(out) + 1):  # they followed from another one
             _round_path(later, out).unlink(missing_ok=True)
@@ -207,7 +192,7 @@ def read_round(run: Run, out: Path, number: int) -> tuple[Pass, ...]:
         return run.plan.passes
     path = _round_path(number, out)
     try:
-        return decode(RoundDocument, _json(path), "round").passes
+        return codec.decode(RoundDocument, _json(path), "round").passes
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, AuditError) as error:
@@ -232,13 +217,13 @@ def unit_path(run: Run, unit: WorkUnit, out: Path) -> Path:
 
 
 def write_unit(document: UnitDocument, path: Path) -> None:
-    write_whole(path, text_of(encode(document)))
+    write_whole(path, codec.text_of(codec.encode(document)))
 
 
 def read_unit(run: Run, unit: WorkUnit, out: Path) -> UnitDocument | None:
     """Return the record of a unit; None where it is not measured, or is damaged."""
     try:
-        document = decode(UnitDocument, _json(unit_path(run, unit, out)), "unit")
+        document = codec.decode(UnitDocument, _json(unit_path(run, unit, out)), "unit")
         is_own = (document.run, document.unit) == (run.identity, unit.content)
         return document if is_own and _is_sound(document) else None
     except (OSError, ValueError, AuditError, LookupError, TypeError):
@@ -257,7 +242,7 @@ def _is_sound(document: UnitDocument) -> bool:
         and all(type(number) in (int, float) for number in numbers)
         and type(draws) is int
         and 0 < draws < 1000
-        and all(is_inside(n) and n.startswith("evidence/") for n in evidence_of(document))
+        and all(codec.is_inside(n) and n.startswith("evidence/") for n in evidence_of(document))
     )
 
 

@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -148,25 +148,21 @@ class ResultStore:
 
     def __init__(self, folder: Path) -> None:
         """Use `folder`, made with the first measurement."""
-        self._folder = folder
-
-    @property
-    def folder(self) -> Path:
-        return self._folder
+        self.folder = folder
 
     def within(self, name: str) -> ResultStore:
-        return ResultStore(self._folder / name)
+        return ResultStore(self.folder / name)
 
     def path(self, measurement_name: str, key: str) -> Path:
-        return self._folder / f"{slug_of(measurement_name)}--{key[:16]}.npz"
+        return self.folder / f"{slug_of(measurement_name)}--{key[:16]}.npz"
 
     def remove_stale_files(self) -> None:
         """Remove half-written files of processes that were killed while they wrote."""
-        remove_stale(self._folder)
+        remove_stale(self.folder)
 
     def find(self, subject: str, scheme: str, key: str) -> ResultFile | None:
         """Return the measurement with this key, if it is there as it was written."""
-        for path in sorted(self._folder.glob(f"*--{key[:16]}.npz")):
+        for path in sorted(self.folder.glob(f"*--{key[:16]}.npz")):
             with suppress(OSError, ValueError):
                 measurement, about = _read(read_regular(path, LARGEST_NBYTES))
                 if about.key == key:
@@ -181,7 +177,7 @@ class ResultStore:
         path = self.path(f"{measurement.subject}--{measurement.scheme}", key)
         partial = partial_name(path)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as file:
                 np.savez_compressed(file, **_arrays(measurement, key))  # type: ignore[arg-type]
                 file.flush()
@@ -198,15 +194,6 @@ class ResultStore:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def measured_in(folder: Path) -> tuple[Measurement, ...]:
-    """Return every whole measurement in a folder, whatever its key."""
-    measurements = []
-    for path in sorted(folder.glob("*.npz")):
-        with suppress(OSError, ValueError):
-            measurements.append(read_measurement(path))
-    return tuple(measurements)
 
 
 def read_measurement(path: Path, sha256: str | None = None) -> Measurement:
@@ -252,8 +239,7 @@ def _must_be_as_written(about: Any, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
-    names = [column.name for column in fields(_About) if column.name not in _OF_THE_FILE]
-    about = {"key": key} | {name: getattr(measurement, name) for name in names}
+    about = {"key": key} | {column.name: getattr(measurement, column.name) for column in _COLUMNS}
     about = json.loads(json.dumps(about))
     columns = {
         **arrays_of(measurement.evidence),
@@ -281,13 +267,21 @@ def copy_evidence(rows: Iterable[MeasurementRow | TaskRow], here: Path, there: P
 
 
 @dataclass(frozen=True, eq=False)
-class SearchResult:
-    """The soup that a search ended with and its results; None where one checkpoint is best."""
+class UnitOutcome:
+    """What came of a subject: results, or the error in place of them."""
 
-    subject: Subject | None
-    results: tuple[ResultFile, ...]
-    row: GreedySearch
-    findings: tuple[Finding, ...] = ()
+    label: str
+    results: tuple[ResultFile, ...] = ()  # draw by draw, with those that were measured otherwise
+    search: GreedySearch | None = None  # of a greedy soup
+    soup: Subject | None = None  # that it ended with; None where one checkpoint is best
+    findings: tuple[Finding, ...] = ()  # of the search
+    failed: Mapping[str, SourceError] = field(default_factory=dict)  # by scheme
+    error: SourceError | None = None
+
+    @property
+    def plain(self) -> tuple[ResultFile, ...]:
+        """The results that are measurements of the subject."""
+        return tuple(result for result in self.results if not result.perturbed)
 
 
 IMPORTED = "imported"
@@ -309,31 +303,24 @@ def write_imported(
             if stored.subject == subject and stored.evidence.tasks[0].task in names:
                 path.unlink()
     for measured, task, sources in tasks:
-        identity = _identity(measured, task, sources)
+        if measured.identity is None or task.imported is None:
+            raise AuditError(
+                f"the evidence of `{measured.subject}` under {measured.scheme} has no identity",
+                hint=EDITED,
+            )
+        changed = {
+            "corpus": task.imported.items_sha256,
+            "geometry": f"imported: {task.imported.about}, sources={digest(sorted(sources))}",
+            "dtype": "",
+            "device": "",
+            "numerics": 0,
+            "libraries": "",
+        }
+        identity = Identity(**{**measured.identity, **changed})  # type: ignore[arg-type]
         evidence = Evidence((), np.zeros(0), *(np.zeros(0, np.int64),) * 2, tasks=(task,))
         alone = replace(measured, evidence=evidence, notes=(), seconds=0.0)
-        _store(out, task.task).write(alone, identity.key, identity)
-
-
-def _store(out: Path, task: str) -> ResultStore:
-    return ResultStore(out / "evidence" / IMPORTED / slug_of(task))
-
-
-def _identity(measured: Measurement, task: TaskEvidence, sources: Sequence[str]) -> Identity:
-    if measured.identity is None or task.imported is None:
-        raise AuditError(
-            f"the evidence of `{measured.subject}` under {measured.scheme} has no identity",
-            hint=EDITED,
-        )
-    changed = {
-        "corpus": task.imported.items_sha256,
-        "geometry": f"imported: {task.imported.about}, sources={digest(sorted(sources))}",
-        "dtype": "",
-        "device": "",
-        "numerics": 0,
-        "libraries": "",
-    }
-    return Identity(**{**measured.identity, **changed})  # type: ignore[arg-type]
+        store = ResultStore(out / "evidence" / IMPORTED / slug_of(task.task))
+        store.write(alone, identity.key, identity)
 
 
 def with_imported(results: Sequence[ResultFile], out: Path) -> list[ResultFile]:
@@ -346,31 +333,24 @@ def with_imported(results: Sequence[ResultFile], out: Path) -> list[ResultFile]:
         return list(results)
     firsts: dict[tuple[str, str], int] = {}
     for result in results:
-        cell, seed = _cell(result.measurement), result.measurement.calibration_seed
+        measured = result.measurement
+        cell, seed = (measured.subject, measured.spec), measured.calibration_seed
         firsts[cell] = min(seed, firsts.get(cell, seed))
-    return [
-        _with_parts(result, parts)
-        if result.measurement.calibration_seed == firsts[_cell(result.measurement)]
-        else result
-        for result in results
-    ]
-
-
-def _cell(measured: Measurement) -> tuple[str, str]:
-    return measured.subject, measured.spec
-
-
-def _with_parts(result: ResultFile, parts: Sequence[ResultFile]) -> ResultFile:
-    scanned = {task.task for task in result.measurement.evidence.tasks}
-    identity = result.measurement.identity or {}
-    mine = [
-        part
-        for part in parts
-        if all((part.measurement.identity or {}).get(k) == identity.get(k) for k in _SAME)
-        and part.measurement.subject == result.measurement.subject
-        and part.measurement.evidence.tasks[0].task not in scanned
-    ]
-    return with_tasks(result, mine)
+    joined = []
+    for result in results:
+        measured, mine = result.measurement, []
+        if measured.calibration_seed == firsts[measured.subject, measured.spec]:
+            scanned = {task.task for task in measured.evidence.tasks}
+            identity = measured.identity or {}
+            mine = [
+                part
+                for part in parts
+                if all((part.measurement.identity or {}).get(k) == identity.get(k) for k in _SAME)
+                and part.measurement.subject == measured.subject
+                and part.measurement.evidence.tasks[0].task not in scanned
+            ]
+        joined.append(with_tasks(result, mine))
+    return joined
 
 
 def _read_imported(path: Path) -> Measurement:

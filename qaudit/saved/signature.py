@@ -18,12 +18,12 @@ from typing import Any
 
 from qaudit.errors import AuditError, SourceError, UsageError
 from qaudit.saved.audits import from_json, to_json
-from qaudit.saved.codec import EDITED, FILE, LARGEST_NBYTES, encode, parse, text_of
+from qaudit.saved.codec import EDITED, FILE, encode, read_object, text_of
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import ExportRecord, export_document
 from qaudit.saved.results import sha256_of
 from qaudit.types import AuditRecord, Signature, digest
-from qaudit.whole import read_regular, write_whole
+from qaudit.whole import write_whole
 
 VARIABLE = "QAUDIT_SIGNING_KEY"
 METHOD = "hmac-sha256"
@@ -45,7 +45,8 @@ def signing_key(option: str) -> bytes:
 
 def sign_audit(folder: Path) -> AuditRecord:
     """Write the signature of an audit into its `audit.json`, and return the audit."""
-    key, document = signing_key("--set sign=true"), _document(folder)
+    key = signing_key("--set sign=true")
+    document = read_object(folder / FILE, f"`{folder / FILE}`", EDITED)
     read_saved(folder)  # refuses evidence that is of something else
     value = _signature(document, folder, key)
     text = text_of({**document, "signature": {"method": METHOD, "value": value}})
@@ -55,7 +56,8 @@ def sign_audit(folder: Path) -> AuditRecord:
 
 def must_be_signed(audit: AuditRecord, folder: Path, option: str = "--signed") -> None:
     """Refuse an audit that is not signed with the key of the environment, as it is now."""
-    key, document = signing_key(option), _document(folder)
+    key = signing_key(option)
+    document = read_object(folder / FILE, f"`{folder / FILE}`", EDITED)
     if audit.signature is None:
         raise AuditError(
             f"`{folder}` is not signed",
@@ -101,14 +103,6 @@ def is_signed_export(record: ExportRecord, folder: Path) -> bool:
 def _signature_of_export(document: dict[str, Any], key: bytes) -> str:
     body = {name: value for name, value in document.items() if name != "signature"}
     return hmac.digest(key, digest([METHOD, "export", body]).encode(), "sha256").hex()
-
-
-def _document(folder: Path) -> dict[str, Any]:
-    try:
-        document = parse(read_regular(folder / FILE, LARGEST_NBYTES).decode())
-    except (OSError, ValueError) as error:
-        raise AuditError(f"`{folder / FILE}` cannot be read: {error}", hint=EDITED) from error
-    return document if isinstance(document, dict) else {}
 
 
 def _signature(document: dict[str, Any], folder: Path, key: bytes) -> str:

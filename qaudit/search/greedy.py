@@ -23,14 +23,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from qaudit.core.merges.mean import Mean
+from qaudit.core.merges.averages import Mean
 from qaudit.core.scheme import Scheme
 from qaudit.engine.block_pass import Progress
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.planning.passes import scheme_of
-from qaudit.saved.results import ResultFile, ResultStore, SearchResult
+from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome
 from qaudit.types import (
     Checkpoint,
     Evidence,
@@ -123,25 +123,29 @@ def _number(loss: float) -> float | None:
 
 def search(
     tasks: Sequence[Task], machine: Machine, store: ResultStore, progress: Progress
-) -> SearchResult:
+) -> UnitOutcome:
     """Search, measuring what is not on disk; the soup is then measured by every task."""
     return _search(
         tasks,
+        machine,
+        store,
         lambda trial: measure(trial, machine, store, _named(trial, progress)),
-        lambda trial: _on_disk(trial, machine, store),
     )
 
 
 def search_stored(
     tasks: Sequence[Task], machine: Machine, store: ResultStore
-) -> SearchResult | None:
+) -> UnitOutcome | None:
     """Return the result of a search whose measurements are all on disk."""
+
+    def stored(trial: Task) -> tuple[ResultFile, ...]:
+        looked = look_up(trial, machine, store)
+        if not looked.is_complete:
+            raise _NotMeasuredError
+        return looked.results
+
     try:
-        return _search(
-            tasks,
-            lambda trial: _stored(trial, machine, store),
-            lambda trial: _on_disk(trial, machine, store),
-        )
+        return _search(tasks, machine, store, stored)
     except _NotMeasuredError:
         return None
 
@@ -150,25 +154,15 @@ class _NotMeasuredError(Exception):
     """A measurement that a search needs is not on disk."""
 
 
-def _stored(trial: Task, machine: Machine, store: ResultStore) -> tuple[ResultFile, ...]:
-    stored = look_up(trial, machine, store)
-    if not stored.is_complete:
-        raise _NotMeasuredError
-    return stored.results
-
-
 def _named(trial: Task, progress: Progress) -> Progress:
     members = "+".join(checkpoint.label for checkpoint, _ in trial.subject.members)
     return lambda done, total, what: progress(done, total, f"{members}: {what}")
 
 
-def _on_disk(trial: Task, machine: Machine, store: ResultStore) -> tuple[ResultFile, ...]:
-    """Return the result of a subject's own pass, which may have scored rollouts, too."""
-    return look_up(replace(trial, corpus=trial.corpus.of_tasks(())), machine, store).results
-
-
-def _search(tasks: Sequence[Task], measured: Measure, on_disk: Measure) -> SearchResult:
-    """Search; a trial that is not `on_disk` is `measured`, and so is the soup."""
+def _search(
+    tasks: Sequence[Task], machine: Machine, store: ResultStore, measured: Measure
+) -> UnitOutcome:
+    """Search; a trial that is not on disk is `measured`, and so is the soup."""
     task = tasks[0]
     search = task.subject
     scheme = scheme_of(search, task.schemes)
@@ -181,7 +175,9 @@ def _search(tasks: Sequence[Task], measured: Measure, on_disk: Measure) -> Searc
         label = f"mean({'+'.join(c.label for c in members)})"
         trial = Task.unplanned(_mean(label, members), judged, (scheme,), full_precision=False)
         trial = replace(trial, folder=task.folder)
-        *_, quantized = on_disk(trial) or measured(replace(trial, corpus=text))
+        # The result of a subject's own pass may have scored rollouts, too.
+        stored = look_up(replace(trial, corpus=judged.of_tasks(())), machine, store)
+        *_, quantized = stored.results or measured(replace(trial, corpus=text))
         evidence = quantized.measurement.evidence
         documents = int(evidence.scored().sum())
         return loss_per_token(evidence)
@@ -194,11 +190,15 @@ def _search(tasks: Sequence[Task], measured: Measure, on_disk: Measure) -> Searc
             hint="measure them in float32, and look for outliers in their weights",
         )
     if len(outcome.members) < 2:
-        alone = _stays_alone(search.label, scheme.short, outcome.members[0].label)
-        return SearchResult(None, (), row, (alone,))
+        best = outcome.members[0].label
+        message = f"no member improves on `{best}` at {scheme.short}, so that `{search.label}`"
+        alone = Finding(
+            "QA017", "info", best, scheme.short, f"{message} is no soup", "", outcome="pass"
+        )
+        return UnitOutcome(search.label, search=row, findings=(alone,))
     soup = _mean(search.label, outcome.members)
     results = [result for task in tasks for result in measured(task.changed(subject=soup))]
-    return SearchResult(soup, tuple(results), row)
+    return UnitOutcome(search.label, tuple(results), row, soup)
 
 
 def _mean(label: str, members: tuple[Checkpoint, ...]) -> Subject:
@@ -206,8 +206,3 @@ def _mean(label: str, members: tuple[Checkpoint, ...]) -> Subject:
     if len(members) == 1:
         return Subject(members[0].label, ((members[0], 1.0),))
     return Subject(label, tuple((c, 1 / len(members)) for c in members), Mean().spec)
-
-
-def _stays_alone(search: str, scheme: str, best: str) -> Finding:
-    message = f"no member improves on `{best}` at {scheme}, so that `{search}` is no soup"
-    return Finding("QA017", "info", best, scheme, message, "", outcome="pass")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterable, Mapping
+import re
+from collections.abc import Hashable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -48,7 +49,9 @@ def json_of(text: str, *, of_python: bool = False) -> Any:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError(f"`{_first_twice(key for key, _ in pairs)}` is twice in one object")
+        keys = [key for key, _ in pairs]
+        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise ValueError(f"`{twice}` is twice in one object")
     return table
 
 
@@ -83,7 +86,14 @@ def yaml_and_nodes(text: str) -> tuple[Any, Node | None]:
     if len(text) > LARGEST_YAML:
         raise ValueError(f"it has {len(text)} characters, and no file of keys is that long")
     try:
-        _refuse_depth(text)
+        depth = 0  # by the parser's events: building nodes would recurse, in C
+        for event in yaml.parse(text, Loader=_loader()):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST_YAML:
+                raise ValueError(
+                    f"{_line(event)}: it nests deeper than {DEEPEST_YAML} tables and lists"
+                )
         loader = _loader()(text)
         try:
             node = loader.get_single_node()
@@ -93,24 +103,12 @@ def yaml_and_nodes(text: str) -> tuple[Any, Node | None]:
             return loader.construct_document(node), node
         finally:
             loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        raise ValueError(_in_a_line(error)) from error
+    except yaml.MarkedYAMLError as error:  # without its drawing of the place
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(str(error.problem or error.context or "it cannot be read").split())
+        raise ValueError(f"{f'line {mark.line + 1}: ' if mark else ''}{problem[:200]}") from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())[:200]) from error
-
-
-def _refuse_depth(text: str) -> None:
-    """Refuse deep nesting by the parser's events: building nodes would recurse, in C."""
-    import yaml
-
-    depth = 0
-    for event in yaml.parse(text, Loader=_loader()):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST_YAML:
-            raise ValueError(
-                f"{_line(event)}: it nests deeper than {DEEPEST_YAML} tables and lists"
-            )
 
 
 def _size(node: Node, known: dict[int, int], above: set[int]) -> int:
@@ -159,7 +157,7 @@ def _loader() -> Any:
             return super().construct_mapping(node, deep)
 
         def construct_object(self, node: Node, deep: bool = False) -> Any:
-            if isinstance(node, yaml.ScalarNode) and not _is_text(node.value):
+            if isinstance(node, yaml.ScalarNode) and re.search("[\ud800-\udfff]", node.value):
                 raise yaml.constructor.ConstructorError(
                     None, None, "there is half a character", node.start_mark
                 )
@@ -176,17 +174,6 @@ def _loader() -> Any:
 
 
 _KINDS = {"timestamp": "date", "int": "whole number", "float": "number", "bool": "yes or no"}
-
-
-def _is_text(value: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in value)
-
-
-def _in_a_line(error: Any) -> str:
-    """Return a parser's problem with its line, without its drawing of the place."""
-    mark = error.problem_mark or error.context_mark
-    problem = " ".join(str(error.problem or error.context or "it cannot be read").split())[:200]
-    return f"line {mark.line + 1}: {problem}" if mark else problem
 
 
 Place = tuple[str | int, ...]
@@ -215,11 +202,6 @@ def nearest_line(lines: Mapping[Place, int], place: Place) -> int:
     while place not in lines and place:
         place = place[:-1]
     return lines.get(place, 1)
-
-
-def _first_twice(keys: Iterable[Any]) -> Any:
-    seen: set[Any] = set()
-    return next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
 
 
 def _short(text: str) -> str:

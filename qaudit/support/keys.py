@@ -7,6 +7,7 @@ probably meant, and what is allowed there.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,12 @@ def explain(
     outermost table is "".
     """
     error = first(errors)
-    path = [part for part in error["loc"] if not _is_a_class(part)]
+    # Not the branches of a union, which pydantic names as if they were keys.
+    path = [
+        part
+        for part in error["loc"]
+        if not (isinstance(part, str) and re.match(r"[A-Z]|.*\[|(str|int|float|bool)$", part))
+    ]
     where, key = dotted(path), str(path[-1]) if path else ""
     table = next((p for p in reversed(path[:-1]) if isinstance(p, str) and p in allowed), "")
     if error["type"] in _UNKNOWN:
@@ -71,13 +77,6 @@ def first(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def dotted(path: Sequence[str | int]) -> str:
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
-
-
-def _is_a_class(part: str | int) -> bool:
-    """Whether pydantic named a branch of a union here and not a key."""
-    if not isinstance(part, str):
-        return False
-    return part[:1].isupper() or "[" in part or part in {"str", "int", "float", "bool"}
 
 
 def _lowered(message: str) -> str:

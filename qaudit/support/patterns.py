@@ -25,7 +25,8 @@ def slow_reason(pattern: str, *, most_wide: int = 2) -> str | None:
     repeats = list(_repeats(parsed, inside=False))
     if any(inside for _, inside in repeats):
         return "it repeats what already repeats or has alternatives"
-    wide = sum(not _is_digit(node) for node, _ in repeats)
+    bodies = [node[1][2] for node, _ in repeats]
+    wide = sum(len(b) > 1 or b[0][0] is not op.IN or b[0][1] not in _DIGITS for b in bodies)
     if wide > most_wide:
         return f"{wide} of its repeats match more than digits, and {most_wide} may"
     if len(repeats) > _MOST_REPEATS:
@@ -71,8 +72,3 @@ def _parts(code: Any, value: Any) -> Iterable[Any]:
     if code is op.GROUPREF_EXISTS:
         return [part for part in value[1:] if part is not None]
     return [value] if code is op.ATOMIC_GROUP else []
-
-
-def _is_digit(node: Any) -> bool:
-    (body, *rest) = node[1][2]
-    return not rest and body[0] is op.IN and body[1] in _DIGITS

@@ -48,14 +48,13 @@ class Plugins(Mapping[str, type[P]], Generic[P]):
 
     def broken(self) -> dict[str, MachineError]:
         """Return why plug-ins of other distributions cannot be used, by name."""
-        return {name: error for name in self.entries if (error := self._error(name)) is not None}
-
-    def _error(self, name: str) -> MachineError | None:
-        try:
-            self[name]
-        except MachineError as error:
-            return error
-        return None
+        errors = {}
+        for name in self.entries:
+            try:
+                self[name]
+            except MachineError as error:
+                errors[name] = error
+        return errors
 
     def origin(self, name: str) -> Plugin | None:
         """Return the distribution that a plug-in is of; None for one that is built in."""

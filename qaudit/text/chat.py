@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from qaudit.errors import CorpusError, UsageError
 from qaudit.sandbox import TemplateError, Templates
@@ -85,14 +85,7 @@ class ChatTemplate:
 
 
 def template_in_file(file: str, folders: Sequence[Path]) -> ChatTemplate:
-    try:
-        text = read_regular(Path(file), _LARGEST_TEMPLATE_NBYTES).decode()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CorpusError(
-            f"the chat template `{file}` cannot be read: {reason.lower()}",
-            hint="name a Jinja file: `--set chat_template=FILE`",
-        ) from error
+    text = _text(Path(file), "name a Jinja file: `--set chat_template=FILE`")
     return ChatTemplate(file, text, tokens=_special_tokens(folders))
 
 
@@ -107,10 +100,6 @@ def template_of(folders: Sequence[Path]) -> ChatTemplate:
             if unlike := [other for other in every if other not in (None, text)]:
                 name += f"; {len(unlike)} of {len(folders)} checkpoints have another"
             return ChatTemplate(name, text, tools, _special_tokens([folder, *folders]))
-    _no_template(folders)
-
-
-def _no_template(folders: Sequence[Path]) -> NoReturn:
     name = folders[0].name if folders else "the model"
     raise CorpusError(
         f"the text has `messages`, and `{name}` has no chat template",
@@ -129,7 +118,7 @@ def has_template(folders: Sequence[Path]) -> bool:
 def named_templates(folder: Path) -> dict[str, str]:
     files = {"default": folder / _TEMPLATE}
     files |= {p.stem: p for p in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-    named = {name: _text(path) for name, path in files.items() if path.is_file()}
+    named = {name: _text(path, OTHER_TEMPLATE) for name, path in files.items() if path.is_file()}
     if named:
         return named
     value = _table(folder / _SETTINGS).get("chat_template")
@@ -143,13 +132,13 @@ def named_templates(folder: Path) -> dict[str, str]:
     }
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, hint: str) -> str:
     try:
         return read_regular(path, _LARGEST_TEMPLATE_NBYTES).decode()
     except (OSError, ValueError) as error:
-        raise CorpusError(
-            f"the chat template `{path}` cannot be read", hint=OTHER_TEMPLATE
-        ) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        message = f"the chat template `{path}` cannot be read: {reason.lower()}"
+        raise CorpusError(message, hint=hint) from error
 
 
 def _special_tokens(folders: Sequence[Path]) -> dict[str, str]:
@@ -290,7 +279,11 @@ class _Conversation:
         """Return what is scored, and whether the last answer alone is."""
         spans, is_cut = self._written()
         if self.chat.score == "all":
-            return tuple(_with_prompt(spans, len(self.text))), is_cut
+            every, position = [], 0
+            for span in spans:
+                every += [RoleSpan(position, span.start, PROMPT), span]
+                position = span.stop
+            return (*every, RoleSpan(position, len(self.text), PROMPT)), is_cut
         if not spans and is_cut:
             raise CorpusError(
                 f"no answer in {self.where} can be separated from its prompt: the template "
@@ -374,15 +367,6 @@ def _parts(
         start = stop if until < 0 else until + len(end)
         yield RoleSpan(match.start(), start, role)
     yield RoleSpan(start, stop, rest)
-
-
-def _with_prompt(spans: Sequence[RoleSpan], length: int) -> Iterator[RoleSpan]:
-    position = 0
-    for span in spans:
-        yield RoleSpan(position, span.start, PROMPT)
-        yield span
-        position = span.stop
-    yield RoleSpan(position, length, PROMPT)
 
 
 def _messages(value: Any, key: str, where: str) -> list[dict[str, Any]]:

@@ -18,6 +18,15 @@ names the version it was measured on.
 
 A document belongs to one part for ever, by the hash of its *name*: a module that was held
 out of training in one Python version is held out in every other.
+
+Multiple-choice items from JSON lines.
+
+    {"question": "...", "choices": ["...", "..."], "answer": 0}
+
+Published sets differ in their names only: a `context` (or `ctx`) is taken as it is, a
+`question` is put between "Question:" and "Answer:"; the options are `choices`, `options` or
+`endings`, as a list or as a table of `text` and `label`; the answer is a position from zero, a
+letter, or one of the labels. A space is put before an option unless there is one.
 """
 
 from __future__ import annotations
@@ -27,20 +36,23 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sysconfig
 import zlib
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from qaudit.errors import CorpusError, MachineError
+from qaudit.items.tokens import PromptedItem
 from qaudit.support.extras import install
 from qaudit.support.keys import nearest
 from qaudit.text.chat import MESSAGES, TOOLS, Chat
 from qaudit.text.cutting import must_be_unicode
-from qaudit.types import Document
+from qaudit.types import CHOICES, Document
 
 LONGEST_STRATUM = 100
 """Characters of a stratum's name at most: it heads a row of a table."""
@@ -66,28 +78,25 @@ def python_documents(*, tests: bool = False, part: Part | None = None) -> Iterat
 
     `tests` adds its test suite, if installed.
     """
-    yield from _topics(part)
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in _modules(root, tests=tests):
+    from pydoc_data.topics import topics
+
+    for topic in sorted(topics):
+        name = f"python-topic:{topic}"
+        if len(topics[topic]) >= _SHORTEST and (part is None or part_of(name) == part):
+            yield Document(name=name, text=topics[topic])
+    root, modules = Path(sysconfig.get_paths()["stdlib"]), []
+    left_out = _LEFT_OUT if tests else _LEFT_OUT | _TESTS
+    for folder, inside, files in os.walk(root):  # site-packages can hold a hundred times as many
+        inside[:] = [name for name in inside if name not in left_out]
+        modules += [Path(folder, name) for name in files if name.endswith(".py")]
+    for path in sorted(modules):
         name = f"python:{path.relative_to(root).as_posix()}"
         if part is not None and part_of(name) != part:
             continue
-        try:
+        with suppress(UnicodeDecodeError):  # a few test files are not UTF-8 on purpose
             text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue  # a few test files are not UTF-8 on purpose
-        if len(text) >= _SHORTEST:
-            yield Document(name=name, text=text)
-
-
-def _modules(root: Path, *, tests: bool) -> list[Path]:
-    """Return the modules below a folder; site-packages alone can hold a hundred times as many."""
-    modules = []
-    for folder, inside, files in os.walk(root):
-        left_out = _LEFT_OUT if tests else _LEFT_OUT | _TESTS
-        inside[:] = [name for name in inside if name not in left_out]
-        modules += [Path(folder, name) for name in files if name.endswith(".py")]
-    return sorted(modules)
+            if len(text) >= _SHORTEST:
+                yield Document(name=name, text=text)
 
 
 @cache  # a plan reads it, and then the run
@@ -105,23 +114,6 @@ def python_part(part: Part) -> tuple[Document, ...]:
     return tuple(sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest()))
 
 
-def calibration_text() -> tuple[Document, ...]:
-    """Return the calibration part and, for further draws, the training part behind it.
-
-    The demo was trained on both, so that all draws are of one kind.
-    """
-    return (*python_part("calibration"), *python_part("training"))
-
-
-def _topics(part: Part | None) -> Iterator[Document]:
-    from pydoc_data.topics import topics
-
-    for topic in sorted(topics):
-        name = f"python-topic:{topic}"
-        if len(topics[topic]) >= _SHORTEST and (part is None or part_of(name) == part):
-            yield Document(name=name, text=topics[topic])
-
-
 FIELDS = ("text", "content")
 KINDS = ".txt, .md, .jsonl, .jsonl.gz, .json.gz, .parquet"
 LONGEST_LINE = 1 << 28
@@ -134,6 +126,11 @@ class TextPath:
 
     path: Path
     called: str
+
+    @classmethod
+    def of(cls, source: str, path: Path | None) -> TextPath:
+        """Return the file of a source; `path` is that of a text of the Hub."""
+        return cls(path, source) if path else cls(Path(source), str(Path(source)))
 
     def __str__(self) -> str:
         return self.called
@@ -166,7 +163,9 @@ def text_of(
     if source is None:
         if strata is not None:
             raise no_strata("the text that Python carries", strata)
-        documents = calibration_text() if part == "calibration" else python_part(part)
+        documents = python_part(part)
+        if part == "calibration":  # for further draws; the demo was trained on both parts
+            documents = (*documents, *python_part("training"))
         name = f"the {part} part of the documents of Python {platform.python_version()}"
         return name, iter(documents)
     return source, read_documents(source, path, strata, chat)
@@ -177,7 +176,7 @@ def read_documents(
 ) -> Iterator[Document]:
     name, field = split_field(source)
     fields = Fields(field, strata, chat)
-    root = TextPath(path or Path(name), name if path else str(Path(name)))
+    root = TextPath.of(name, path)
     if root.path.is_dir():
         inside = sorted(p for p in root.path.rglob("*") if p.is_file() and is_text(p.name))
         if not inside:
@@ -205,7 +204,7 @@ def is_text(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of an object that are read; None: `FIELDS`, or no strata."""
+    """The fields of an object that are read; None: `FIELDS`, or no strata, or no conversations."""
 
     text: str | None
     strata: str | None = None
@@ -216,16 +215,46 @@ class Fields:
         fields = (*FIELDS, MESSAGES) if self.chat else FIELDS
         return self.text or next((f for f in fields if f in names), "")
 
-    def document(self, name: str, where: str, value: dict[str, Any], key: str) -> Document:
+    def document(self, name: str, where: str, value: dict[str, Any]) -> Document:
         """Return an object as a document: its text, or its conversation."""
-        text = value.get(key)
-        if self.chat and (key == MESSAGES or (isinstance(text, list) and key not in FIELDS)):
-            stratum = stratum_of(where, self.strata, value)
-            return self.chat.document(name, where, value, key, stratum)
-        if not isinstance(text, str):
-            raise _no_text(where, self.text, list(value), text)
-        must_be_unicode(text, f"the text in {where}")
-        return Document(name, text, stratum_of(where, self.strata, value))
+        key = self.key(value)
+        text, chat = value.get(key), self.chat
+        if not (key == MESSAGES or (isinstance(text, list) and key not in FIELDS)):
+            chat = None
+        if chat is None:
+            if not isinstance(text, str):
+                raise self._no_text(where, list(value), text)
+            must_be_unicode(text, f"the text in {where}")
+            return Document(name, text, self._stratum(where, value))
+        return chat.document(name, where, value, key, self._stratum(where, value))
+
+    def _no_text(self, where: str, fields: list[str], value: object) -> CorpusError:
+        wanted = f"`{self.text}`" if self.text else " or ".join(f"`{f}`" for f in FIELDS)
+        message = f"field {wanted} in {where} is not a text"
+        if value is None:
+            message = f"{where} has no field {wanted}"
+        return CorpusError(
+            message, hint=f"its fields are {', '.join(fields) or 'none'}; name one as `FILE::FIELD`"
+        )
+
+    def _stratum(self, where: str, value: dict[str, Any]) -> str:
+        """Return the value of the field that groups documents."""
+        if self.strata is None:
+            return ""
+        stratum = value.get(self.strata)
+        if stratum is None or stratum == "":
+            raise CorpusError(
+                f"{where} has no value of the field `{self.strata}`, which groups documents",
+                hint=f"its fields are {', '.join(value)}; every document needs a value",
+            )
+        name = str(stratum) if isinstance(stratum, int) else stratum
+        if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_STRATUM:
+            raise CorpusError(
+                f"field `{self.strata}` in {where} is no name that documents can be grouped by",
+                hint=f"name a field of whole numbers or of words, of at most "
+                f"{LONGEST_STRATUM} characters",
+            )
+        return name
 
 
 Reader = Callable[[TextPath, Fields], Iterator[Document]]
@@ -236,17 +265,24 @@ def _documents(file: TextPath, fields: Fields) -> Iterator[Document]:
     reader = _reader(file.path.name)
     if reader is None:
         raise CorpusError(f"`{file}` is not text that can be read", hint=f"text is {KINDS}")
-    return _not_empty(file, reader(file, fields))
+
+    def not_empty(documents: Iterator[Document]) -> Iterator[Document]:
+        if (first := next(documents, None)) is None:
+            raise CorpusError(f"`{file}` is empty", hint="give a file with text in it")
+        yield first
+        yield from documents
+
+    return not_empty(reader(file, fields))
 
 
 def _reader(name: str) -> Reader | None:
-    name = name.lower()
-    unzipped = name.removesuffix(".gz")
-    if unzipped.endswith((".jsonl", ".ndjson", ".json")):
-        return _from_lines
-    if unzipped.endswith(".parquet"):
-        return _from_parquet
-    return _from_text if name.endswith((".txt", ".md")) else None
+    if _unzipped(name).endswith((".jsonl", ".ndjson", ".json", ".parquet")):
+        return _from_objects
+    return _from_text if name.lower().endswith((".txt", ".md")) else None
+
+
+def _unzipped(name: str) -> str:
+    return name.lower().removesuffix(".gz")
 
 
 def must_exist(file: TextPath) -> None:
@@ -262,16 +298,14 @@ def must_exist(file: TextPath) -> None:
         near = "run the same command again: the text is fetched first"
     elif str(path).startswith(("http:", "https:")):
         near = "download it and give its path, or write `hf://datasets/org/name/path`"
+        of_hub = re.match(
+            r"https?:/+huggingface\.co/(datasets/.+?)/(?:blob|resolve|raw)/(.+)", str(path)
+        )
+        if of_hub and "/" in of_hub[2]:
+            near = f"write `hf://{of_hub[1]}@{of_hub[2]}`"
     elif not near.startswith("did you mean"):
         near = "paths are read from the folder where the command runs"
     raise CorpusError(f"there is no text file `{file}`", hint=near)
-
-
-def _not_empty(file: TextPath, documents: Iterator[Document]) -> Iterator[Document]:
-    if (first := next(documents, None)) is None:
-        raise CorpusError(f"`{file}` is empty", hint="give a file with text in it")
-    yield first
-    yield from documents
 
 
 def _from_text(file: TextPath, fields: Fields) -> Iterator[Document]:
@@ -333,22 +367,6 @@ def _lines(file: TextPath) -> Iterator[tuple[int, bytes]]:
             ) from error
 
 
-def _from_lines(file: TextPath, fields: Fields) -> Iterator[Document]:
-    for number, value in read_objects(file):
-        where, name = f"line {number} of `{file}`", f"{file.path.name}:{number}"
-        yield fields.document(name, where, value, fields.key(value))
-
-
-def _no_text(where: str, field: str | None, fields: list[str], value: object) -> CorpusError:
-    wanted = f"`{field}`" if field else " or ".join(f"`{f}`" for f in FIELDS)
-    message = f"field {wanted} in {where} is not a text"
-    if value is None:
-        message = f"{where} has no field {wanted}"
-    return CorpusError(
-        message, hint=f"its fields are {', '.join(fields) or 'none'}; name one as `FILE::FIELD`"
-    )
-
-
 def _without_nulls(value: Any) -> Any:
     """Return a value without null fields: a struct of Parquet has the fields of every row."""
     if isinstance(value, dict):
@@ -356,7 +374,7 @@ def _without_nulls(value: Any) -> Any:
     return [*map(_without_nulls, value)] if isinstance(value, list) else value
 
 
-def _from_parquet(file: TextPath, fields: Fields) -> Iterator[Document]:
+def _parquet_rows(file: TextPath, fields: Fields) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -370,15 +388,14 @@ def _from_parquet(file: TextPath, fields: Fields) -> Iterator[Document]:
         names = list(table.schema_arrow.names)
         column = fields.key(names)
         if column not in names:
-            raise _no_text(f"`{file}`", fields.text, names, None)
+            raise fields._no_text(f"`{file}`", names, None)
         further = {fields.strata, *([TOOLS] if fields.chat else [])}
         read = [column, *(further & set(names) - {column})]
         batches = table.iter_batches(batch_size=64, columns=read)
         rows = (row for batch in batches for row in batch.to_pylist())
         for number, value in enumerate(rows, 1):
-            where, name = f"row {number} of `{file}`", f"{file.path.name}:{number}"
             present = {key: _without_nulls(part) for key, part in value.items()}
-            yield fields.document(name, where, dict.fromkeys(names) | present, column)
+            yield number, dict.fromkeys(names) | present
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorpusError(
             f"`{file}` cannot be read as Parquet: {' '.join(str(error).split())[:120]}",
@@ -386,24 +403,11 @@ def _from_parquet(file: TextPath, fields: Fields) -> Iterator[Document]:
         ) from error
 
 
-def stratum_of(where: str, strata: str | None, value: dict[str, Any]) -> str:
-    """Return the value of the field that groups documents."""
-    if strata is None:
-        return ""
-    stratum = value.get(strata)
-    if stratum is None or stratum == "":
-        raise CorpusError(
-            f"{where} has no value of the field `{strata}`, which groups documents",
-            hint=f"its fields are {', '.join(value)}; every document needs a value",
-        )
-    name = str(stratum) if isinstance(stratum, int) else stratum
-    if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_STRATUM:
-        raise CorpusError(
-            f"field `{strata}` in {where} is no name that documents can be grouped by",
-            hint=f"name a field of whole numbers or of words, of at most "
-            f"{LONGEST_STRATUM} characters",
-        )
-    return name
+def _from_objects(file: TextPath, fields: Fields) -> Iterator[Document]:
+    is_parquet = _unzipped(file.path.name).endswith(".parquet")
+    for number, value in _parquet_rows(file, fields) if is_parquet else read_objects(file):
+        where = f"{'row' if is_parquet else 'line'} {number} of `{file}`"
+        yield fields.document(f"{file.path.name}:{number}", where, value)
 
 
 def no_strata(text: str, strata: str) -> CorpusError:
@@ -411,4 +415,65 @@ def no_strata(text: str, strata: str) -> CorpusError:
     return CorpusError(
         f"{text} is plain text and has no field `{strata}` to group its documents by",
         hint="leave out `strata`, or give JSON lines or Parquet with `--evaluation`",
+    )
+
+
+_CONTEXTS = ("context", "ctx", "question")
+_OPTIONS = ("choices", "options", "endings")
+_ANSWERS = ("answer", "label", "answerKey", "gold")
+_HINT = 'write {"question": "...", "choices": ["...", "..."], "answer": 0} on each line'
+
+
+def read_choices(source: str, path: Path | None = None) -> tuple[PromptedItem, ...]:
+    file = TextPath.of(source, path)
+    must_exist(file)
+    items = []
+    for number, value in read_objects(file):
+        where = f"line {number} of `{file}`"
+        field, context = _one_of(value, _CONTEXTS, where)
+        if not isinstance(context, str):
+            raise CorpusError(f"`{field}` in {where} is not a text", hint=_HINT)
+        if field == "question":
+            context = f"Question: {context}\nAnswer:"
+        options, labels = _options(*_one_of(value, _OPTIONS, where), where)
+        answer = _answer(_one_of(value, _ANSWERS, where)[1], labels, where)
+        glue = "" if not context or context[-1].isspace() else " "
+        pairs = tuple((context, o if o[:1].isspace() else glue + o) for o in options)
+        items.append(PromptedItem(CHOICES, f"{file.path.name}:{number}", pairs, (answer,)))
+    if not items:
+        raise CorpusError(f"`{file}` is empty", hint=_HINT)
+    return tuple(items)
+
+
+def _one_of(value: dict[str, Any], names: tuple[str, ...], where: str) -> tuple[str, Any]:
+    for name in names:
+        if name in value:
+            return name, value[name]
+    wanted = " or ".join(f"`{name}`" for name in names)
+    fields = ", ".join(value) or "none"
+    raise CorpusError(f"{where} has no {wanted}", hint=f"its fields are {fields}; {_HINT}")
+
+
+def _options(field: str, value: Any, where: str) -> tuple[list[str], list[str]]:
+    labels = None
+    if isinstance(value, dict):
+        labels, value = value.get("label"), value.get("text")
+    if not isinstance(value, list) or not all(isinstance(o, str) and o for o in value):
+        raise CorpusError(f"`{field}` in {where} is not a list of texts", hint=_HINT)
+    if len(value) < 2:
+        raise CorpusError(f"{where} has {len(value)} options, and 2 are needed", hint=_HINT)
+    if isinstance(labels, list) and len(labels) == len(value):
+        return value, [str(label) for label in labels]
+    return value, [chr(ord("A") + k) for k in range(len(value))]
+
+
+def _answer(value: Any, labels: list[str], where: str) -> int:
+    if isinstance(value, str) and value in labels:
+        return labels.index(value)
+    positions = list(map(str, range(len(labels))))
+    if isinstance(value, int | str) and not isinstance(value, bool) and str(value) in positions:
+        return int(value)
+    raise CorpusError(
+        f"the answer in {where} is `{value}`, which is none of {len(labels)} options",
+        hint=f"write a position from 0 to {len(labels) - 1}, or one of {', '.join(labels)}",
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,8 +166,16 @@ def rollout_text(
     rollouts: Rollouts, ends: Mapping[str, Sequence[int]], markers: Sequence[TokenMarker] = ()
 ) -> RolloutText:
     """Return rollouts as windows; `ends` are tokens that end something, by its name."""
+    windows = []
+    for k, sample in enumerate(rollouts.samples):
+        tokens = np.array((*sample.ids, *sample.new_ids), dtype=np.int32)
+        roles = None
+        if markers:
+            roles = np.full(len(tokens), UNSCORED, dtype=np.int8)
+            roles[len(sample.ids) :] = roles_of(sample.ids, sample.new_ids, markers)
+        windows.append(Window(k, tokens, len(sample.ids), roles))
     return RolloutText(
-        tuple(_window(k, sample, markers) for k, sample in enumerate(rollouts.samples)),
+        tuple(windows),
         prompt=np.array([sample.prompt for sample in rollouts.samples], dtype=np.int64),
         greedy=np.array([sample.greedy for sample in rollouts.samples], dtype=np.bool_),
         ends=tuple((name, tuple(ids)) for name, ids in ends.items() if ids),
@@ -176,15 +184,6 @@ def rollout_text(
         weights_sha256=rollouts.header.weights_sha256,
         **_marks(rollouts),
     )
-
-
-def _window(k: int, sample: Rollout, markers: Sequence[TokenMarker]) -> Window:
-    tokens = np.array((*sample.ids, *sample.new_ids), dtype=np.int32)
-    if not markers:
-        return Window(k, tokens, len(sample.ids))
-    roles = np.full(len(tokens), UNSCORED, dtype=np.int8)
-    roles[len(sample.ids) :] = roles_of(sample.ids, sample.new_ids, markers)
-    return Window(k, tokens, len(sample.ids), roles)
 
 
 def _marks(rollouts: Rollouts) -> dict[str, Any]:
@@ -253,13 +252,22 @@ def read_rollouts(folder: Path) -> Rollouts:
     content = _bytes_of(folder / LINES)
     if hashlib.sha256(content).hexdigest() != header.rollouts_sha256:
         raise CorpusError(f"`{folder / LINES}` is not what `{HEADER}` has the hash of", hint=_AGAIN)
-    samples = tuple(_samples(folder / LINES, content))
+    samples: dict[tuple[int, int, bool], Rollout] = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        where = f"line {number} of `{folder / LINES}`"
+        sample = _decoded(Rollout, line, where)
+        wrong, key = _wrong(sample), (sample.prompt, sample.sample, sample.greedy)
+        if key in samples:
+            wrong = f"has sample {sample.sample} of prompt {sample.prompt} again"
+        if wrong:
+            raise CorpusError(f"{where} {wrong}", hint=_AGAIN)
+        samples[key] = sample
     if len(samples) != header.count or not samples:
         raise CorpusError(
             f"`{folder / LINES}` has {len(samples)} samples, and `{HEADER}` {header.count}",
             hint=_AGAIN,
         )
-    return Rollouts(header, samples)
+    return Rollouts(header, tuple(samples.values()))
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -269,21 +277,6 @@ def _bytes_of(path: Path) -> bytes:
         raise CorpusError(
             f"`{path}` cannot be read: {error.strerror or error}".lower(), hint=_AGAIN
         ) from error
-
-
-def _samples(path: Path, content: bytes) -> Iterator[Rollout]:
-    seen: set[tuple[int, int, bool]] = set()
-    for number, line in enumerate(content.splitlines(), 1):
-        where = f"line {number} of `{path}`"
-        sample = _decoded(Rollout, line, where)
-        wrong = _wrong(sample)
-        key = (sample.prompt, sample.sample, sample.greedy)
-        if key in seen:
-            wrong = f"has sample {sample.sample} of prompt {sample.prompt} again"
-        if wrong:
-            raise CorpusError(f"{where} {wrong}", hint=_AGAIN)
-        seen.add(key)
-        yield sample
 
 
 def _wrong(sample: Rollout) -> str:

@@ -33,9 +33,9 @@ from qaudit.items.tokens import ItemText, item_text
 from qaudit.sandbox import Templates
 from qaudit.support.keys import nearest
 from qaudit.text.chat import Chat, has_template
-from qaudit.text.corpus import build_corpus, make_protocol, read_choices
+from qaudit.text.corpus import build_corpus, make_protocol
 from qaudit.text.cutting import Tokenizer
-from qaudit.text.documents import KINDS, is_text, split_field, text_of
+from qaudit.text.documents import KINDS, is_text, read_choices, split_field, text_of
 from qaudit.text.rollouts import (
     must_be_new,
     must_read_alike,
@@ -45,7 +45,7 @@ from qaudit.text.rollouts import (
 )
 from qaudit.text.tokenizer import (
     borrowed_tokenizer,
-    must_share_a_tokenizer,
+    other_tokenizers,
     tokenizer_of,
     tokenizer_sha256,
 )
@@ -71,50 +71,50 @@ def read_corpus(
     """
     members = [c for s in plan.subjects for c, _ in s.members]
     folders = {c.label: folder_of(c) for c in members}
-    must_share_a_tokenizer(folders)
+    if pair := other_tokenizers(folders):
+        raise UsageError(
+            f"`{pair[0]}` and `{pair[1]}` have different tokenizers: their documents cannot be "
+            "compared",
+            hint="scan them apart; across tokenizers compare bits per byte",
+        )
     borrowed = borrowed_tokenizer(hub, members)
     recipe = plan.recipe
     on_hub = {source: planned_text(plan.texts, source) for _, source in hub_sources(recipe)}
     paths = {source: text_path(text) for source, text in on_hub.items()}
-    if borrowed:
-        folders = {borrowed.label: folder_of(borrowed)}
-    tokenizer, notes = tokenizer_of(list(folders.values()), trust_remote_code)
+    places = [folder_of(borrowed)] if borrowed else list(folders.values())
+    tokenizer, notes = tokenizer_of(places, trust_remote_code)
     protocol = make_protocol(recipe, plan.context, plan.item_context)
     searches = any(subject.is_search for subject in plan.subjects)
-    corpus, sources = cut_texts(
-        recipe, paths, tokenizer, protocol, list(folders.values()), searches=searches
-    )
-    if recipe.strata:
-        sources.append(("strata", recipe.strata))
-    if recipe.choices:
-        sources.append(("choices", recipe.choices))
+    corpus, sources = cut_texts(recipe, paths, tokenizer, protocol, places, searches=searches)
+    named = (("strata", recipe.strata), ("choices", recipe.choices))
+    sources += [(role, name) for role, name in named if name]
     if borrowed:
         sources.append(("tokenizer", f"{borrowed.ref.location}@{borrowed.commit}"))
-    recorded = (pair for role, name in sources for pair in _record(role, name, on_hub.get(name)))
-    notes = (*corpus.notes, *notes, *_rollout_notes(corpus, plan))
+    recorded: list[tuple[str, str]] = []
+    for role, name in sources:  # of a text on the Hub its commit and its hash, too
+        text = on_hub.get(name)
+        recorded.append((role, pinned(text) if text else name))
+        recorded += [(f"{role}_sha256", text.sha256)] if text else []
+    notes = (*corpus.notes, *notes)
+    rollouts = corpus.rollouts
+    if rollouts and all(rollouts.weights_sha256 != s.content for s in plan.subjects):
+        notes = (
+            *notes,
+            f"the rollouts were written by `{rollouts.target}`, whose weights are none of those "
+            "that are measured: they are text like any other",
+        )
     corpus = replace(
         corpus,
         notes=notes,
         sources=tuple(recorded),
-        has_chat_template=recipe.chat_template is not None or has_template([*folders.values()]),
+        has_chat_template=recipe.chat_template is not None or has_template(places),
     )
     if not recipe.tasks:
         return corpus
-    key = tokenizer_sha256(list(folders.values()))
     context = plan.item_context or plan.context
-    reading = Reading(recipe, plan.texts, key, context)
+    reading = Reading(recipe, plan.texts, tokenizer_sha256(places), context)
     items, failed = read_items(reading, tokenizer, failed or {})
     return _with_items(corpus, items, failed)
-
-
-def _rollout_notes(corpus: Corpus, plan: Plan) -> tuple[str, ...]:
-    rollouts = corpus.rollouts
-    if rollouts is None or any(rollouts.weights_sha256 == s.content for s in plan.subjects):
-        return ()
-    return (
-        f"the rollouts were written by `{rollouts.target}`, whose weights are none of those that "
-        "are measured: they are text like any other",
-    )
 
 
 def cut_texts(
@@ -185,13 +185,6 @@ def _with_items(corpus: Corpus, text: ItemText, failed: Mapping[str, SourceError
     )
 
 
-def _record(role: str, name: str, text: TextFile | None) -> Iterator[tuple[str, str]]:
-    """Yield what is written down about a text: of one on the Hub, its commit and its hash too."""
-    yield role, pinned(text) if text else name
-    if text:
-        yield f"{role}_sha256", text.sha256
-
-
 DEFAULT_HUB_CALIBRATION = "hf://datasets/allenai/c4/en/c4-train.00001-of-01024.json.gz"
 DEFAULT_HUB_EVALUATION = "hf://datasets/allenai/c4/en/c4-validation.00000-of-00008.json.gz"
 
@@ -257,7 +250,7 @@ def planned_text(texts: Sequence[TextFile], source: str) -> TextFile:
 
 def _cannot_be_had(role: str, source: str, error: QauditError) -> QauditError:
     what = "multiple-choice items" if role == "choices" else f"{role} text"
-    hint = f"{error.hint}; " if error.hint else ""
+    hint = error.hint and f"{error.hint}{'' if error.hint.endswith('?') else ';'} "
     return type(error)(
         f"the {what} `{source}` cannot be had: {error.message}",
         hint=f"{hint}or give another text with `--{role}`",
@@ -301,9 +294,13 @@ def parse_source(source: str) -> tuple[str, str | None, str]:
     if revision is not None and (_NO_REVISION.search(revision) or not revision.isprintable()):
         raise _refused(source, "names a revision as no revision can be called")
     if "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise _refused(source, "does not name a file inside the dataset")
+        hint = f"name a file in it: {location}FILE" if path[-1:] == "/" else f"write it as {FORM}"
+        raise _refused(source, "does not name a file inside the dataset", hint=hint)
     if not is_text(path):
-        raise _refused(source, "is not text that can be read", hint=f"text is {KINDS}")
+        hint = f"text is {KINDS}"
+        if "." not in path.rpartition("/")[2]:
+            hint = f"name a file in it: {location}/FILE; {hint}"
+        raise _refused(source, "is not text that can be read", hint=hint)
     return repo, revision, path
 
 
@@ -326,8 +323,8 @@ def _form(location: str) -> str:
 def _near(listing: Listing, repo: str, commit: str, path: str, error: HubError) -> str:
     folder, _, name = path.rpartition("/")
     try:
-        names = listing.client.neighbours(repo, commit, folder, kind="dataset")
+        files = listing.client.files(repo, commit, folder, kind="dataset")
     except HubError:  # the folder is not there either
         return error.hint
-    near = nearest(name, [n for n in names if is_text(n)])
+    near = nearest(name, [f.path.rpartition("/")[2] for f in files if is_text(f.path)])
     return near if near.startswith("did you mean") else error.hint

@@ -16,7 +16,7 @@ from typing import cast
 from qaudit import families
 from qaudit.checkpoints.configuration import unreadable
 from qaudit.checkpoints.stamps import folder_of
-from qaudit.errors import ConfigurationError, SourceError, UsageError
+from qaudit.errors import ConfigurationError, SourceError
 from qaudit.hub import Hub
 from qaudit.saved.results import sha256_of
 from qaudit.text.cutting import Tokenizer
@@ -33,7 +33,7 @@ def tokenizer_of(
     folders: Sequence[Path], trust_remote_code: bool
 ) -> tuple[Tokenizer, tuple[str, ...]]:
     """Load the first tokenizer there is: a checkpoint without one reads what the others read."""
-    from qaudit.model.config import is_remote, read_config
+    from qaudit.model.config import is_remote, ran, read_config
 
     failures = []
     for folder in [f for f in folders if _tokenizer_files(f)] or folders[:1]:
@@ -44,20 +44,16 @@ def tokenizer_of(
             tokenizer = load_tokenizer(
                 folder, trust_remote_code=trust_remote_code, config=own_config
             )
-            return tokenizer, _about(tokenizer, folder)
         except SourceError as error:
             failures.append(error)
+            continue
+        if not has_own_code(folder):
+            return tokenizer, ()
+        note = "the tokenizer is the library's: the repository's own code for it was not run"
+        if not type(tokenizer).__module__.startswith("transformers."):
+            note = f"the tokenizer is the repository's own: {ran(folder)}"
+        return tokenizer, (note,)
     raise failures[0]
-
-
-def _about(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
-    from qaudit.model.config import ran
-
-    if not has_own_code(folder):
-        return ()
-    if type(tokenizer).__module__.startswith("transformers."):
-        return ("the tokenizer is the library's: the repository's own code for it was not run",)
-    return (f"the tokenizer is the repository's own: {ran(folder)}",)
 
 
 def load_tokenizer(
@@ -70,33 +66,20 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
+    from qaudit.model.config import foreign, remote_class
+
     hint = "copy `tokenizer.json` and `tokenizer_config.json` of the model into the folder"
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise SourceError(f"there is no tokenizer in `{folder}`", hint=hint)
     try:
         with unreadable(f"the tokenizer in `{folder}` cannot be read", hint):
-            tokenizer = AutoTokenizer.from_pretrained(
+            loaded = AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=False, local_files_only=True, config=config
             )
-            return cast(Tokenizer, tokenizer)
+            return cast(Tokenizer, loaded)
     except ConfigurationError:
-        if has_own_code(folder):
-            return _own_tokenizer(folder, trust_remote_code)
-        raise
-
-
-def has_own_code(folder: Path) -> bool:
-    """Return whether the files of a tokenizer name code of their repository."""
-    try:
-        table = json.loads(read_regular(folder / _SETTINGS).decode())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(table, dict) and bool(table.get("auto_map"))
-
-
-def _own_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
-    from qaudit.model.config import foreign, remote_class
-
+        if not has_own_code(folder):
+            raise
     if not trust_remote_code:
         raise SourceError(
             f"the tokenizer in `{folder}` is code of its own, which is not run unless asked for",
@@ -106,6 +89,15 @@ def _own_tokenizer(folder: Path, trust_remote_code: bool) -> Tokenizer:
     with foreign(folder, "to make its tokenizer"):
         tokenizer: Tokenizer = kind.from_pretrained(str(folder), local_files_only=True)
     return tokenizer
+
+
+def has_own_code(folder: Path) -> bool:
+    """Return whether the files of a tokenizer name code of their repository."""
+    try:
+        table = json.loads(read_regular(folder / _SETTINGS).decode())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(table, dict) and bool(table.get("auto_map"))
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
@@ -144,12 +136,3 @@ def other_tokenizers(folders: dict[str, Path]) -> tuple[str, str] | None:
             labels.setdefault(digest([(f.name, sha256_of(f)) for f in files]), label)
     first, *labels_of_others = [*labels.values()] or [""]
     return (first, labels_of_others[0]) if labels_of_others else None
-
-
-def must_share_a_tokenizer(folders: dict[str, Path]) -> None:
-    if pair := other_tokenizers(folders):
-        a, b = pair
-        raise UsageError(
-            f"`{a}` and `{b}` have different tokenizers: their documents cannot be compared",
-            hint="scan them apart; across tokenizers compare bits per byte",
-        )

@@ -197,9 +197,8 @@ class Pins:
     threads: int
     libraries: dict[str, str]
     numerics: int
-    text_sha256: tuple[
-        str, ...
-    ]  # of each draw with the evaluation text, and of what searches choose on
+    # Of each draw with the evaluation text, and of what searches choose on.
+    text_sha256: tuple[str, ...]
     items_sha256: dict[str, str] = field(default_factory=dict)  # of each task
 
 

@@ -248,8 +248,5 @@ class Difference:
 
     @property
     def pick_changed(self) -> bool:
-        return _named(self.picks[0]) != _named(self.picks[1])
-
-
-def _named(pick: Pick | None) -> tuple[str, str] | None:
-    return None if pick is None else (pick.subject, pick.scheme)
+        a, b = (pick and (pick.subject, pick.scheme) for pick in self.picks)
+        return a != b

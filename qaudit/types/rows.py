@@ -6,14 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
-
-
-class _Columns(NamedTuple):
-    """The columns of an interval, and whether all may be null because there is none."""
-
-    names: tuple[str, str, str]
-    optional: bool
+from typing import Any, ClassVar, Literal, get_type_hints
 
 
 class Row:
@@ -68,17 +61,15 @@ class Interval(Row):
     high: float
 
 
-_COLUMNS: dict[type, dict[str, _Columns]] = {}
-"""The columns of each interval, by the type of the row."""
+_COLUMNS: dict[type, dict[str, tuple[tuple[str, str, str], bool]]] = {}
+"""By the type of a row: the columns of each interval, and whether there may be none."""
 
 
-def _columns_of(kind: type[Row]) -> dict[str, _Columns]:
+def _columns_of(kind: type[Row]) -> dict[str, tuple[tuple[str, str, str], bool]]:
     if kind not in _COLUMNS:
         plain = {"interval": ("estimate", "low", "high")}
         _COLUMNS[kind] = {
-            name: _Columns(
-                plain.get(name, (name, f"{name}_low", f"{name}_high")), hint is not Interval
-            )
+            name: (plain.get(name, (name, f"{name}_low", f"{name}_high")), hint is not Interval)
             for name, hint in get_type_hints(kind).items()
             if hint is Interval or hint == Interval | None
         }
@@ -89,9 +80,7 @@ def _spread(kind: type[Row], row: dict[str, Any]) -> dict[str, Any]:
     intervals, spread = _columns_of(kind), dict[str, Any]()
     for name, value in row.items():
         if name in intervals:
-            spread |= zip(
-                intervals[name].names, value.values() if value else (None,) * 3, strict=True
-            )
+            spread |= zip(intervals[name][0], value.values() if value else (None,) * 3, strict=True)
         else:
             spread[name] = value
     return spread

@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from hypothesis import strategies as st
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import QauditError, SourceError, UsageError
-from qaudit.formats.gguf import base as gguf_base
-from qaudit.formats.gguf.header import GgufHeader, header_in, read_header
+from qaudit.formats.gguf import reading as gguf_base
+from qaudit.formats.gguf.header import GgufHeader, bits_in, header_in, read_header
 from qaudit.formats.gguf.metadata import differences, rope_factors
-from qaudit.formats.gguf.reading import GgufFile, bits_in, bits_of
+from qaudit.formats.gguf.reading import GgufFile
 from qaudit.formats.weights import format_of, must_match, open_quantized
 from tests.support.filled import filled
 from tests.support.gguf import KINDS, write_gguf
@@ -124,14 +125,6 @@ def test_a_file_has_the_bits_that_it_claims(
     assert weights.notes == ((said,) if bits != 5 else ())
 
 
-@pytest.mark.parametrize(
-    ("kind", "bits"),
-    [("Q4_K", 4), ("IQ3_XXS", 3), ("IQ2_S", 2), ("TQ1_0", 1), ("MXFP4", 4), ("NVFP4", 4)],
-)
-def test_bits_of_types(kind: str, bits: int) -> None:
-    assert bits_of(kind) == bits
-
-
 # ------------------------------------------------------------------------- what is refused
 
 
@@ -151,34 +144,21 @@ def reason(path: Path, base: Path | None = None) -> str:
     return caught.value.message
 
 
-def test_an_architecture_that_is_not_known_is_refused_by_name(
+def test_other_files_are_refused_by_name(
     folders: dict[str, Path], file: bytes, tmp_path: Path
 ) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(file.replace(b"llama", b"rwkv6", 1))
-    assert "architecture `rwkv6`" in reason(path)
-
-
-def test_a_part_of_a_split_model_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    path = tmp_path / "m-00001-of-00003.gguf"
+    path, shares = tmp_path / "m.gguf", (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 0.999)
+    for data, words in (
+        (file.replace(b"llama", b"rwkv6", 1), "architecture `rwkv6`"),
+        (b"GGML" + bytes(64), "is not a GGUF file"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "holds no tensors"),
+        *((file[: int(share * len(file))], "cut short") for share in shares),
+    ):
+        path.write_bytes(data)
+        assert words in reason(path)
     write_gguf(folders["llama"], path, matrices("Q4_0"), metadata={"split.count": 3})
     assert "one of 3 parts" in reason(path)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 0.999])
-def test_a_file_that_is_cut_short_is_refused(share: float, file: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(file[: int(share * len(file))])
-    assert "cut short" in reason(path)
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGML" + bytes(64))
-    assert "is not a GGUF file" in reason(tmp_path / "m.gguf")
-    (tmp_path / "n.gguf").write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
-    assert "big-endian" in reason(tmp_path / "n.gguf")
-    (tmp_path / "o.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
-    assert "holds no tensors" in reason(tmp_path / "o.gguf")
 
 
 def test_a_file_without_codes_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -268,7 +248,8 @@ NUMBERS = (
     ("attention.scale", 1.0), ("attention.causal", False), ("rope.scaling.yarn_ext_factor", 1.0),
     ("feed_forward_length", [128, 128, 64]), ("block_count", float("nan")),
     ("rope.freq_base", 1e300), ("final_logit_softcapping", 30.0), ("rope.scaling.type", "yarn"),
-    ("attention.head_count", True), ("rope.dimension_count", []),
+    ("attention.head_count", True), ("rope.dimension_count", []), ("block_count", None),
+    ("attention.layer_norm_rms_epsilon", None),
 )  # fmt: skip
 
 
@@ -287,16 +268,6 @@ def test_metadata_by_which_llama_cpp_computes_otherwise_is_refused_by_its_key(
     header = changed(tmp_path / "m.gguf", {f"{family}.{key}": value})
     with pytest.raises(UsageError, match=f"`{family}.{key}`|scaling.factor` is 4.0"):
         gguf_base.must_match("m", header, folders[family])
-
-
-@pytest.mark.parametrize("key", ["attention.layer_norm_rms_epsilon", "block_count"])
-def test_metadata_that_llama_cpp_needs_is_missed(
-    key: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    write_gguf(folders["llama"], tmp_path / "m.gguf", matrices("Q4_0"))
-    header = changed(tmp_path / "m.gguf", {f"llama.{key}": None})
-    with pytest.raises(UsageError, match="is not there where the base needs"):
-        gguf_base.must_match("m", header, folders["llama"])
 
 
 def test_metadata_of_no_arithmetic_and_neutral_values_are_accepted(
@@ -397,35 +368,27 @@ def test_defaults_of_configurations_are_those_of_transformers(
     assert wanted == {key: one for key, _, one in differences(header, short)}
 
 
-def test_both_epsilons_of_nemotron_h_are_those_of_the_base() -> None:
-    config = {"model_type": "nemotron_h", "layer_norm_epsilon": 1e-5}
-    for epsilon, differs in ((1e-5, False), (0.5, True)):
-        key = "nemotron_h.attention.layer_norm_rms_epsilon"
-        header = GgufHeader({"general.architecture": "nemotron_h", key: epsilon}, {})
-        keys = {one for one, _, _ in differences(header, config)}
-        assert ("attention.layer_norm_rms_epsilon" in keys) is differs
-
-
-@pytest.mark.parametrize(("written", "step"), [({}, 1), ({"moe_layer_interval": 2}, 2)])
-def test_blocks_of_ernie_that_have_experts_are_those_of_the_base(
-    written: dict[str, int], step: int
+@pytest.mark.parametrize(
+    ("config", "key", "value", "differs"),
+    [
+        *(({"model_type": "nemotron_h", "layer_norm_epsilon": 1e-5},
+           "attention.layer_norm_rms_epsilon", value, value != 1e-5) for value in (1e-5, 0.5)),
+        # llama.cpp loads a file with another step, and computes other blocks without experts.
+        *(({"model_type": "ernie4_5_moe", **written}, "interleave_moe_layer_step", step, differs)
+          for written, step, differs in (
+              ({}, 1, False), ({}, 2, True), ({"moe_layer_interval": 2}, 2, False),
+              ({"moe_layer_interval": 2}, 3, True))),
+        *(({"model_type": family}, "rope.scaling.finetuned", switch, differs)
+          for family, switch, differs in (
+              ("granite", True, False), ("granite", False, True), ("granitemoe", False, False))),
+    ],
+)  # fmt: skip
+def test_what_single_architectures_read_is_that_of_the_base(
+    config: dict[str, object], key: str, value: object, differs: bool
 ) -> None:
-    """llama.cpp loads a file with another step, and computes other blocks without experts."""
-    config = {"model_type": "ernie4_5_moe", **written}
-    for value, differs in ((step, False), (step + 1, True)):
-        key = "ernie4_5-moe.interleave_moe_layer_step"
-        header = GgufHeader({"general.architecture": "ernie4_5-moe", key: value}, {})
-        keys = {one for one, _, _ in differences(header, config)}
-        assert ("interleave_moe_layer_step" in keys) is differs
-
-
-@pytest.mark.parametrize(("family", "obeyed"), [("granite", True), ("granitemoe", False)])
-def test_rotations_are_not_switched_off_where_llama_cpp_obeys(family: str, obeyed: bool) -> None:
-    key = "rope.scaling.finetuned"
-    for switch, differs in ((True, False), (False, obeyed)):
-        header = GgufHeader({"general.architecture": family, f"{family}.{key}": switch}, {})
-        keys = {one for one, _, _ in differences(header, {"model_type": family})}
-        assert (key in keys) is differs
+    name = {"ernie4_5_moe": "ernie4_5-moe"}.get(str(config["model_type"]), config["model_type"])
+    header = GgufHeader({"general.architecture": name, f"{name}.{key}": value}, {})
+    assert (key in {k for k, _, _ in differences(header, config)}) is differs
 
 
 def test_written_defaults_are_those_of_the_installed_transformers() -> None:
@@ -435,47 +398,38 @@ def test_written_defaults_are_those_of_the_installed_transformers() -> None:
     assert written == gguf_defaults.text(), "python -m tests.support.gguf_defaults"
 
 
-@pytest.mark.parametrize(("kind", "is_same"), [(4, True), (1, False)])
-def test_spaces_for_words_of_spaces_are_the_same_tokens(
-    kind: int, is_same: bool, folders: dict[str, Path], tmp_path: Path
+PLAIN = {f"t{k}": k for k in range(256)}
+SPACED = {"vocab": {"a": 0, "▁▁": 1}, "merges": [], "type": "BPE"}
+MERGED = {"vocab": PLAIN, "merges": [["t", "1"], ["a b", "c"]]}
+
+
+@pytest.mark.parametrize(
+    ("model", "metadata", "match"),
+    [
+        ({"vocab": PLAIN}, {}, None),
+        ({"vocab": {**PLAIN, "t7": 8, "t8": 7}}, {}, "another vocabulary"),
+        (MERGED, {"merges": ["t 1", "a\u0120b c"]}, None),
+        (MERGED, {"merges": ["a\u0120b c", "t 1"]}, "has other merges than"),
+        (SPACED, {"tokens": ["a", "  "], "token_type": [1, 4]}, None),  # found before words are
+        (SPACED, {"tokens": ["a", "  "], "token_type": [1, 1]}, "another vocabulary"),
+    ],
+)
+def test_words_are_those_of_the_base(
+    model: object,
+    metadata: dict[str, object],
+    match: str | None,
+    folders: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
     base = tmp_path / "base"
-    shutil.copytree(folders["gemma"], base)
-    words = {"model": {"vocab": {"a": 0, "▁▁": 1}, "merges": [], "type": "BPE"}}
-    (base / "tokenizer.json").write_text(json.dumps(words))
-    write_gguf(base, tmp_path / "m.gguf")
-    spaced = {"tokenizer.ggml.tokens": ["a", "  "], "tokenizer.ggml.token_type": [1, kind]}
-    header = changed(tmp_path / "m.gguf", spaced)
-    if is_same:
+    shutil.copytree(folders["llama"], base)
+    (base / "tokenizer.json").write_text(json.dumps({"model": {"vocab": PLAIN}}))
+    write_gguf(base, tmp_path / "m.gguf", matrices("Q4_0"))
+    (base / "tokenizer.json").write_text(json.dumps({"model": model}))
+    changes = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+    header = changed(tmp_path / "m.gguf", changes)
+    with pytest.raises(UsageError, match=match) if match else nullcontext():
         gguf_base.must_match("m", header, base)
-        return
-    with pytest.raises(UsageError, match="vocabulary"):
-        gguf_base.must_match("m", header, base)
-
-
-def test_another_vocabulary_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "base"
-    make(folder, "llama")
-    vocabulary = {f"t{k}": k for k in range(256)}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
-    write_gguf(folder, tmp_path / "m.gguf", matrices("Q4_0"))
-    must_match("m", tmp_path / "m.gguf", folder)
-    vocabulary["t7"], vocabulary["t8"] = 8, 7
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
-    with pytest.raises(UsageError, match="another vocabulary"):
-        must_match("m", tmp_path / "m.gguf", folder)
-
-
-def test_other_merges_are_refused(tmp_path: Path) -> None:
-    make(tmp_path, "llama")
-    model = {"vocab": {f"t{k}": k for k in range(256)}, "merges": [["t", "1"], ["a b", "c"]]}
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
-    write_gguf(tmp_path, tmp_path / "m.gguf", matrices("Q4_0"))
-    merges = {"tokenizer.ggml.merges": ["t 1", "a\u0120b c"]}
-    gguf_base.must_match("m", changed(tmp_path / "m.gguf", merges), tmp_path)
-    merges["tokenizer.ggml.merges"].reverse()
-    with pytest.raises(UsageError, match="has other merges than"):
-        gguf_base.must_match("m", changed(tmp_path / "m.gguf", merges), tmp_path)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrain
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import QauditError
-from qaudit.formats.registry import format_named
+from qaudit.formats.packing import format_named
 from qaudit.formats.weights import QuantizedFolder
 from tests.support.damage import damaged
 from tests.support.quantized import is_linear

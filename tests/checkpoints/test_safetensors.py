@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,11 @@ from qaudit.checkpoints.safetensors import (
     weight_files,
 )
 from qaudit.errors import ConfigurationError, SourceError
-from tests.support.filled import filled
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
+DTYPES = [
+    torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.uint32,
+]  # fmt: skip
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], name: str = SINGLE) -> Path:
@@ -57,40 +58,16 @@ def entry(start: int, end: int, shape: list[int], dtype: str = "F32") -> dict[st
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tensor_comes_back_as_it_was_stored(dtype: torch.dtype, tmp_path: Path) -> None:
-    stored = {"a.weight": (torch.randn(3, 5) * 4).to(dtype), "b": torch.ones(7).to(dtype)}
+    powers = torch.randint(0, 8, (3, 5)).float().exp2()
+    shapes = {"a.weight": powers, "scalar": torch.tensor(2.0), "empty": torch.zeros(0, 4)}
+    stored = {name: tensor.to(dtype) for name, tensor in shapes.items()}
     weights = WeightFolder(save(tmp_path, stored))
-    assert set(weights.names()) == {"a.weight", "b"}
+    assert set(weights.names()) == set(stored)
     for name, tensor in stored.items():
-        assert weights.shape(name) == tuple(tensor.shape)
-        assert weights.read(name).dtype == dtype
-        assert torch.equal(weights.read(name), tensor)
-
-
-def test_scalars_and_empty_tensors_can_be_read(tmp_path: Path) -> None:
-    stored = {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 4)}
-    weights = WeightFolder(save(tmp_path, stored))
-    assert weights.read("scalar").shape == ()
-    assert float(weights.read("scalar")) == 2.5
-    assert weights.read("empty").shape == (0, 4)
-
-
-def test_what_is_read_is_not_what_is_on_disk(tmp_path: Path) -> None:
-    weights = WeightFolder(save(tmp_path, {"a": torch.ones(4)}))
-    weights.read("a").zero_()
-    assert torch.equal(weights.read("a"), torch.ones(4))
-
-
-def test_shards_are_read_as_one_checkpoint(tmp_path: Path) -> None:
-    a, b = torch.randn(4), torch.randn(2, 2)
-    save(tmp_path, {"a": a}, "model-00001-of-00002.safetensors")
-    save(tmp_path, {"b": b}, "model-00002-of-00002.safetensors")
-    save_index(
-        tmp_path,
-        {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"},
-    )
-    weights = WeightFolder(tmp_path)
-    assert torch.equal(weights.read("a"), a)
-    assert torch.equal(weights.read("b"), b)
+        found = weights.read(name)
+        assert weights.shape(name) == tuple(found.shape) == tuple(tensor.shape)
+        assert found.dtype == dtype
+        assert found.flatten().view(torch.uint8).equal(tensor.flatten().view(torch.uint8))
 
 
 def test_a_single_file_comes_before_an_index_as_in_transformers(tmp_path: Path) -> None:
@@ -105,10 +82,6 @@ def test_a_single_file_comes_before_an_index_as_in_transformers(tmp_path: Path) 
     assert "`part.safetensors`, which `model.safetensors.index.json` names" in str(
         unread_shards(tmp_path)
     )
-
-
-def test_an_index_of_the_single_file_is_no_doubt(tmp_path: Path) -> None:
-    save(tmp_path, {"a": torch.zeros(1)})
     save_index(tmp_path, {"a": SINGLE})
     assert unread_shards(tmp_path) is None
 
@@ -118,14 +91,6 @@ def test_weights_of_a_name_that_the_configuration_chooses_are_refused(tmp_path: 
     (tmp_path / "config.json").write_text('{"transformers_weights": "other.safetensors"}')
     with pytest.raises(ConfigurationError, match=r"names its weights `other\.safetensors`"):
         WeightFolder(tmp_path)
-
-
-def test_threads_read_the_same_folder_at_once(tmp_path: Path) -> None:
-    stored = {f"t{i}": torch.full((1000,), float(i)) for i in range(20)}
-    weights = WeightFolder(save(tmp_path, stored))
-    with ThreadPoolExecutor(4) as pool:
-        for name, tensor in filled(zip(stored, pool.map(weights.read, stored), strict=True)):
-            assert torch.equal(tensor, stored[name])
 
 
 def test_headers_are_read_without_torch(tmp_path: Path) -> None:
@@ -188,6 +153,7 @@ def test_a_value_that_is_not_finite_is_refused_with_its_name(
     [
         ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, bytes(12), "shares bytes"),
         ({"a": entry(0, 8, [3])}, bytes(12), "8 bytes where its shape needs 12"),
+        ({"a": entry(0, 12, [2])}, bytes(12), "12 bytes where its shape needs 8"),
         ({"a": entry(0, 4, [1])}, bytes(5), "1 bytes behind its last tensor"),
         ({"a": entry(2, 6, [1])}, bytes(6), "2 bytes before tensor `a`"),
         ({}, bytes(3), "3 bytes behind"),
@@ -256,12 +222,6 @@ def test_any_bytes_are_read_or_refused(
         headers(folder)
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    (tmp_path / SINGLE).write_bytes(b"\x80\x02}q\x00(version https://git-lfs" * 20)
-    with pytest.raises(SourceError, match="not a safetensors file"):
-        headers(tmp_path)
-
-
 ONE, TWO = "one.safetensors", "two.safetensors"
 
 
@@ -291,26 +251,7 @@ def test_files_and_an_index_that_do_not_fit_together_are_refused(
     assert info.value.hint
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.uint32], ids=str
-)
-def test_dtypes_of_quantized_files_come_back_as_they_were_stored(
-    dtype: torch.dtype, tmp_path: Path
-) -> None:
-    stored = torch.tensor([[1.0, 2.0, 4.0]]).to(dtype)
-    read = WeightFolder(save(tmp_path, {"a": stored})).read("a")
-    assert read.dtype == dtype
-    assert torch.equal(read.view(torch.uint8), stored.view(torch.uint8))
-
-
 # --------------------------------------------------------------------------------- pickles
-
-
-def test_pickles_are_refused_unless_asked_for(tmp_path: Path) -> None:
-    torch.save({"a": torch.arange(3.0)}, tmp_path / PICKLE)
-    with pytest.raises(SourceError, match="pickled") as info:
-        WeightFolder(tmp_path)
-    assert "--allow-pickle" in info.value.hint
 
 
 def test_safetensors_come_before_pickles(tmp_path: Path) -> None:

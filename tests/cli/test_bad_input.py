@@ -19,6 +19,7 @@ from qaudit.saved.parts import one_writer
 from tests.house.source import modules
 from tests.support.cli import QUICK, TEXT, Run, audit_of, refused
 from tests.support.models import save_model, save_tokenizer, write_documents
+from tests.support.saved_audits import save
 
 DAMAGED = "download the file again"
 STEP10 = Path("series/step10")
@@ -300,6 +301,31 @@ def test_what_is_wrong_is_refused_in_words(
     assert not list(place.rglob("audit.json"))
 
 
+@pytest.mark.parametrize(
+    ("command", "sentence", "hint"),
+    [
+        ("report card.md", "`card.md` is not an audit", "an output folder"),
+        ("gate card.md", "`card.md` is not an audit", "an output folder"),
+        ("scan model.gguf", "is a quantized file", "`--shipped model.gguf`"),
+        (
+            "export series --bits 4 --out new",
+            "there is no audit at `series`",
+            "`qaudit scan series`",
+        ),
+        ("export out --bits 4 --out new", "there is no audit at `out`", "an output folder"),
+        ("gate saved --policy series", "`series` is a folder", "explore"),
+    ],
+)
+def test_what_a_first_user_gets_wrong_is_answered_in_their_words(
+    place: Path, qaudit: Run, command: str, sentence: str, hint: str
+) -> None:
+    (place / "card.md").write_text("# A card\n")
+    (place / "model.gguf").write_bytes(b"GGUF")
+    if "saved" in command:
+        save(place / "saved")
+    refused(qaudit(*command.split()), 2, sentence, hint)
+
+
 def test_a_folder_that_is_missing_is_named_before_the_hub_is_asked(place: Path, scan: Run) -> None:
     note = "there is no folder `runs/my-modle`: looking for it on the Hub"
     assert note not in scan("runs/my-modle").err  # nothing says that a folder is meant
@@ -532,20 +558,17 @@ def test_memory_that_runs_out(place: Path, scan: Run, monkeypatch: pytest.Monkey
 FOOTPRINT = "qaudit.planning.footprint.Footprint"
 
 
-def test_an_audit_larger_than_the_machine(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fits", "hint"),
+    [((10**6, None), "it would fit with `--set stream_memory="), (None, "more memory")],
+)
+def test_an_audit_larger_than_the_machine(
+    scan: Run, monkeypatch: pytest.MonkeyPatch, fits: tuple[int, None] | None, hint: str
+) -> None:
     monkeypatch.setattr(f"{FOOTPRINT}.memory_nbytes", 2**60)
-    monkeypatch.setattr(f"{FOOTPRINT}.what_would_fit", lambda *_: (10**6, None))
-    refused(
-        scan("series"),
-        4,
-        "needs about 1152921.5 TB of memory",
-        "it would fit with `--set stream_memory=",
-    )
-
-
-def test_an_audit_that_nothing_would_make_fit(scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{FOOTPRINT}.memory_nbytes", 2**60)
-    refused(scan("series"), 4, "needs about 1152921.5 TB of memory", "more memory")
+    if fits:
+        monkeypatch.setattr(f"{FOOTPRINT}.what_would_fit", lambda *_: fits)
+    refused(scan("series"), 4, "needs about 1152921.5 TB of memory", hint)
 
 
 def test_what_the_system_refuses_is_said_in_words(

@@ -84,12 +84,31 @@ def test_the_doctor_without_torch_says_what_to_install() -> None:
 # -------------------------------------------------------------------------------------- memory
 
 
-def test_memory_that_runs_out_ends_with_4(qaudit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_out(*_: object) -> None:
-        raise MemoryError
+@pytest.mark.parametrize(
+    ("error", "code", "sentence", "hint"),
+    [
+        (MemoryError(), 4, "memory ran out", "ulimit -v"),
+        (KeyboardInterrupt(), 130, "interrupted", "qaudit gate out"),
+        (ZeroDivisionError("of nothing"), 4, "this is a bug of qaudit", "report it"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_what_stops_a_command_is_no_breach(
+    qaudit: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    sentence: str,
+    hint: str,
+) -> None:
+    def stop(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr("qaudit.cli.gate._judge", run_out)
-    refused(qaudit("gate", "out"), 4, "memory ran out", "ulimit -v")
+    shown: list[object] = []
+    monkeypatch.setattr("qaudit.cli.terminal.say", shown.append)
+    monkeypatch.setattr("qaudit.cli.gate._judge", stop)
+    refused(qaudit("gate", "out"), code, sentence, hint)
+    assert ("ZeroDivisionError: of nothing" in str(shown)) == ("bug" in sentence)
 
 
 def test_a_message_that_cannot_be_printed_ends_with_4(

@@ -113,14 +113,12 @@ def test_the_words_of_the_command_are_checked_before_any_work(
         raise AssertionError("the target is read")
 
     monkeypatch.setattr("qaudit.export.choice.prepare", prepare)
-    (place / "full").mkdir()
-    (place / "full" / "a").touch()
     what = ("export", *WHERE, "--scheme", SCHEMES[0])
     for more, sentence, hint in (
         (("--out", "new", "--format", "mxl"), "`mxl` is not a format", "mlx"),
         (("--out", "new", "--format", "gguf"), "needs metadata", "--converter"),
         (("--out", "new", "--converter", "a.py"), "no metadata", "--format gguf"),
-        (("--out", "full"), "exists already", "does not exist yet"),
+        (("--out", "series"), "exists already", "does not exist yet"),
         (("--out", "new", "--scheme", "rtm-4bit"), "there is no scheme", "rtn-4bit"),
     ):
         refused(qaudit(*what, *more), 2, sentence, hint)
@@ -352,41 +350,6 @@ def test_two_exports_into_one_folder_at_once_are_refused(qaudit: Run, place: Pat
     assert not list(place.glob(".new*"))
 
 
-def test_files_of_others_where_unfinished_work_goes_stay(qaudit: Run, place: Path) -> None:
-    (place / "documents").mkdir()
-    (place / "documents" / "thesis.txt").write_text("keep")
-    (place / ".new.begun").symlink_to(place / "documents")
-    export, soup = (
-        ("export", *WHERE, "--scheme", SCHEMES[0]),
-        ("soup", "series", "--soup", "last:2"),
-    )
-    for command in (export, soup):
-        done = qaudit(*command, "--out", "new", "-q")
-        refused(done, 2, "`.new.begun`, which is a link", "another folder with `--out`")
-    assert [path.name for path in (place / "documents").iterdir()] == ["thesis.txt"]
-
-
-@pytest.mark.slow
-def test_what_no_file_can_hold_is_refused_with_what_would_work(qaudit: Run, place: Path) -> None:
-    def refuses(scheme: str, code: int, sentence: str, hint: str) -> None:
-        refused(qaudit("export", *WHERE, "--scheme", scheme, "--out", "new"), code, sentence, hint)
-        assert not (place / "new").exists()
-
-    refuses("rtn-4bit:scale_dtype=float32", 2, "scales in float32", "scale_dtype=bf16")
-    refuses("rtn-4bit:group=48", 2, "groups of 48 do not fill the 32 columns", "group=32")
-    refuses("rtn-4bit:group=128", 2, "groups of 128 do not fill the 32 columns", "group=32")
-    scattered = "gptq-4bit:group=32:act_order=true:act_group_aware=false"
-    refuses(scattered, 2, "mixes the columns", "static_groups=true")
-    refuses("fp8:blocks=true", 2, "blocks of 128 x 128 do not fill", "fp8")
-    refuses("awq-4bit:group=32", 2, "scales that a file would round", "exact_fold=true")
-    refuses("smoothquant", 2, "scales that a file would round", "exact_fold=true")
-    refuses("awq-4bit:group=32:unfolded=true", 2, "a kernel applies", "unfolded=false")
-    for changed in ("duquant-4bit", "atom-4bit", "quik-4bit", "mr-gptq"):
-        refuses(changed, 2, f"`{changed}` ", "export ")
-    refuses("quarot-4bit", 2, "what its linears read", "rtn-4bit, gptq-4bit")
-    refuses("bnb-nf4", 2, "does not store integer codes", "bnb")
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence", "hint"),
     [
@@ -398,19 +361,12 @@ def test_what_no_file_can_hold_is_refused_with_what_would_work(qaudit: Run, plac
             "step200",
         ),
         (("series", "--bits", "4"), "there is no audit at `series`", "`qaudit scan series`"),
-        ((*WHERE, "--scheme", "rtn-4bit", "--format", "ggml"), "`ggml` is not", "compressed"),
-        (
-            (*WHERE, "--scheme", "rtn-4bit:group=32", "--out", "series"),
-            "exists already",
-            "does not",
-        ),
     ],
 )
 def test_what_is_no_export_is_refused(
     qaudit: Run, place: Path, arguments: tuple[str, ...], sentence: str, hint: str
 ) -> None:
-    out = () if "--out" in arguments else ("--out", "new")
-    refused(qaudit("export", *arguments, *out), 2, sentence, hint)
+    refused(qaudit("export", *arguments, "--out", "new"), 2, sentence, hint)
     assert not (place / "new").exists()
 
 
@@ -433,7 +389,7 @@ def test_a_disk_without_room_is_refused(
     qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("qaudit.export.refusals.shutil.disk_usage", lambda _: free)
+    monkeypatch.setattr("qaudit.export.folder.shutil.disk_usage", lambda _: free)
     done = qaudit("export", *WHERE, "--scheme", SCHEMES[0], "--out", "new")
     refused(done, 4, "1 kB are free", "another disk")
     assert not (place / "new").exists()
@@ -496,7 +452,7 @@ def test_an_audit_without_hashes_is_measured_again_while_it_is_exported(
     assert qaudit("scan", "series/step200", *options).code == 0
     before = json.loads((place / "out" / "audit.json").read_text())
     with monkeypatch.context() as patched:
-        patched.setattr("qaudit.export.made.measured_of", lambda _: None)
+        patched.setattr("qaudit.export.folder.measured_of", lambda _: None)
         what = ("--subject", "step200", "--scheme", scheme)
         done = qaudit("export", "out", *what, "--out", "new")
     assert done.code == 0, done.err

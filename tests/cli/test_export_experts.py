@@ -10,13 +10,15 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.support import released
-from tests.support.cli import TEXT, Run, refused
+from tests.support.cli import TEXT, Run, audit_of, refused
 from tests.support.hub import Serve
 from tests.support.models import save_tokenizer
 
 SCHEME = "gptq-4bit:group=32"
+MIX = "gptq-mix:budget=4.25:group=32"
 SLOW = [
-    pytest.param(family, marks=pytest.mark.slow) for family in ("mixtral", "olmoe", "qwen3_moe")
+    pytest.param(family, SCHEME, marks=pytest.mark.slow)
+    for family in ("mixtral", "olmoe", "qwen3_moe")
 ]
 
 
@@ -26,23 +28,24 @@ def save(place: Path, family: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llama4_text", *SLOW])
-def test_transformers_runs_what_was_audited(family: str, place: Path, qaudit: Run) -> None:
+@pytest.mark.parametrize(
+    ("family", "scheme"), [("gemma3", SCHEME), ("llama4_text", SCHEME), ("olmoe", MIX), *SLOW]
+)
+def test_transformers_runs_what_was_audited(
+    family: str, scheme: str, place: Path, qaudit: Run
+) -> None:
     folder = save(place, family)
     (folder / "preprocessor_config.json").write_text('{"size": 28}')
-    options = (
-        "--set",
-        "context=32",
-        "--schemes",
-        SCHEME,
-        "--set",
-        "dtype=bfloat16",
-        "--out",
-        "out",
-        "-q",
-    )
+    options = f"--set context=32 --schemes {scheme} --set dtype=bfloat16 --out out -q".split()
     assert qaudit("scan", "model", *TEXT, *options).code == 0
-    named = ("--subject", "model", "--scheme", SCHEME, "--out", "new", "-q")
+    if scheme == MIX:  # all experts of a layer share a row
+        (row,) = (r for r in audit_of(place / "out")["measurements"] if r["scheme"] == MIX)
+        experts = {f"mlp.experts.*.{part}_proj" for part in ("gate", "up", "down")}
+        assert {name for name in row["mixture"] if "experts" in name} == experts
+        assert 4 < row["bits_per_weight"] <= 4.25
+        assert row["notes"][0].startswith("bits differ by linear: of ")
+        assert MIX in (place / "out" / "card.md").read_text()
+    named = ("--subject", "model", "--scheme", scheme, "--out", "new", "-q")
     done = qaudit("export", "out", *named)
     assert done.code == 0, done.err
     tensors = load_file(place / "new" / "model.safetensors")
@@ -73,15 +76,6 @@ def test_experts_that_no_runtime_names_are_refused_before_they_are_downloaded(
 
 def test_experts_are_refused_in_a_format_whose_runtimes_load_none(place: Path, qaudit: Run) -> None:
     save(place, "olmoe")
-    options = (
-        "--set",
-        "context=32",
-        "--scheme",
-        "bnb-nf4:blocksize=32",
-        "--format",
-        "bnb",
-        "--out",
-        "new",
-    )
-    done = qaudit("export", "model", *TEXT, *options)
+    options = "--set context=32 --scheme bnb-nf4:blocksize=32 --format bnb --out new"
+    done = qaudit("export", "model", *TEXT, *options.split())
     refused(done, 2, "loads quantized experts from `bnb` files", "`compressed-tensors` or `gptq`")

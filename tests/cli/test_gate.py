@@ -73,32 +73,12 @@ def edit(audit: Path, change: Callable[[dict[str, Any]], object]) -> None:
 # ----------------------------------------------------------------------- answers
 
 
-@pytest.mark.parametrize(
-    ("margin", "code", "verdict"), [("2%", 0, "SHIP"), ("0.01%", 1, "HOLD"), ("0.75%", 3, "UNDEC")]
-)
-def test_the_answer_is_printed_and_is_the_exit_code(
-    gate: Callable[..., Any], margin: str, code: int, verdict: str
-) -> None:
-    done = gate(margin=margin)
-    assert done.code == code, done.out
-    assert done.out.startswith(verdict)
-    assert done.err == ""
-
-
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(("margin", "code"), [("2%", 0), ("0.01%", 1)])
-def test_no_format_changes_the_exit_code(
-    gate: Callable[..., Any], form: str, margin: str, code: int
-) -> None:
-    done = gate("--format", form, margin=margin)
-    assert done.code == code
-    assert done.out.strip()
-
-
-def test_a_preset_needs_no_file_and_release_is_the_default(audit: Path, qaudit: Run) -> None:
-    done = qaudit("gate", audit)
-    assert "Policy: release." in done.out
-    assert qaudit("gate", audit / "audit.json", "--policy", "release").out == done.out
+def test_no_format_changes_the_exit_code(gate: Callable[..., Any], form: str) -> None:
+    for margin, code, verdict in (("2%", 0, "SHIP"), ("0.01%", 1, "HOLD"), ("0.75%", 3, "UNDEC")):
+        done = gate("--format", form, margin=margin)
+        assert (done.code, done.err) == (code, "")
+        assert done.out.strip() and (form != "terminal" or done.out.startswith(verdict))
 
 
 def test_formats_go_to_files_and_the_terminal_s_stays_on_stdout(gate: Callable[..., Any]) -> None:
@@ -147,13 +127,6 @@ def test_a_baseline_measured_otherwise_is_refused(gate: Callable[..., Any], audi
     Path("old").mkdir()
     save(Path("old"), documents=30)
     refused(gate("--baseline", "old"), 2, "on 40 documents and `old` on 30", "measure both")
-
-
-def test_a_baseline_of_another_tokenizer_is_refused(gate: Callable[..., Any], audit: Path) -> None:
-    shutil.copytree(audit, "old")
-    edit(Path("old"), lambda a: a["plan"]["protocol"].update(corpus_sha256="e" * 64))
-    edit(audit, lambda a: a["plan"]["protocol"].update(corpus_sha256="f" * 64))
-    refused(gate("--baseline", "old"), 2, "on other tokens of the same documents", "measure both")
 
 
 def test_a_rule_without_its_baseline_is_incomplete(audit: Path, qaudit: Run) -> None:
@@ -405,13 +378,9 @@ def test_the_gate_runs_where_there_is_no_torch(shelf: Path) -> None:
 
 
 def test_a_quiet_gate_prints_the_headline_and_ends_as_pick_does(audit: Path, qaudit: Run) -> None:
-    done = qaudit("gate", audit, "-q")
+    text = qaudit("gate", audit).out
+    assert "Policy: release." in text and "0.05 nats" in text
+    assert "QA0" not in text and "qaudit pick" not in text
+    done = qaudit("gate", audit / "audit.json", "-q")
     assert done.out == "SHIP by the policy release: ship soup at gptq-4bit.\n"
     assert done.code == qaudit("pick", audit, "-q").code == 0
-
-
-def test_checks_have_the_names_and_units_of_their_rules(audit: Path, qaudit: Run) -> None:
-    text = qaudit("gate", audit).out
-    assert "0.05 nats" in text
-    assert "QA0" not in text
-    assert "qaudit pick" not in text

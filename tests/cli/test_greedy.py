@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import qaudit.engine.measure
-from qaudit.report.series import searches_of
 from qaudit.saved.audits import from_json
 from qaudit.saved.evidence import read_saved
-from qaudit.saved.results import measured_in
+from qaudit.saved.results import read_measurement
 from qaudit.text.rollouts import Rollout
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support import rollouts
@@ -133,7 +132,8 @@ def test_a_greedy_soup_is_a_subject_like_any_other(
     }  # fmt: skip
     assert passes == ["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"]
     assert violations(audit) == []
-    assert searches_of(from_json((trained / "out" / "audit.json").read_text()))["best"].trials
+    (search,) = from_json((trained / "out" / "audit.json").read_text()).diagnostics.greedy
+    assert search.label == "best" and search.trials
 
 
 def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
@@ -150,7 +150,8 @@ def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
     assert {m["documents"] for m in audit["measurements"]} == {6}
     losses = {m["subject"]: m["ce"] for m in audit["measurements"] if m["scheme"] == "rtn-4bit"}
     assert losses["best"] != row["loss"]
-    read = {m.evidence.document_sha256 for m in measured_in(trained / "out" / "evidence")}
+    files = (trained / "out" / "evidence").glob("*.npz")
+    read = {read_measurement(file).evidence.document_sha256 for file in files}
     judged = {m.evidence.document_sha256 for m in read_saved(trained / "out").measurements}
     (chosen_on,), (judged_on,) = read - judged, judged
     assert not set(chosen_on) & set(judged_on)
@@ -160,13 +161,6 @@ def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
     assert "on 6 further documents took 2 of 3" in whole_at(trained / "out")
     assert scan("ends", *GREEDY, *few).code == 0
     assert len(passes) == 9
-
-
-def test_the_card_tells_the_way(qaudit: Run, finished: Path) -> None:
-    card = whole_at(finished / "out")
-    assert "A greedy search at rtn-4bit, on the 12 documents that judge it, where its" in card
-    assert "nats per token; `series-c` did not." in card
-    assert qaudit("report", "out", "--format", "md").code == 0
 
 
 def test_the_same_command_again_measures_nothing(

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from qaudit.cli.app import app
 from tests.house.commands import OF_THE_SHELL, commands
+from tests.support.cli import Run
 
 run = CliRunner()
 
@@ -18,33 +19,24 @@ COMMANDS = dict(commands())
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_every_option_has_its_variable(path: tuple[str, ...]) -> None:
-    options = [p for p in COMMANDS[path].params if p.param_type_name == "option"]
-    for option in options:
-        if option.name in OF_THE_SHELL:
-            continue
-        long = max(option.opts, key=len).removeprefix("--").replace("-", "_").upper()
-        assert option.envvar == f"QAUDIT_{long}", option.opts
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_every_help_has_an_example_that_parses(path: tuple[str, ...]) -> None:
-    text = run.invoke(app, [*path, "--help"]).stdout
-    (example,) = (line for line in text.splitlines() if line.strip().startswith("Example:"))
-    words = shlex.split(example.partition("qaudit ")[2])
-    assert words[: len(path)] == list(path)
+def test_help_is_short_with_an_example_that_parses_and_a_variable_for_each_option(
+    path: tuple[str, ...],
+) -> None:
     command = COMMANDS[path]
-    command.make_context(path[-1], words[len(path) :], resilient_parsing=False)
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_help_shows_ten_options_at_most_and_help_all_twenty(path: tuple[str, ...]) -> None:
+    options = [p for p in command.params if p.param_type_name == "option"]
+    for option in options:
+        long = max(option.opts, key=len).removeprefix("--").replace("-", "_").upper()
+        assert option.name in OF_THE_SHELL or option.envvar == f"QAUDIT_{long}", option.opts
     for how, most in (("--help", 10), ("--help-all", 20)):
         text = run.invoke(app, [*path, how], env={"COLUMNS": "80"}).stdout
         shown = [line for line in text.splitlines() if re.match("  (-., )?--", line)]
         assert len(shown) - 1 <= most  # one of them is `--help`
         assert all(len(line) <= 80 for line in text.splitlines())
-    assert len([p for p in COMMANDS[path].params if p.param_type_name == "option"]) <= 20
+    assert len(options) <= 20
+    (example,) = (line for line in text.splitlines() if line.strip().startswith("Example:"))
+    words = shlex.split(example.partition("qaudit ")[2])
+    assert words[: len(path)] == list(path)
+    command.make_context(path[-1], words[len(path) :], resilient_parsing=False)
 
 
 def test_scan_shows_the_options_that_people_set_first() -> None:
@@ -65,6 +57,8 @@ def test_commands_stand_in_groups() -> None:
     text = run.invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
     order = re.findall(r"^(?:  ([a-z]+)  |([A-Z][^:]+):$)", text, re.M)
     words = [name or title for name, title in order]
+    assert "..." not in text.partition("Commands:")[2]  # no sentence is cut
+    assert max(map(len, text.splitlines())) <= 80
     assert words[1:8] == ["Commands", "scan", "pick", "gate", "export", "verify", "report"]
     assert words[-3:] == ["The model's own text", "rollouts", "import"]
 
@@ -79,3 +73,8 @@ def test_shells_complete_commands(shell: str) -> None:
     environment = {"_QAUDIT_COMPLETE": f"complete_{shell}", **given[shell]}
     answer = run.invoke(app, [], prog_name="qaudit", env=environment)
     assert "report" in answer.stdout
+
+
+def test_doctor_fits_a_terminal(qaudit: Run) -> None:
+    words = qaudit("doctor").out.splitlines()
+    assert [line for line in words if len(line) > 80 and re.search(r"\S\s\S.*\s", line[22:])] == []

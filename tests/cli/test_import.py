@@ -11,7 +11,7 @@ import pytest
 
 from qaudit.audit import load
 from tests.support.cards import whole_at
-from tests.support.cli import Outcome, Run, audit_of, refused, run_in
+from tests.support.cli import TEXT, Outcome, Run, audit_of, refused, run_in
 from tests.support.parts import same_audit
 
 ANSWERS = Path(__file__).parents[1] / "items" / "answers" / "lm-eval"
@@ -23,8 +23,7 @@ SCHEMES = "rtn-4bit,rtn-3bit:group=16"
 def scanned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a finished scan of one checkpoint."""
     root = shutil.copytree(shipped, tmp_path_factory.mktemp("import") / "place")
-    text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    assert run_in(root, "scan", "series/step10", *text, "--schemes", SCHEMES, "--out", "out") == 0
+    assert run_in(root, "scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out") == 0
     return root
 
 
@@ -98,8 +97,7 @@ def test_a_scan_that_goes_on_keeps_what_was_imported(
     imported: Outcome, place: Path, qaudit: Run
 ) -> None:
     shutil.copytree(place / "out", place / "before")
-    text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    assert qaudit("scan", "series/step10", *text, "--schemes", SCHEMES, "--out", "out").code == 0
+    assert qaudit("scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out").code == 0
     same_audit(place / "before", place / "out")
     assert tasks(place / "out") == tasks(place / "before")
 
@@ -116,12 +114,6 @@ def test_importing_again_takes_the_place_of_what_was_imported(
     assert len(sorted((place / "out" / "evidence" / "imported").rglob("*.npz"))) == len(files)
     assert answers_into(qaudit, "out").code == 0
     assert tasks(place / "out") == before
-
-
-def test_an_audit_without_imports_is_the_same_to_the_bit(place: Path, qaudit: Run) -> None:
-    before = (place / "out" / "audit.json").read_bytes()
-    assert qaudit("collect", "out").code == 0
-    assert (place / "out" / "audit.json").read_bytes() == before
 
 
 def test_what_cannot_be_imported_is_refused_in_words(
@@ -150,8 +142,7 @@ def test_other_weights_do_not_take_imported_answers(
     imported: Outcome, place: Path, qaudit: Run
 ) -> None:
     shutil.copytree(place / "series" / "step200", place / "series" / "step10", dirs_exist_ok=True)
-    text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    assert qaudit("scan", "series/step10", *text, "--schemes", SCHEMES, "--out", "out").code == 0
+    assert qaudit("scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out").code == 0
     assert tasks(place / "out") == {}
 
 

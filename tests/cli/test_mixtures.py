@@ -14,8 +14,9 @@ from compressed_tensors.quantization import QuantizationConfig
 from qaudit.core.linears import Linears
 from qaudit.core.mixture import bits_in
 from qaudit.core.registry import parse_scheme
-from qaudit.formats.packing import patterns_of
-from qaudit.formats.registry import format_named
+from qaudit.errors import QauditError
+from qaudit.export.folder import try_format
+from qaudit.formats.packing import format_named, patterns_of
 from qaudit.saved.exports import read_export
 from tests.support.cli import TEXT, Run, audit_of, refused
 from tests.support.formats import weight
@@ -73,8 +74,36 @@ def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Pa
         qaudit("export", "out", *NAMED, "no", "--format", "awq"),
         2,
         f"`{MIX}` has linears of several widths, and `awq` files have one",
-        "`compressed-tensors`, `gptq`, `mlx` or `gguf`",
+        "export it as `compressed-tensors` or `mlx`",
     )
+    refused(
+        qaudit("export", "out", *NAMED, "no", "--format", "gptq"),
+        2,
+        f"`{MIX}` may have linears of 5 or 6 bits, which `gptq` files do not hold",
+        f"scan and export `{MIX}:members=348`, or export it as `compressed-tensors` or `mlx`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "form", "sentence", "hint"),
+    [
+        ("gptq-mix:budget=7:members=78", "mlx", "linears of 7 bits", "as `compressed-tensors`"),
+        ("rtn-mix:budget=4:group=16", "mlx", "has 3 in groups of 16", "scan with group=64"),
+        ("rtn-mix:budget=4:group=32", "gguf", "linears of 3 or 5 or 6 bits", "or `mlx`"),
+        ("gguf-mix:budget=5", "gptq", "does not store integer codes", "export it as `gguf`"),
+        ("awq-mix:budget=4", "awq", "`awq-mix:budget=4.0` divides norms", "exact_fold=true"),
+        ("base-q-w4a4", "compressed-tensors", "changes what its linears read", "rtn-4bit, gptq"),
+        ("rtn-7bit", "mlx", "has 7 in groups of 128", "export it as `compressed-tensors`"),
+    ],
+)
+def test_what_no_file_holds_is_refused_with_what_would_work(
+    scheme: str, form: str, sentence: str, hint: str
+) -> None:
+    parsed = parse_scheme(scheme)
+    with pytest.raises(QauditError, match=sentence) as error:
+        try_format(parsed, format_named(form, parsed))
+    assert hint in error.value.hint
+    assert scheme != "rtn-7bit" or "group=64" not in error.value.hint
 
 
 def test_a_scan_that_is_killed_goes_on_with_the_table_that_it_kept(

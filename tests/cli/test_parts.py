@@ -111,7 +111,7 @@ def test_a_copy_that_another_plan_measured_is_refused(
     ("patched", "value", "sentence", "hint"),
     [
         ("planning.pin._installed", {"torch": "9.9"}, "torch 9.9 instead of", "environment of the"),
-        ("executors.ready.wrong_products", 7, "7 of 1048576 products in float32", "another device"),
+        ("executors.part.wrong_products", 7, "7 of 1048576 products in float32", "another device"),
         ("", 0, "the text is not that of the plan", "the same files"),
     ],
 )
@@ -136,14 +136,6 @@ def test_a_subject_that_ends_its_process_twice_is_given_up(once: Path, qaudit: R
     assert qaudit("collect", once).code == 3
     assert qaudit("part", once, "--part", "0/1").code == 0
     assert json.loads(qaudit("status", once, "--json").out)["failed"] == []
-
-
-def test_edited_evidence_is_measured_again(once: Path, qaudit: Run) -> None:
-    victim = sorted((once / "evidence").glob("step10-*.npz"))[0]
-    victim.write_bytes(b"no archive")
-    assert json.loads(qaudit("status", once, "--json").out)["missing"] == ["step10"]
-    assert qaudit("part", once, "--part", "0/1").code == 0
-    assert json.loads(qaudit("status", once, "--json").out)["missing"] == []
 
 
 def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> None:

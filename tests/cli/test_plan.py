@@ -121,16 +121,12 @@ finally:
         (["demo"], "demo"),
         (["a", "b"], "a+b"),
         (["out/mine/plan.json"], "mine"),
+        (["series/step10", "series/step200"], "step10+step200"),  # folders on this machine
+        (["."], "place"),
     ],
 )
-def test_the_folder_is_named_after_all_targets(targets: list[str], name: str) -> None:
+def test_the_folder_is_named_after_all_targets(place: Path, targets: list[str], name: str) -> None:
     assert folder_name(targets) == name
-
-
-def test_a_folder_on_this_machine_is_named_by_its_last_part(place: Path) -> None:
-    assert folder_name(["series/step10"]) == "step10"
-    assert folder_name(["series/step10", "series/step200"]) == "step10+step200"
-    assert folder_name(["."]) == "place"
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,9}/[a-z]{1,20}", fullmatch=True), min_size=1, max_size=9))
@@ -145,22 +141,19 @@ def test_other_targets_have_another_folder_and_no_name_is_too_long(targets: list
 # ----------------------------------------------------------------------------------- its lock
 
 
-def test_a_local_scan_leaves_a_plan_that_is_a_target(place: Path, scan: Run, qaudit: Run) -> None:
+def test_a_local_scan_leaves_a_plan_that_is_a_target_and_that_status_and_collect_read(
+    place: Path, scan: Run, qaudit: Run
+) -> None:
     assert scan("series/step10").code == 0
     again = qaudit("scan", "out/plan.json", "--out", "again")
     assert again.code == 0, again.err
     rows = [audit_of(place / name)["measurements"] for name in ("out", "again")]
     assert [row["ce"] for row in rows[0]] == [row["ce"] for row in rows[1]]
-
-
-def test_a_scan_is_a_plan_that_status_and_collect_read(place: Path, scan: Run, qaudit: Run) -> None:
-    assert scan("series/step10").code == 0
     status = qaudit("status", "out")
     assert (status.code, "1 of 1 subject measured" in status.out) == (0, True)
-    before = audit_of(place / "out")
     (place / "out" / "audit.json").unlink()
     assert qaudit("collect", "out").code == 0
-    assert audit_of(place / "out")["measurements"] == before["measurements"]
+    assert audit_of(place / "out")["measurements"] == rows[0]
 
 
 def test_another_scheme_is_measured_at_the_commits_of_the_first(

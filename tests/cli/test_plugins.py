@@ -18,7 +18,7 @@ from qaudit.core.registry import origins, parse_scheme, schemes
 from qaudit.core.scheme import Shipped
 from qaudit.diagnostics import registry as diagnostics
 from qaudit.errors import ConfigurationError, MachineError, QauditError
-from qaudit.formats.registry import format_named
+from qaudit.formats.packing import format_named
 from qaudit.formats.weights import QuantizedFolder, format_of
 from qaudit.support.plugins import entries_of
 from tests.support.cli import Run, audit_of, refused
@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def forget() -> None:
-    for one in (entries_of, diagnostics.names, diagnostics.broken, diagnostics._diagnostics):
+    for one in (entries_of, diagnostics.names, diagnostics.broken, diagnostics.diagnostics):
         one.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "qaudit_ternary"]:
         del sys.modules[name]

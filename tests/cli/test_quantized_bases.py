@@ -48,16 +48,8 @@ def test_a_base_that_ships_quantized_is_diagnosed_and_exported_as_what_it_means(
 ) -> None:
     ships, means = quantized_bases.write(place, layout, place / BASE)
     scheme = "gptq-4bit:group=-1"
-    options = (
-        *TEXT,
-        "--schemes",
-        scheme,
-        "--set",
-        "dtype=bfloat16",
-        "--set",
-        "diagnostics=weights",
-        "-q",
-    )
+    setting = f"--schemes {scheme} --set dtype=bfloat16 --set diagnostics=weights -q"
+    options = (*TEXT, *setting.split())
     rows = []
     for folder in (ships, means):
         assert qaudit("scan", folder, *options, "--out", f"out-{folder.name}").code == 0

@@ -54,14 +54,6 @@ def test_folders_are_one_series_in_order_and_a_quiet_scan_says_nothing_on_stderr
     assert (done.code, done.err, "step1000" in done.out) == (0, "", True)
 
 
-def test_a_soup_is_measured_beside_its_members(place: Path, scan: Run) -> None:
-    done = scan("series", "--checkpoints", "step1000", "--soup", "both=mean(step200+step1000)")
-    audit = audit_of(place / "out")
-    assert labels(audit) == ["step1000", "both"]
-    assert [member["label"] for member in audit["subjects"][1]["members"]] == LABELS[1:]
-    assert done.code == 0
-
-
 def test_choices_become_accuracy_of_every_subject_and_scheme(place: Path, scan: Run) -> None:
     items = [
         {"question": f"which {k}", "choices": ["fox", "dog", "night"], "answer": k % 3}
@@ -136,14 +128,6 @@ def test_a_checkpoint_without_a_tokenizer_reads_with_that_of_the_others(
     done = scan("series")
     assert labels(audit_of(place / "out")) == LABELS
     assert done.code == 0
-
-
-def test_the_default_context_is_what_every_subject_can_read(place: Path, scan: Run) -> None:
-    config = place / "series" / "step1000" / "config.json"
-    shorter = json.loads(config.read_text(encoding="utf-8")) | {"max_position_embeddings": 48}
-    config.write_text(json.dumps(shorter), encoding="utf-8")
-    assert scan("series").code == 0
-    assert audit_of(place / "out")["plan"]["context"] == 48
 
 
 def test_pickled_weights_are_read_when_they_are_trusted(place: Path, scan: Run) -> None:

@@ -83,13 +83,6 @@ def test_the_same_codes_diverge_alike_in_any_format(place: Path, qaudit: Run) ->
 ALONE = ("scan", *TEXT, "--out", "out", "--schemes", "none", BASE)
 
 
-def test_files_alone_are_measured(place: Path, qaudit: Run) -> None:
-    copy(place, "model-GPTQ")
-    assert qaudit(*ALONE, "--shipped", "model-GPTQ").code == 0
-    rows = audit_of(place / "out")["measurements"]
-    assert [row["scheme"] for row in rows] == ["fp", "model-GPTQ"]
-
-
 def test_a_changed_file_is_measured_again(place: Path, scan: Run) -> None:
     folder = copy(place, "model-GPTQ")
     assert scan(BASE, "--shipped", "model-GPTQ").code == 0

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from qaudit.saved.results import SEAL, seal_of, sha256_of
-from tests.support.cli import QUICK, Run, audit_of, refused, run_in
+from tests.support.cli import QUICK, TEXT, Run, audit_of, refused, run_in
 
 KEY = "0123456789abcdef" * 2
+NAMED = ("--subject", "step10", "--scheme", "rtn-4bit:group=32")
 
 
 @pytest.fixture
@@ -84,6 +85,9 @@ def test_an_edit_that_renews_every_hash_is_refused(
     assert "error: " not in qaudit("gate", signed).err  # the promise of hashes ends here
     done = qaudit("gate", signed, "--signed")
     refused(done, 2, "is not of this key and these files", "edited after it was signed")
+    done = qaudit("export", signed, *NAMED, "--out", "new", "-q")
+    refused(done, 2, "is not of this key and these files", "edited after it was signed")
+    assert not Path("new").exists()
 
 
 def test_another_key_and_no_signature_are_refused(
@@ -117,8 +121,7 @@ def test_a_key_that_cannot_sign_is_refused_before_anything_is_planned(
 def test_a_signed_export_is_what_was_audited_without_the_audit(
     signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = ("--subject", "step10", "--scheme", "rtn-4bit:group=32")
-    assert qaudit("export", signed, *named, "--out", "new", "-q").code == 0
+    assert qaudit("export", signed, *NAMED, "--out", "new", "-q").code == 0
     shutil.rmtree(signed)
     done = qaudit("verify", "new")
     assert "The weights are those that were audited; the model was not run." in done.out
@@ -139,8 +142,7 @@ def test_a_signed_export_is_what_was_audited_without_the_audit(
 def test_a_forged_record_of_an_export_is_found_by_its_signature(
     signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = ("--subject", "step10", "--scheme", "rtn-4bit:group=32")
-    assert qaudit("export", signed, *named, "--out", "new", "-q").code == 0
+    assert qaudit("export", signed, *NAMED, "--out", "new", "-q").code == 0
     template = Path("new/chat_template.jinja")
     template.write_text("obey")
     path = Path("new/qaudit-export.json")
@@ -154,27 +156,10 @@ def test_a_forged_record_of_an_export_is_found_by_its_signature(
     assert qaudit("verify", "new").code == 3  # the promise of hashes ends here
 
 
-def test_an_audit_that_was_edited_after_it_was_signed_is_not_exported(
-    signed: Path, qaudit: Run
-) -> None:
-    with_another_name(signed)
-    named = ("--subject", "step10", "--scheme", "rtn-4bit:group=32")
-    done = qaudit("export", signed, *named, "--out", "new", "-q")
-    refused(done, 2, "is not of this key and these files", "edited after it was signed")
-    assert not Path("new").exists()
-
-
 def test_what_parts_measured_is_signed_when_it_is_collected(
     place: Path, qaudit: Run, key: None
 ) -> None:
-    what = (
-        "series/step10",
-        "--calibration",
-        "calibration.jsonl",
-        "--evaluation",
-        "evaluation.jsonl",
-    )
-    assert qaudit("plan", *what, "--schemes", "rtn-4bit", "--out", "out").code == 0
+    assert qaudit("plan", "series/step10", *TEXT, "--schemes", "rtn-4bit", "--out", "out").code == 0
     assert qaudit("part", "out", "--part", "0/1").code == 0
     assert qaudit("collect", "out", "--set", "sign=true").code == 0
     assert "error: " not in qaudit("gate", "out", "--signed").err

@@ -9,13 +9,17 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from qaudit.cli import progress as progress_module
 from qaudit.cli.about import listing
+from qaudit.cli.bars import Bars
 from qaudit.cli.progress import Pace, Progress, Rates
 from qaudit.cli.terminal import complain, one_line, print_result, say
 from qaudit.errors import UsageError
@@ -24,7 +28,7 @@ from qaudit.saved.audits import to_json
 from tests.house.test_without_torch import BLOCK, COMMAND
 from tests.support import sample
 from tests.support.cards import whole_at
-from tests.support.cli import QUICK, SEVERAL, Run, audit_of, refused
+from tests.support.cli import QUICK, SEVERAL, Run, audit_of
 from tests.support.models import write_documents
 
 RED = "\x1b[31m"
@@ -51,21 +55,12 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Let a file stand for stderr."""
     pipe = io.StringIO()
     monkeypatch.setattr(sys, "stderr", pipe)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes no terminal of a file
     return pipe
 
 
 def controls(text: str) -> set[str]:
     return {c for c in text if not c.isprintable() and c != "\n"}
-
-
-@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
-def test_no_bar_is_drawn_where_nobody_looks(
-    scan: Run, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    monkeypatch.setenv(variable, "1")
-    done = scan("series")
-    assert "subjects" not in done.err
-    assert "\u2501" not in done.err  # what bars are made of
 
 
 def test_bars_are_drawn_on_a_terminal_and_say_what_is_done(
@@ -82,12 +77,16 @@ def test_bars_are_drawn_on_a_terminal_and_say_what_is_done(
     assert RED not in drawn
 
 
-def test_a_quiet_scan_draws_no_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
+@pytest.mark.parametrize("stream", [terminal, piped])
+def test_a_quiet_scan_draws_no_bar_and_fetches_in_silence(
+    monkeypatch: pytest.MonkeyPatch, stream: Callable[[pytest.MonkeyPatch], io.StringIO]
+) -> None:
+    screen = stream(monkeypatch)
     with Progress(quiet=True) as bars:
         bars.subject(0, 2, "step10")
         bars.block(1, 4, "gptq-4bit")
+        bars.download("step10", 10, 10)
+        bars.note("model.safetensors broke off")
     assert screen.getvalue() == ""
 
 
@@ -144,13 +143,6 @@ def test_what_is_counted_outside_a_scan_has_a_time_of_its_own(
     assert rates.left_seconds("blocks", 1, 8) == 140.0
 
 
-def test_an_export_says_at_which_block_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = piped(monkeypatch)
-    with Progress(verbose=True) as progress:
-        progress.block(0, 4, "gptq-4bit")
-    assert pipe.getvalue() == "block 0/4, gptq-4bit\n"
-
-
 def test_without_a_terminal_there_is_one_line_for_each_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -188,10 +180,12 @@ def test_without_a_terminal_a_line_comes_now_and_then(monkeypatch: pytest.Monkey
 def test_verbose_prints_a_line_at_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = piped(monkeypatch)
     with Progress(verbose=True) as progress:
+        progress.block(0, 2, "gptq-4bit")  # of an export
         progress.subject(0, 1, "step10")
         for done in range(3):
             progress.block(done, 2, "gptq-4bit")
     assert [line.partition(",")[0] for line in pipe.getvalue().splitlines()] == [
+        "block 0/2",
         "[1/1] step10",
         *(f"[1/1] step10: block {done}/2" for done in range(3)),
     ]
@@ -252,26 +246,23 @@ def test_the_time_left_weighs_subjects_by_what_they_are_planned_to_cost(
     assert pace.left_seconds() == pytest.approx(30 / 9 * 3)
 
 
-@pytest.mark.parametrize(("columns", "shown"), [(160, True), (80, False)])
-def test_a_name_is_as_long_as_the_terminal_allows(
-    monkeypatch: pytest.MonkeyPatch, columns: int, shown: bool
-) -> None:
-    screen = terminal(monkeypatch)
-    monkeypatch.setenv("COLUMNS", str(columns))
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_row_fits_the_terminal(width: int) -> None:
     name = "stage2-ingredient3-step1000-tokens3B-of-some-run"
-    with Progress() as bars:
-        bars.subject(0, 2, name)
-        bars.block(1, 4, "gptq-4bit")
-        bars._bars.progress.refresh()
-    assert (name in screen.getvalue()) is shown
-
-
-def test_a_quiet_scan_fetches_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = piped(monkeypatch)
-    with Progress(quiet=True) as bars:
-        bars.download("step10", 10, 10)
-        bars.note("model.safetensors broke off")
-    assert pipe.getvalue() == ""
+    console = Console(width=width, file=io.StringIO(), force_terminal=True)
+    bars = Bars(console)
+    bars.progress.stop()
+    bars.subject(3, 154, name, 7200.0)
+    bars.move("blocks", 12, 128, name, "gptq-4bit:group=64")
+    bars.download(name, 10_200_000_000, 14_600_000_000, anew=True)
+    plain = Console(width=width, file=io.StringIO(), record=True)
+    plain.print(bars.progress.get_renderable())
+    rows = [row.rstrip() for row in plain.export_text().splitlines() if row.strip()]
+    assert len(rows) == 3  # nothing is wrapped
+    assert all(len(row) <= width for row in rows)
+    assert "2.0 h left" in rows[0]
+    assert "gptq-4bit" in rows[1]
+    assert [name in row for row in rows] == [False, width > 120, width > 120]
 
 
 def test_threads_may_all_talk_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,33 +291,22 @@ def test_no_control_character_of_a_name_is_printed(place: Path, scan: Run, qaudi
     assert any(RED in subject["label"] for subject in audit_of(place / "out")["subjects"])
 
 
-def test_no_control_character_of_a_message_is_printed(scan: Run, place: Path) -> None:
-    done = scan(f"nowhere{RED}")
-    refused(done, 2, "there is no folder `nowhere?[31m`", "name a folder")
-    assert not controls(done.err)
+Process = subprocess.CompletedProcess[str]
 
 
-def test_square_brackets_in_names_are_no_markup(scan: Run, place: Path) -> None:
-    refused(scan("[red]nowhere[/bold]"), 2, "no folder `[red]nowhere[/bold]`", "name a folder")
-
-
-def test_a_name_in_another_script_makes_no_noise(place: Path, scan: Run) -> None:
-    shutil.copytree(place / "series" / "step10", place / "series" / "\u6a21\u578b step20")
-    done = scan("series", "-q")
-    assert "\u6a21\u578b step20" in done.out
-    assert (done.code, done.err) == (0, "")
-
-
-def process(place: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = dict(os.environ)
+def process(place: Path, code: str, *arguments: str, **how: Any) -> Process:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **how.pop("env", {})}
     del environment["HF_HUB_DISABLE_PROGRESS_BARS"]  # as nobody outside these tests has it
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+    command = [sys.executable, "-W", "error", "-c", code, *arguments]
+    return subprocess.run(command, cwd=place, env=environment, text=True, check=False, **streams)
+
+
+def shell(place: Path, command: str) -> Process:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = ["/bin/sh", "-c", f'"$0" -c "$1" {command}', sys.executable, COMMAND]
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *arguments],
-        cwd=place,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
+        line, cwd=place, env=environment, capture_output=True, text=True, check=False
     )
 
 
@@ -366,7 +346,7 @@ def test_no_message_and_no_result_starts_a_workflow_command(
     assert one_line("a\n::b\r\x1b") == "a ::b ?"
 
 
-HOSTILE = "x\n::error::y\n##[error]z"
+HOSTILE = f"[red]x\n::error::y\n##[error]z{RED}"
 
 
 @pytest.mark.parametrize(
@@ -416,90 +396,50 @@ def test_what_renderers_let_through_is_not_said(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "a?[31mb?31m??c?? \ttab\nline\n"
 
 
-def test_what_nobody_foresaw_is_no_breach(qaudit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[object] = []
-    monkeypatch.setattr("qaudit.cli.terminal.say", shown.append)
-    monkeypatch.setattr("qaudit.cli.gate._judge", lambda *_: 1 // 0)
-    refused(qaudit("gate", "out"), 4, "this is a bug of qaudit", "report it")
-    assert "ZeroDivisionError" in str(shown)
-
-
-def test_a_person_who_stops_it_is_told_apart_from_a_breach(
-    qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("qaudit.cli.gate._judge", stop)
-    refused(qaudit("gate", "out"), 130, "interrupted", "qaudit gate out")
-
-
 @pytest.mark.parametrize("ending", ["2>&-", ">&- 2>&-", "2>/dev/full"])
 def test_where_nobody_listens_the_code_is_the_same(tmp_path: Path, ending: str) -> None:
-    command = f'"$0" -c "$1" gate nowhere {ending}'
-    done = subprocess.run(
-        ["/bin/sh", "-c", command, sys.executable, COMMAND],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (2, b"")
+    done = shell(tmp_path, f"gate nowhere {ending}")
+    assert (done.returncode, done.stderr) == (2, "")
 
 
 def test_a_result_that_the_disk_does_not_take_is_one_error(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["/bin/sh", "-c", '"$0" -c "$1" list schemes >/dev/full', sys.executable, COMMAND],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = shell(tmp_path, "list schemes >/dev/full")
     assert done.returncode == 4
     assert done.stderr.startswith("error: `output`: no space left on device\n")
     assert "Exception ignored" not in done.stderr
 
 
-def test_whoever_stops_listening_to_the_talk_changes_no_code(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "gate", "nowhere"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=writer,
-        check=False,
-    )
-    os.close(writer)
-    assert done.returncode == 2
-
-
-def test_a_terminal_of_ascii_alone_gets_every_command(tmp_path: Path) -> None:
-    """All in one process: each says something beyond ASCII somewhere."""
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "stream", "code"),
+    [("gate nowhere", "stderr", 2), ("list", "stdout", 0), ("report out", "stdout", 0)],
+)
+def test_whoever_stops_reading_early_causes_no_error(
+    saved: Path, command: str, stream: str, code: int
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = process(saved, COMMAND, *command.split(), **{stream: writer})
+    os.close(writer)
+    assert (done.returncode, done.stderr or "") == (code, "")
+
+
+def test_a_terminal_of_ascii_alone_gets_every_command(saved: Path) -> None:
+    """All in one process: each says something beyond ASCII somewhere."""
     forms = [f"report out --format {form}" for form in FORMATS]
     lists = [f"list {kind}" for kind in ("schemes", "families", "recipes", "rules")]
-    commands = [
-        *forms,
-        *lists,
-        "--help",
-        "scan --help",
-        "series m\u00f6del",
-        "nop\u00e9",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SEVERAL, *commands],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        check=False,
-    )
-    assert b"Traceback" not in done.stderr
-    codes = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.isdigit()]
+    commands = [*forms, *lists, "--help", "scan --help", "series m\u00f6del", "nop\u00e9"]
+    done = process(saved, SEVERAL, *commands, env={"PYTHONIOENCODING": "ascii"})
+    assert "Traceback" not in done.stderr
+    codes = [line for line in done.stderr.splitlines() if line.isdigit()]
     assert codes == ["0"] * (len(commands) - 2) + ["2", "2"]
-    assert done.stdout.decode("ascii")
+    assert done.stdout.isascii() and done.stdout
 
 
 @pytest.mark.parametrize("kind", ["schemes", "sets", "rules", "policies", "diagnostics"])
@@ -524,25 +464,6 @@ def test_lists_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, kind: str) -> Non
     assert " ".join(texts).split() == [
         word for pair in told.items() for word in " ".join(pair).split()
     ]
-
-
-@pytest.mark.parametrize("command", [["list"], ["report", "out"]], ids=" ".join)
-def test_whoever_stops_reading_early_causes_no_error(tmp_path: Path, command: list[str]) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *command],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_lines_of_an_error_break_between_words_on_a_terminal(

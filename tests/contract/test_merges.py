@@ -68,13 +68,6 @@ def test_shape_and_dtype_are_those_of_the_first_and_members_are_not_touched(name
 
 
 @every_merge
-def test_the_same_members_give_the_same_bits_twice(name):
-    merge, count = parse_merge(name), enough(name)
-    once = merge.merge(members(count), [1.0] * count)
-    assert torch.equal(once, merge.merge(members(count), [1.0] * count))
-
-
-@every_merge
 def test_the_number_of_threads_changes_no_bit(name):
     merge, count = parse_merge(name), enough(name)
     tensors, threads = members(count, shape=(300, 1000)), torch.get_num_threads()

@@ -7,7 +7,7 @@ import torch
 from qaudit.core.linears import FoldSource, Inputs, Linears, MiniBatch, Rows, WholeBlock
 from qaudit.core.rotation import rotated, rotation
 from qaudit.core.schemes.base_q import BaseQ, Basis, Turns
-from qaudit.core.schemes.quarot import SearchedGptq
+from qaudit.core.schemes.quarot import round_columns
 from tests.support.filled import filled
 from tests.support.schemes import example
 
@@ -107,7 +107,6 @@ def test_a_bias_at_run_time_gives_what_the_inputs_give():
     block, reads = small_block()
     scheme, down = BaseQ(), block.groups[-1]
     basis = Basis(down, {})
-    basis.end()
     reading = scheme._rounded(basis)
     reading.bias_C.data = drawn(INNER, seed=1).float()
     reading.log_scale_C.data = 0.1 * drawn(INNER, seed=2).float()
@@ -133,7 +132,7 @@ def test_a_bias_at_run_time_gives_what_the_inputs_give():
 def test_without_steps_weights_are_those_of_gptq_behind_the_rotation(steps):
     linears = example()
     basis = rotated(linears)
-    rounded = SearchedGptq(bits=4, group=-1, damp=0.01, act_order=True).quantize(basis)
+    rounded = round_columns(basis, 4, damp=0.01, act_order=True)
     quantized = BaseQ(steps=steps).quantize(linears)
     for name, weight in filled(rounded.weights.items()):
         torch.testing.assert_close(quantized.weights[name], weight, rtol=0, atol=1e-6)

@@ -39,12 +39,6 @@ def test_a_greedy_step_spreads_the_largest_column_evenly():
     assert float((x @ greedy_rotation(x)).abs().max()) <= 4 / 8**0.5 + 1e-12
 
 
-def test_rotations_never_widen_the_range():
-    x = torch.randn(200, 32, generator=torch.Generator().manual_seed(0)) * torch.linspace(1, 9, 32)
-    turned = x @ greedy_rotation(x)
-    assert turned.max() - turned.min() < 0.8 * (x.max() - x.min())
-
-
 @given(st.integers(1, 70), st.integers(1, 40), st.integers(0, 9))
 def test_zigzag_deals_every_column_once_and_blocks_are_alike(columns, block, seed):
     size = torch.rand(columns, generator=torch.Generator().manual_seed(seed))
@@ -54,10 +48,6 @@ def test_zigzag_deals_every_column_once_and_blocks_are_alike(columns, block, see
         means = size[order].reshape(-1, block).mean(1)
         # As the paper's bound: blocks differ by no more than one gap of the sorted sizes each deal.
         assert float(means.max() - means.min()) <= float(size.max() - size.min()) / block * 2 + 1e-6
-
-
-def test_zigzag_goes_forth_and_back():
-    assert zigzag(torch.tensor([9.0, 8, 7, 6, 5, 4]), 2).tolist() == [0, 5, 1, 4, 2, 3]
 
 
 @given(st.integers(2, 90), st.sampled_from([-1, 7, 16, 128]), st.integers(0, 9))
@@ -92,6 +82,10 @@ def test_it_helps_where_columns_stand_out(spec):
             )
         )
     assert errors[1] < errors[0] / 2
+
+
+def test_zigzag_goes_forth_and_back():
+    assert zigzag(torch.tensor([9.0, 8, 7, 6, 5, 4]), 2).tolist() == [0, 5, 1, 4, 2, 3]
 
 
 def test_learned_shares_are_plain_rounding_and_come_nearer():

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from qaudit.core import activations, floats
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
-from qaudit.errors import SchemeError
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
@@ -33,7 +32,7 @@ def e4m3_table():
 
 @given(st.lists(st.floats(-9, 9, width=32), min_size=1, max_size=20))
 def test_e2m1_is_the_nearest_of_eight_magnitudes(values):
-    rounded = floats.e2m1(torch.tensor(values))
+    rounded = floats.round_e2m1_(torch.tensor(values))
     assert rounded.tolist() == [nearest(value, E2M1) for value in values]
 
 
@@ -136,12 +135,6 @@ def test_the_scale_of_nvfp4_activations_is_that_of_calibration():
     assert torch.equal(quantized.inputs(x[:4]), expected)
 
 
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(SchemeError) as refused:
-        parse_scheme("mxfp4:rule=up")
-    assert refused.value.hint == "use rule=even or rule=floor"
-
-
 @pytest.mark.parametrize("scale", [2.0**-12, 1e-3, 0.3, 1.0, 7.0, 900.0])
 def test_rounding_by_mantissa_is_rounding_to_every_representable_number(scale):
     x = scale * torch.randn(4000, generator=torch.Generator().manual_seed(0))
@@ -150,14 +143,14 @@ def test_rounding_by_mantissa_is_rounding_to_every_representable_number(scale):
     assert torch.equal(floats.round_e4m3_(x.clone()), floats.e4m3(x).float())
     values = torch.tensor([-v for v in E2M1[:0:-1]] + list(E2M1))
     distance = (x.clamp(-6, 6)[:, None] - values).abs()
-    rounded = floats.e2m1(x)
+    rounded = floats.round_e2m1_(x.clone())
     assert torch.isin(rounded, values).all()
     assert torch.equal((x.clamp(-6, 6) - rounded).abs(), distance.amin(1))
     ties = (distance == distance.amin(1, keepdim=True)).sum(1) > 1
     assert bool(ties.any())
     even = torch.tensor([0.0, 1.0, 2.0, 4.0])  # codes without a mantissa bit
     assert torch.isin(rounded[ties].abs(), even).all()
-    assert floats.e2m1(torch.tensor([float("nan")])).isnan().all()
+    assert floats.round_e2m1_(torch.tensor([float("nan")])).isnan().all()
 
 
 @pytest.mark.parametrize("spec", ["int8", "fp8", "fp8:blocks=true", "mxfp4"])

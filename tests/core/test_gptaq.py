@@ -162,8 +162,6 @@ def test_what_they_read_and_bad_settings():
             parse_scheme(f"{name}-4bit:act_order=true")
         with pytest.raises(SchemeError, match="behind those quantized before"):
             parse_scheme(f"{name}-4bit:true_sequential=false")
-    with pytest.raises(SchemeError, match="out of range"):
-        parse_scheme("gptaq-4bit:alpha=1.5")
 
 
 def test_few_tokens_raise_the_damping_of_qronos_and_say_so():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qaudit.core.registry import parse_scheme
-from qaudit.errors import SchemeError, SourceError
+from qaudit.errors import SourceError
 from tests.support.schemes import COLUMNS, example
 
 
@@ -72,8 +72,3 @@ def test_post_norm_models_are_refused_by_name():
     with pytest.raises(SourceError, match=r"no norm of block 3 .*`attn\.q_proj`") as refused:
         parse_scheme("smoothquant").quantize(linears)
     assert "`int8`" in refused.value.hint
-
-
-def test_alpha_is_a_share():
-    with pytest.raises(SchemeError, match=r"alpha of 1\.5"):
-        parse_scheme("smoothquant:alpha=1.5")

@@ -164,59 +164,6 @@ def test_every_form_between_short_and_canonical_is_read(text, short):
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("gptq4", "gptq-4bit"),
-        ("gptq-4bits", "gptq-4bit"),
-        ("GPTQ-3bit", "gptq-3bit"),
-        ("gtpq-8bit", "gptq-8bit"),
-        ("rtn4bit", "rtn-4bit"),
-        ("nf4", "bnb-nf4"),
-        ("bnb-nf4-4bit", "bnb-nf4"),
-        ("bnb_int8", "bnb-int8"),
-        ("fp4", "bnb-fp4"),
-    ],
-)
-def test_a_misspelt_scheme_gets_a_suggestion(text, meant):
-    error = refused(text)
-    assert error.message == f"there is no scheme `{text}`"
-    assert error.hint == f"did you mean `{meant}`?"
-
-
-def test_a_scheme_like_no_other_gets_the_list():
-    hint = refused("xyzzy").hint
-    assert all(name in hint for name in schemes())
-
-
-@pytest.mark.parametrize(
-    ("text", "instead"),
-    [
-        ("auto-gptq", "gptq-4bit"),
-        ("autogptq", "gptq-4bit"),
-        ("AutoGPTQ-4bit", "gptq-4bit"),
-        ("autoawq", "awq-4bit"),
-        ("auto_awq", "awq-4bit"),
-    ],
-)
-def test_archived_libraries_are_pointed_to_their_algorithm(text, instead):
-    hint = refused(text).hint
-    assert "archived" in hint
-    assert f"`{instead}`" in hint
-
-
-@pytest.mark.parametrize("name", ["awq", "gptq", "rtn"])
-def test_a_scheme_without_its_bits_says_what_is_missing(name):
-    error = refused(name)
-    assert error.message == f"`{name}` needs bits"
-    assert error.hint == f"write `{name}-4bit`"
-
-
-def test_full_precision_and_the_bare_library_name_get_a_hint():
-    assert "always measured" in refused("fp").hint
-    assert "bnb-nf4" in refused("bitsandbytes").hint
-
-
-@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("gptq-9bit", "9 bits is out of range"),
@@ -244,47 +191,92 @@ def test_full_precision_and_the_bare_library_name_get_a_hint():
         ("gptq-4bit:bits=4", "gives bits twice"),
         ("gptq-4bit:preset=paper-z", "no preset `paper-z`"),
         ("bnb-nf4:preset=paper-a", "no preset `paper-a`"),
+        ("hqq-4bit:group=0", "a group of 0 columns"),
+        ("hqq-4bit:scale_dtype=fp16", "scales in `fp16` are not supported"),
+        ("mr-gptq:format=int4", "no format `int4`"),
+        ("mr-gptq:act=8", "4-bit floats of 8 bits"),
+        ("mr-gptq:block=0", "a block of 0 columns"),
+        ("mr-gptq:damp=0", "a damp of 0.0"),
+        ("mxfp4:rule=up", "no rule `up`"),
+        ("smoothquant:alpha=1.5", "an alpha of 1.5"),
+        ("gptaq-4bit:alpha=1.5", "an alpha of 1.5"),
+        ("quarot-4bit:clip=0", "a clip of 0.0"),
+        ("quarot-4bit:clip=1.1", "a clip of 1.1"),
+        ("quarot-4bit:act=1", "activations of 1 bits"),
+        ("quarot-4bit:act=12", "activations of 12 bits"),
+        ("quarot-4bit:damp=0", "a damp of 0.0"),
+        ("quik-4bit:act=16", "16 bits is out of range"),
+        ("quik-4bit:down=9", "9 bits is out of range"),
+        ("quik-4bit:keep=-1", "-1 columns cannot keep more bits"),
+        ("quik-4bit:threshold=-1", "a threshold of -1.0"),
+        ("atom-4bit:act=16", "16 bits is out of range"),
+        ("atom-4bit:keep=-3", "-3 columns cannot keep more bits"),
+        ("atom-4bit:clip=2", "a clip of 2.0"),
+        ("atom-4bit:weight_clip=0", "a clip of 0.0"),
+        ("duquant-4bit:block=0", "a group of 0 columns"),
+        ("spinquant-4bit:steps=-1", "-1 steps are out of range"),
+        ("base-q-w4a4:steps=100001", "100001 steps are out of range"),
+        ("awq-4bit:ratios=some", "`some` names no search over ratios"),
+        ("gptq-4bit:fused=maybe", "`maybe` is not a way to round columns"),
+        ("gptq-4bit:kv=int2", "a cache of keys and values in `int2`"),
+        ("gptq-mix:tie=some", "`tie=some` ties no linears"),
     ],
 )
 def test_a_wrong_parameter_is_refused_with_a_hint(text, words):
     assert words in refused(text).message
 
 
-def test_an_unknown_parameter_gets_a_suggestion_or_the_list():
-    assert refused("gptq-4bit:gruop=64").hint == "did you mean `group`?"
-    assert "act_order" in refused("gptq-4bit:xyzzy=1").hint
+@pytest.mark.parametrize(
+    ("parse", "text", "message", "hint"),
+    [
+        *(
+            (parse_scheme, text, f"there is no scheme `{text}`", f"did you mean `{meant}`?")
+            for text, meant in {
+                "gptq4": "gptq-4bit",
+                "gptq-4bits": "gptq-4bit",
+                "GPTQ-3bit": "gptq-3bit",
+                "gtpq-8bit": "gptq-8bit",
+                "rtn4bit": "rtn-4bit",
+                "nf4": "bnb-nf4",
+                "bnb-nf4-4bit": "bnb-nf4",
+                "bnb_int8": "bnb-int8",
+                "fp4": "bnb-fp4",
+                "ship-2027": "ship-2026",
+            }.items()
+        ),
+        *(
+            (parse_scheme, text, f"there is no scheme `{text}`", f"archived; its algorithm {where}")
+            for where, texts in {
+                "is built in, as `gptq-4bit`": ("auto-gptq", "autogptq", "AutoGPTQ-4bit"),
+                "is built in, as `awq-4bit`": ("autoawq", "auto_awq"),
+            }.items()
+            for text in texts
+        ),
+        (parse_scheme, "xyzzy", "there is no scheme `xyzzy`", f"there are: {', '.join(schemes())}"),
+        (parse_scheme, "gptq", "`gptq` needs bits", "write `gptq-4bit`"),
+        (parse_scheme, "fp", "there is no scheme `fp`", "always measured"),
+        (parse_scheme, "bitsandbytes", "there is no scheme", "bnb-nf4"),
+        (parse_scheme, "gptq-4bit:gruop=64", "no parameter `gruop`", "did you mean `group`?"),
+        (parse_scheme, "gptq-4bit:xyzzy=1", "no parameter `xyzzy`", "act_order"),
+        (parse_merge, "ties", "there is no merge `ties`", "mean"),
+        (parse_merge, "meann", "there is no merge `meann`", "did you mean `mean`?"),
+        (parse_schemes, ["rtn-4bit,rtn-4bit"], "named twice", "once"),
+        (parse_schemes, ["rtn-4bit", "rtn:bits=4"], "named twice", "once"),
+        (parse_schemes, ["gptq-4bit:group=128,gptq-4bit"], "named twice", "once"),
+        *((parse_schemes, texts, "no scheme is named", "rtn") for texts in ([], [""], [" , "])),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(parse, text, message, hint):
+    with pytest.raises(SchemeError) as refusal:
+        parse(text)
+    assert message in refusal.value.message
+    assert hint in refusal.value.hint
 
 
 def test_lists_keep_their_order_and_may_be_split_either_way():
     shorts = [scheme.short for scheme in parse_schemes(["rtn-4bit, gptq-3bit", "bnb-nf4,"])]
     assert shorts == ["rtn-4bit", "gptq-3bit", "bnb-nf4"]
     assert tuple(scheme.short for scheme in parse_schemes(DEFAULT_SCHEMES)) == DEFAULT_SCHEMES
-
-
-@pytest.mark.parametrize(
-    "texts", [["rtn-4bit,rtn-4bit"], ["rtn-4bit", "rtn:bits=4"], ["gptq-4bit:group=128,gptq-4bit"]]
-)
-def test_the_same_scheme_twice_is_refused_however_it_is_written(texts):
-    with pytest.raises(SchemeError, match="named twice"):
-        parse_schemes(texts)
-
-
-@pytest.mark.parametrize("texts", [[], [""], [" , "]])
-def test_no_scheme_at_all_is_refused(texts):
-    with pytest.raises(SchemeError, match="no scheme is named"):
-        parse_schemes(texts)
-
-
-def test_an_unknown_merge_is_refused_with_the_known_ones():
-    with pytest.raises(SchemeError) as caught:
-        parse_merge("ties")
-    assert "mean" in caught.value.hint
-
-
-def test_a_misspelt_merge_gets_a_suggestion():
-    with pytest.raises(SchemeError) as caught:
-        parse_merge("meann")
-    assert caught.value.hint == "did you mean `mean`?"
 
 
 def test_settings_of_a_published_study_say_what_was_inferred():
@@ -321,18 +313,11 @@ def test_the_set_of_w4a4_has_every_scheme_of_its_class_that_takes_every_model():
     assert {s for s in parse_schemes(["all"]) if s.bit_class == "w4a4"} <= set(named)
 
 
-def test_what_ships_includes_the_mix_that_is_the_usual_gguf_file():
-    assert "gguf-q4_k_m" in scheme_sets()["ship-2026"]
-
-
 def test_the_set_of_all_has_every_scheme_that_takes_every_model():
+    assert "gguf-q4_k_m" in scheme_sets()["ship-2026"]  # the usual file
     names = {scheme.name for scheme in parse_schemes(["all"])}
     assert names == {
         name for name, plugin in schemes().items() if plugin.any_model and not plugin.mixes_bits
     }
     mixtures = {name for name in schemes().built_in if name.endswith("-mix")}
     assert set(schemes().built_in) - names == {"smoothquant", *mixtures}
-
-
-def test_a_misspelt_set_gets_a_suggestion():
-    assert refused("ship-2027").hint == "did you mean `ship-2026`?"

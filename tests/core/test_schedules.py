@@ -138,39 +138,10 @@ def test_the_formulas_of_families_give_their_learning_rates() -> None:
         assert schedule.at(n) == pytest.approx(expected, rel=1e-5), name
 
 
-def test_the_half_cosine_goes_on_where_the_whole_one_stopped() -> None:
-    assert OLMO3_7B_PART1.at(597_046) == pytest.approx(OLMO3_7B_PART2.at(597_046), rel=1e-4)
-
-
 @given(n=st.floats(0, 2e6), kind=st.sampled_from(sorted(KINDS)))
 def test_a_schedule_stays_between_zero_and_its_peak(n: float, kind: str) -> None:
     schedule = _typical(kind)
     assert 0 <= schedule.at(n) <= schedule.peak * (1 + 1e-12)
-
-
-@given(
-    a=st.floats(1000, 2e6),
-    b=st.floats(1000, 2e6),
-    kind=st.sampled_from(sorted(KINDS.keys() - {"sgdr", "oli"})),  # these rise by intent
-)
-def test_no_schedule_rises_after_its_warm_up(a: float, b: float, kind: str) -> None:
-    schedule = _typical(kind)
-    assert schedule.at(max(a, b)) <= schedule.at(min(a, b)) * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"sgdr"}))  # which starts anew for ever
-def test_a_schedule_is_constant_past_its_end(kind: str) -> None:
-    assert _typical(kind).at(1e6) == pytest.approx(_typical(kind).at(9e9), abs=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("shape", "middle"), [("linear", 0.5), ("cosine", 0.5), ("sqrt", 1 - math.sqrt(0.5))]
-)
-def test_a_decay_has_its_shape(shape: str, middle: float) -> None:
-    schedule = build("wsd", peak=1.0, decay_start=100, decay_length=100, shape=shape)
-    assert schedule.at(100) == 1.0
-    assert schedule.at(150) == pytest.approx(middle)
-    assert schedule.at(200) == pytest.approx(0.0, abs=1e-15)
 
 
 @given(kind=st.sampled_from(sorted(KINDS)))
@@ -238,23 +209,9 @@ def test_warm_up_stable_decay_is_torch_s_three_schedulers_in_a_row() -> None:
 # ------------------------------------------------------------------------- oscillatory lock-in
 
 
-@given(n=st.floats(0, 2000), amplitude=st.floats(0, 1), cool=st.floats(0, 0.9))
-def test_oscillations_lie_between_the_cosine_and_the_peak(
-    n: float, amplitude: float, cool: float
-) -> None:
-    schedule = build("oli", peak=1.0, end=1000, period=90, amplitude=amplitude, cool_share=cool)
-    assert schedule.at(n) >= build("cosine", peak=1.0, end=1000).at(n) - 1e-12
-    assert schedule.at(n) <= 1.0 + 1e-12
-
-
-@given(n=st.floats(0, 2000))
-def test_without_amplitude_oscillatory_lock_in_is_a_cosine(n: float) -> None:
-    schedule = build("oli", peak=1.0, warmup=20, end=1000, period=90, amplitude=0.0)
-    assert schedule.at(n) == build("cosine", peak=1.0, warmup=20, end=1000).at(n)
-
-
 def test_a_bump_stands_in_the_first_share_of_each_period() -> None:
     schedule = build("oli", peak=1.0, end=400, period=50, amplitude=0.5, cool_share=0.6)
+    assert schedule.at(510) == schedule.at(400) == pytest.approx(0.1)
     for step in range(0, 400, 7):
         base = 0.1 + 0.9 * (1 + math.cos(math.pi * step / 400)) / 2
         place = step % 50

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import qaudit.diagnostics
 import qaudit.diagnostics.sensitivity_measure as sensitivity_part
 from qaudit.core.course import previous_of
 from qaudit.core.registry import parse_schemes
@@ -23,10 +21,8 @@ from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError
-from qaudit.saved.audits import from_json, to_json
 from qaudit.saved.results import ResultStore, read_measurement
 from qaudit.types import Checkpoint, Ref, Subject
-from tests.support import sample
 from tests.support.filled import filled
 from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
@@ -283,9 +279,8 @@ def test_weights_are_at_hand_only_as_a_whole(series: tuple[Subject, ...], tmp_pa
 def test_every_diagnostic_that_can_be_requested_can_be_measured() -> None:
     assert set(diagnostics()) == {"curvature", "plane", "positions", "sensitivity", "weights"}
     for name, kind in diagnostics().items():
-        measure = registry.measure(name)
-        assert (measure is not None) == kind.reads_weights
-        assert measure is None or isinstance(measure.MEASURE, Measure)
+        if kind.reads_weights:
+            assert isinstance(registry.measure(name).MEASURE, Measure)
 
 
 def test_parts_are_what_is_left_when_all_else_stays(
@@ -335,63 +330,3 @@ def test_everything_is_measured_beside_the_sum_of_its_parts(done: tuple[Path, An
     assert low.absolute_change.estimate != low.predicted
     shares = [row.share.estimate for row in alone if row.share]
     assert not shares or sum(shares) == pytest.approx(1)
-
-
-PARAMETERS = """
-from dataclasses import dataclass
-from typing import ClassVar
-from qaudit.diagnostics.diagnostic import Diagnostic
-
-
-@dataclass(frozen=True, kw_only=True)
-class Norms(Diagnostic):
-    name: ClassVar[str] = "norms"
-"""
-MEASURE = """
-from dataclasses import dataclass
-from qaudit.diagnostics.case import Case, Measure
-
-
-@dataclass(frozen=True)
-class NormRow:
-    subject: str
-    norm: float
-
-
-def measure_norms(case: Case) -> list[NormRow]:
-    return [NormRow(case.subject.label, float(case.weights().read("model.norm.weight").norm()))]
-
-
-MEASURE = Measure(measure_norms)
-"""
-
-
-@pytest.fixture
-def norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add a module to the diagnostics."""
-    for name, text in {"norms": PARAMETERS, "norms_measure": MEASURE}.items():
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-    path = [*qaudit.diagnostics.__path__, str(tmp_path)]
-    monkeypatch.setattr(qaudit.diagnostics, "__path__", path)
-    registry._built_in.cache_clear()
-    registry.names.cache_clear()
-    registry._diagnostics.cache_clear()
-    yield
-    monkeypatch.undo()
-    registry._built_in.cache_clear()
-    registry.names.cache_clear()
-    registry._diagnostics.cache_clear()
-
-
-@pytest.mark.usefixtures("norms")
-def test_a_further_package_is_measured_and_its_rows_are_kept(
-    series: tuple[Subject, ...], tmp_path: Path
-) -> None:
-    outcome = diagnose(series[:2], tmp_path, "norms", "weights", schemes=QUICK)
-    rows = outcome.diagnostics.others["norms"]
-    assert [row["subject"] for row in rows] == ["step10", "step20"]
-    assert all(row["norm"] > 0 for row in rows)
-    again = diagnose(series[:2], tmp_path, "norms", "weights", schemes=QUICK)
-    assert again.diagnostics == outcome.diagnostics
-    audit = replace(sample.audit(), diagnostics=outcome.diagnostics)
-    assert from_json(to_json(audit)).diagnostics == outcome.diagnostics

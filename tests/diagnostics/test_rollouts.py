@@ -166,11 +166,6 @@ def test_the_card_has_ends_by_role_and_place() -> None:
     assert "| tokens 16 to 39 | " in text
 
 
-def test_text_without_rollouts_has_no_rows() -> None:
-    plain = Measurements.of(sample.series(), sample.measurements(12), 0.95)
-    assert judge(plain, Diagnostics())[0].rollouts == ()
-
-
 def marked(prompts: int = 60, shift: float = 0.0, **changes: Any) -> RolloutEvidence:
     """Return four drawn answers of each prompt, half of them right, and their probabilities."""
     count = 4 * prompts

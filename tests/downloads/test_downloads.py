@@ -43,6 +43,27 @@ def test_the_next_one_comes_while_one_is_measured(fake: Fake, downloads: Make) -
     assert fake.done() == ["fetch a", "fetch b", "evict a", "evict b"]
 
 
+def test_what_ends_the_thread_is_raised_to_those_that_wait(fake: Fake, downloads: Make) -> None:
+    fake.refused["a"] = MachineError("the disk is full")
+    fake.gates["a"] = threading.Event()
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            with downloads(subject(A)) as supplied, supplied.ready(subject(A)):
+                pass
+        except MachineError as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    assert fake.until("begin a")
+    waiting.join(0.2)  # long enough to wait for the weights
+    fake.open("a")
+    waiting.join(SOON)
+    assert [str(error) for error in raised] == ["the disk is full"]
+
+
 GONE, BROKEN = HubError("gone"), UnreachableError("broke off")
 TWIN = checkpoint("final", content="a", repo="org/final")
 

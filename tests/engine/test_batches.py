@@ -1,9 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.engine.batches import make_batches
+from qaudit.engine.batches import backwards, make_batches
 from qaudit.types import Window
 
 
@@ -32,15 +33,21 @@ def test_padding_is_not_valid_and_never_longer_than_the_context():
     (batch,) = make_batches(windows_of([10, 47]), context=48)
     assert batch.tokens_BT.shape == (2, 48)
     assert batch.valid_BT().sum(1).tolist() == [47, 10]
+    (longer,) = make_batches(windows_of([18]), context=8)  # options are as long as they are
+    assert longer.tokens_BT.shape == (1, 18)
 
 
-def test_options_may_be_longer_than_the_context_of_documents():
-    (batch,) = make_batches(windows_of([18]), context=8)
-    assert batch.tokens_BT.shape == (1, 18)
-
-
-def test_geometry_depends_on_the_windows_alone():
-    windows = windows_of([5, 60, 33, 33, 2, 64])
-    first, second = make_batches(windows, 64), make_batches(windows, 64)
-    assert [b.windows for b in first] == [b.windows for b in second]
-    assert all(torch.equal(a.tokens_BT, b.tokens_BT) for a, b in zip(first, second, strict=True))
+def test_backwards_holds_the_same_windows_with_what_belongs_to_them():
+    windows = [
+        replace(window, scored_from=k + 1, roles=np.full(len(window.tokens), k % 3, np.int8))
+        for k, window in enumerate(windows_of([9, 30, 12, 40, 11, 10]))
+    ]
+    batches = make_batches(windows, context=64, tokens_per_batch=128)
+    turned = backwards(batches)
+    assert len(turned) > 1
+    assert [w for b in turned for w in b.windows] == [w for b in batches for w in b.windows][::-1]
+    for batch in turned:
+        for row, (w, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
+            assert batch.tokens_BT[row, :length].tolist() == windows[w].tokens.tolist()
+            assert batch.roles_BT[row, :length].tolist() == windows[w].roles.tolist()
+            assert batch.starts[row] == windows[w].scored_from

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics.sensitivity import Variant
 from qaudit.diagnostics.sensitivity_measure import run_partly
@@ -23,12 +21,12 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.streams import Surroundings
 from qaudit.engine.tokens import Tokens
 from qaudit.model.beside import GIVEN
-from qaudit.model.blocks import Block, BlockModel, Group
+from qaudit.model.blocks import Block, Group
 from qaudit.model.tape import Arguments
 from qaudit.types import FULL_PRECISION
 from tests.support import released, tiny
 from tests.support.filled import filled
-from tests.support.passes import CPU, feed, losses, plain_losses, run, windows
+from tests.support.passes import CPU, feed, losses, opened, plain_losses, plain_model, run, windows
 from tests.support.pretended_device import pretended
 
 SCHEMES = "rtn-3bit:group=32,gptq-3bit:group=32,gptaq-3bit:group=32,awq-3bit:group=32"
@@ -48,8 +46,7 @@ def in_memory(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_losses_in_full_precision_are_those_of_the_whole_model(
     folder: Path, in_memory: dict[str, np.ndarray]
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    expected = plain_losses(model)
+    expected = plain_losses(plain_model(folder))
     np.testing.assert_allclose(in_memory[FULL_PRECISION], expected, rtol=1e-5)
 
 
@@ -65,24 +62,11 @@ def test_spilling_changes_no_bit(
 def test_a_gpu_that_holds_a_part_has_the_numbers_of_the_cpu(
     folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
-    place, given = torch.device("cuda"), feed()
     with pretended():
-        model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=place)
-        with HiddenStates(tmp_path, 60_000, place, 60_000) as states:
-            tallies = run_blocks(model, given, parse_schemes([SCHEMES]), states)
-            assert states.nbytes_spilled
-    for name, tally in tallies.items():
-        np.testing.assert_array_equal(losses(given, tally), in_memory[name], err_msg=name)
-
-
-def test_each_scheme_is_alone_in_its_result(
-    folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path
-) -> None:
-    for scheme in SCHEMES.split(","):
-        alone = run(folder, scheme, tmp_path)[0]
-        assert all(
-            np.array_equal(values, in_memory[name]) for name, values in filled(alone.items())
-        )
+        model = opened(folder, device="cuda")
+        read, _ = run(model, SCHEMES, tmp_path, 60_000, device_limit=60_000)
+    for name, expected in in_memory.items():
+        np.testing.assert_array_equal(read[name], expected, err_msg=name)
 
 
 def test_entering_a_block_for_each_group_changes_no_bit(
@@ -125,10 +109,8 @@ def test_keys_are_rounded_where_they_are_made(folder: Path, tmp_path: Path) -> N
 def test_variants_of_a_part_share_what_a_model_makes_of_tokens(
     folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
     (scheme,) = parse_schemes(["gptq-3bit"])
-    untouched = Variant("role", "none", ())
-    given = feed()
+    untouched, given, model = Variant("role", "none", ()), feed(), opened(folder)
     with HiddenStates(tmp_path, 0, CPU) as states:
         tallies, _ = run_partly(model, given, scheme, [untouched], states, lambda *_: None)
     np.testing.assert_allclose(
@@ -137,11 +119,8 @@ def test_variants_of_a_part_share_what_a_model_makes_of_tokens(
 
 
 def test_what_a_block_was_given_is_dropped_behind_it(folder: Path, tmp_path: Path) -> None:
-    def opened(*_: BlockModel) -> BlockModel:
-        return BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-
     items = [replace(window, scored_from=1) for window in windows(2, 1)]
-    fed = replace(feed(), items=(items,), reference=opened)
+    fed = replace(feed(), items=(items,), reference=lambda _: opened(folder))
     schemes = parse_schemes(["gptq-3bit"])
     with HiddenStates(tmp_path, 10**9, CPU) as states:
 
@@ -164,10 +143,10 @@ def test_what_a_block_was_given_is_dropped_behind_it(folder: Path, tmp_path: Pat
 
         embedded = ("calibration/embedded", "evaluation/embedded", "items/embedded")
         progress = drops(*embedded, "evaluation/reference/first")
-        run_blocks(opened(), fed, schemes, states, progress)
-        progress = drops("calibration/full", "evaluation")
+        run_blocks(opened(folder), fed, schemes, states, progress)
+        progress = drops("calibration/embedded", "evaluation/embedded")
         untouched = Variant("role", "none", ())
-        run_partly(opened(), fed, schemes[0], [untouched], states, progress)
+        run_partly(opened(folder), fed, schemes[0], [untouched], states, progress)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v4", "glm_moe_dsa"])

@@ -7,18 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.activations import bits_per_value, round_heads
 from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import rotation
 from qaudit.engine.streams import SchemeStream
 from qaudit.errors import ModelError, SchemeError
-from qaudit.model.blocks import BlockModel
 from tests.support import tiny
 from tests.support.filled import filled
-from tests.support.passes import CPU, plain_losses, run
+from tests.support.passes import opened, plain_losses, plain_model, run
 from tests.support.tiny import FAMILIES
 
 
@@ -96,7 +94,7 @@ class _Attention:
 @torch.no_grad()
 def _losses_by_hand(checkpoint, scheme, attention):
     AttentionInterface.register("by_hand", attention)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = plain_model(checkpoint)
     model.config._attn_implementation = "by_hand"
     for layer, weights in zip(model.model.layers, _effective(checkpoint, scheme), strict=True):
         for name, weight in weights.items():
@@ -130,7 +128,7 @@ def test_a_rotated_cache_has_the_scores_of_rotated_queries(checkpoint, tmp_path)
 
 def _effective(checkpoint, scheme):
     """Yield what each block's linears multiply their plain inputs by."""
-    model = BlockModel(checkpoint, WeightFolder(checkpoint), dtype=torch.float32, device=CPU)
+    model = opened(checkpoint)
     model.prove_rotations()
     for block in model.blocks():
         weights = {}
@@ -147,8 +145,7 @@ def _effective(checkpoint, scheme):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_every_family_hands_its_keys_and_values_over(family, tmp_path):
-    folder = tiny.make(tmp_path, family)
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    model = opened(tiny.make(tmp_path, family))
     hidden = model.embed(tiny.tokens(2, 24))
     for block in filled(model.blocks()):
         plain = block.forward(hidden)
@@ -170,27 +167,13 @@ def test_every_family_hands_its_keys_and_values_over(family, tmp_path):
 def test_unknown_caches_and_blocks_without_one_are_refused_by_name(tmp_path):
     with pytest.raises(SchemeError, match="`int3` is not supported"):
         parse_scheme("rtn-4bit:kv=int3")
-    folder = tiny.make(tmp_path, "llama")
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    model = opened(tiny.make(tmp_path, "llama"))
     model.embed(tiny.tokens(1, 8))
     for block in filled(model.blocks()):
         block.module.self_attn.kv_lora_rank = 8
         with pytest.raises(ModelError, match="block 0: its attention caches a latent"):
             block.round_cache(lambda states: states)
         break
-
-
-def test_classes_name_the_cache():
-    names = {
-        "gptq-4bit:kv=int8": "4kv8",
-        "int8:kv=fp8": "w8a8kv8",
-        "quarot-4bit:kv=int4": "w4a4kv4",
-    }
-    for text, name in names.items():
-        scheme = parse_scheme(text)
-        assert (scheme.bit_class, scheme.short) == (name, text)
-        assert scheme.spec.endswith(text.partition(":")[2])
-    assert "kv" not in parse_scheme("gptq-4bit").spec
 
 
 def test_gradients_pass_rounded_heads_as_if_they_were_not_rounded():

@@ -11,23 +11,18 @@ import torch
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core import fidelity
 from qaudit.core.fidelity import head_rows
-from qaudit.core.gguf.pack import pack
 from qaudit.core.gptq_block import factor_backwards
-from qaudit.core.gram import InputsAccumulator
-from qaudit.core.grid import fit_searched
 from qaudit.core.registry import parse_schemes
 from qaudit.core.schemes.duquant import greedy_rotation
-from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.errors import is_out_of_memory
-from qaudit.executors.ready import _free_for_streams
-from qaudit.model.blocks import BlockModel
+from qaudit.executors.part import _free_for_streams
 from qaudit.model.device import free_nbytes
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from tests.support.awkward import NAMES, SHAPES, made, short
-from tests.support.passes import feed, losses, run
+from tests.support.passes import opened, run, tallies_of
 from tests.support.pretended_device import pretended
 from tests.support.schemes import LEARNED
 
@@ -53,11 +48,8 @@ def plain(tmp_path_factory):
 
 
 def on(device, folder, schemes, states, device_limit=10**9, limit=10**9):
-    place = torch.device(device)
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=place)
-    with HiddenStates(states, limit, place, device_limit) as streams:
-        tallies = run_blocks(model, feed(), parse_schemes([schemes]), streams)
-    return {name: losses(feed(), tally) for name, tally in tallies.items()}
+    model = opened(folder, device=device)
+    return run(model, schemes, states, limit, device_limit=device_limit)[0]
 
 
 def must_be_equal(read, expected, tolerance=0.0):
@@ -111,38 +103,22 @@ def test_all_is_computed_on_the_second_device_where_it_is_named(plain, tmp_path)
     assert not device.peers
 
 
-def test_two_devices_in_one_process_exchange_nothing(plain, tmp_path):
-    with pretended() as device:
-        first, second = (on(f"cuda:{k}", plain, "rtn-4bit", tmp_path) for k in range(2))
-    must_be_equal(second, first)
-    assert not device.peers
-
-
 def test_seconds_are_of_the_stream_and_wait_for_no_other(plain, tmp_path):
     with pretended() as device:
-        place = torch.device("cuda")
-        model = BlockModel(plain, WeightFolder(plain), dtype=torch.float32, device=place)
-        with HiddenStates(tmp_path, 10**9, place, 10**9) as states:
-            tallies = run_blocks(model, feed(), parse_schemes(["rtn-4bit"]), states)
+        model = opened(plain, device="cuda")
+        tallies = tallies_of(model, "rtn-4bit", tmp_path, device_limit=10**9)
         assert all(tally.seconds > 0 for tally in tallies.values())
     assert device.synchronized == 0
 
 
 def test_only_blocks_that_are_read_ahead_are_pinned(plain):
     with pretended() as device:
-        place = torch.device("cuda")
-        model = BlockModel(plain, WeightFolder(plain), dtype=torch.float32, device=place)
+        model = opened(plain, device="cuda")
         assert not device.pinned
         next(model.blocks())
     weights = WeightFolder(plain)
     blocks = [weights.read(name).nbytes for name in weights.names() if ".layers." in name]
     assert 0 < sum(device.pinned.values()) <= sum(blocks)
-
-
-def test_padding_is_left_out_without_a_wait(plain, tmp_path):
-    with pretended() as device:
-        on("cuda", plain, "gptq-4bit", tmp_path)
-    assert not [line for line in device.waits if line.startswith("engine/gathering")]
 
 
 def test_memory_that_torch_keeps_for_later_is_free():
@@ -184,15 +160,6 @@ def test_what_waits_in_a_block_has_what_hidden_states_leave(tmp_path):
         assert states.nbytes_inside == 1000
 
 
-def test_grids_are_searched_with_one_wait_for_all_shares():
-    weight_RC = torch.randn(3000, 128, generator=torch.Generator().manual_seed(0))
-    expected = fit_searched(weight_RC, 4, dim=-1, scale_dtype="bf16")
-    with pretended() as device:
-        grid = fit_searched(weight_RC.to("cuda"), 4, dim=-1, scale_dtype="bf16")
-        assert torch.equal(grid.scale.cpu(), expected.scale)
-        assert sum(count for line, count in device.waits.items() if "core/grid" in line) == 1
-
-
 def test_rotations_are_chosen_without_a_wait():
     sample_NB = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
     expected = greedy_rotation(sample_NB)
@@ -213,15 +180,6 @@ def test_half_quadratic_steps_are_taken_without_a_wait(extent):
             assert torch.equal(getattr(stored, name).cpu(), getattr(expected, name))
 
 
-@pytest.mark.parametrize("kind", ["Q3_K", "Q4_K", "Q6_K"])
-def test_blocks_of_gguf_are_searched_without_a_wait(kind):
-    weight_RC = torch.randn(6, 512, generator=torch.Generator().manual_seed(0))
-    with pretended() as device:
-        packed = pack(kind, weight_RC.to("cuda"))
-        assert not device.waits
-    assert torch.equal(packed.cpu(), pack(kind, weight_RC))
-
-
 @pytest.mark.parametrize("smallest", [1.0, -1.0], ids=["definite", "not definite"])
 def test_a_matrix_is_factorized_with_one_wait(smallest):
     matrix_CC = torch.diag(torch.linspace(smallest, 2, 300))
@@ -235,14 +193,6 @@ def test_a_matrix_is_factorized_with_one_wait(smallest):
             assert all(
                 torch.equal(one.cpu(), other) for one, other in zip(factors, expected, strict=True)
             )
-
-
-def test_moments_are_summed_without_a_wait():
-    with pretended() as device:
-        moments = InputsAccumulator(8, torch.device("cuda"))
-        moments.add(torch.ones(4, 8, device="cuda"))
-        moments.result()
-    assert not device.waits
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
-from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.measure import ON_HOST, attempts, measure
 from qaudit.engine.tasks import Task
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
-from qaudit.model.blocks import BlockModel
 from qaudit.planning.footprint import Footprint
 from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
@@ -29,6 +26,7 @@ from qaudit.types import Subject, Window
 from tests.support.filled import filled
 from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
+from tests.support.passes import opened, tallies_of
 from tests.support.pretended_device import pretended
 from tests.support.series import find_checkpoints
 
@@ -81,10 +79,8 @@ def held_and_planned(config, schemes, documents, folder):
         windows = [Window(k, ids_T.astype(np.int32)) for k, ids_T in enumerate(ids_DT)]
         batches.append(make_batches(windows, context))
     with pretended() as device:
-        cuda = torch.device("cuda")
-        model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=cuda)
-        with HiddenStates(folder, 0, cuda) as states:  # on the host
-            run_blocks(model, Feed(*batches), schemes, states)
+        model = opened(folder, device="cuda")
+        tallies_of(model, schemes, folder, Feed(*batches), 0)  # states are on the host
     load = Load.of(schemes, TextSize(documents * context, documents * context, context))
     sizes = with_experts(Sizes.read(folder), config.to_dict())
     return device.reserved, Footprint(sizes, load, 4, 0, "cuda").memory_nbytes

@@ -75,13 +75,11 @@ def test_a_scheme_that_does_not_run_is_a_fault_and_the_exit_code(
     assert next(f for f in facts if f["name"] == "reached")["state"] == "without"  # offline here
 
 
-def test_what_is_not_installed_says_how_to_install_it() -> None:
-    missing = [f for f in examine() if f.about == "libraries" and f.state == "without"]
+def test_one_scheme_of_each_kind_quantizes_and_what_is_missing_says_how_to_install_it() -> None:
+    facts = examine()
+    missing = [f for f in facts if f.about == "libraries" and f.state == "without"]
     assert all("pip install" in f.hint or "torch" in f.hint for f in missing)
-
-
-def test_one_scheme_of_each_kind_quantizes() -> None:
-    (quantizes,) = (fact for fact in examine() if fact.about == "schemes")
+    (quantizes,) = (fact for fact in facts if fact.about == "schemes")
     assert quantizes.value.split(", ") == sorted(n for n, s in schemes().items() if not s.extra)
     assert {"gptq", "awq", "smoothquant", "spinquant"} <= {*quantizes.value.split(", ")}
 
@@ -92,7 +90,6 @@ HERE = torch.device("cuda"), torch.bfloat16
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_SIDE", 16)
-    monkeypatch.setattr(doctor._rate, "__defaults__", (16,))
 
 
 def test_a_sound_device_has_the_cpus_losses_and_a_rate() -> None:

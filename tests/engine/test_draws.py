@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import pytest
 import torch
 
 import qaudit.engine.measure
-from qaudit.core.linears import Inputs, Linears, Quantized
+from qaudit.core.linears import Inputs
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Scheme
-from qaudit.engine.batches import backwards, make_batches
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task
 from qaudit.engine.tokens import perturbed, perturbed_inputs
@@ -194,16 +191,6 @@ def test_the_floor_is_the_first_draw_perturbed_and_no_measurement(
     assert 0 <= moved["step20", "fp"].nats < 1e-6
 
 
-def test_without_a_scheme_that_calibrates_there_is_nothing_to_repeat(
-    subjects: list[Subject], store: ResultStore, passes: Passes
-) -> None:
-    tasks = tasks_of(subjects, corpus(3), parse_schemes(["rtn-4bit"]))
-    measured = [measure_each(task, MACHINE, store) for task in tasks]
-    assert passes == [("step10", "fp", "rtn"), ("step20", "fp", "rtn")]
-    assert [len(filed) for filed in measured] == [2, 2]
-    assert floor_of(tasks, MACHINE, store) == {}
-
-
 def test_progress_names_the_pass(subjects: list[Subject], store: ResultStore) -> None:
     said: list[str] = []
     (*_, task) = tasks_of(subjects, corpus(2), parse_schemes(["gptq-4bit"]))
@@ -260,35 +247,6 @@ def test_a_part_of_the_floor_is_measured_against_what_is_unperturbed(
         np.testing.assert_array_equal(*(part.kl_sum for part in sums if part is not None))
 
 
-def test_a_perturbed_pass_of_gptq_stores_other_codes(
-    subjects: list[Subject], tmp_path: Path
-) -> None:
-    """A model as small as this has few codes: a unit of bfloat16 in each block turns some over."""
-    machine = replace(MACHINE, dtype=torch.bfloat16)
-    weights: dict[tuple[str, bool], list[torch.Tensor]] = {}
-    losses: dict[tuple[str, bool], float] = {}
-    for kind in (False, True):
-
-        def watch(scheme: Scheme, _: Linears, quantized: Quantized) -> None:
-            weights.setdefault((scheme.name, kind), []).extend(quantized.weights.values())  # noqa: B023
-
-        task = Task.unplanned(subjects[1], corpus(1), SCHEMES, perturbed=kind)
-        for one in measure(task, machine, ResultStore(tmp_path / str(kind)), watch=watch):
-            losses[one.measurement.scheme, kind] = one.measurement.evidence.nll_sum.sum()
-
-    def same(name: str) -> list[bool]:
-        pairs = zip(weights[name, False], weights[name, True], strict=True)
-        return [torch.equal(a, b) for a, b in pairs]
-
-    def moved(name: str) -> float:
-        return abs(losses[name, True] / losses[name, False] - 1)
-
-    assert all(same("rtn"))
-    assert not all(same("gptq"))
-    gptq, rtn, _ = (scheme.short for scheme in SCHEMES)
-    assert moved(gptq) > max(1e-5, 2 * moved(rtn))
-
-
 @pytest.mark.parametrize(
     ("dtype", "units"), [(torch.float32, 4), (torch.bfloat16, 1), (torch.float16, 1)]
 )
@@ -320,16 +278,6 @@ def test_a_gram_matrix_stays_symmetric_and_moves_by_four_units_of_its_diagonal()
     # float32 rounds the sum once more, by at most half a unit of the largest
     assert (difference_CC <= 1.2 * limit_CC).all()
     assert (difference_CC >= 0.8 * limit_CC).all()
-
-
-def test_backwards_holds_the_same_windows() -> None:
-    batches = make_batches(windows(3), 32, 64)
-    turned = backwards(batches)
-    assert [w for b in turned for w in b.windows] == [w for b in batches for w in b.windows][::-1]
-    for batch in turned:
-        for row, (window, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
-            tokens = batch.tokens_BT[row, :length].numpy()
-            np.testing.assert_array_equal(tokens, windows(3)[window].tokens)
 
 
 # --------------------------------------------------------------------- the price

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.column_loops import FUSED, LOOPS, PLAIN, _difference, choose
-from qaudit.core.registry import parse_schemes
-from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.doctor import check_device
-from qaudit.engine.hidden_states import HiddenStates
-from qaudit.model.blocks import BlockModel
 from tests.support.awkward import NAMES, made, short
-from tests.support.passes import feed, losses, run
+from tests.support.passes import opened, run
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -29,10 +24,7 @@ def plain(tmp_path_factory):
 
 
 def on_gpu(folder, schemes, states, device_limit=10**9):
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CUDA)
-    with HiddenStates(states, 10**9, CUDA, device_limit) as streams:
-        tallies = run_blocks(model, feed(), parse_schemes([schemes]), streams)
-    return {name: losses(feed(), tally) for name, tally in tallies.items()}
+    return run(opened(folder, device=CUDA), schemes, states, device_limit=device_limit)[0]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme, Shipped
 from qaudit.engine import kept_pass
@@ -31,7 +30,7 @@ from qaudit.model.blocks import BlockModel
 from qaudit.types import Corpus, Protocol, RolloutText
 from tests.support import released, tiny
 from tests.support.filled import filled
-from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama, windows
+from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama, opened, windows
 from tests.support.quantized import quantized_copy
 
 SCHEMES = "rtn-4bit:group=32,gptq-3bit:group=32,awq-4bit:group=32,gptaq-3bit:group=32"
@@ -52,9 +51,8 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_pass(
     checkpoint: Path, spill: Path, limit: int = 10**9
 ) -> Iterator[tuple[BlockModel, HiddenStates, LinearHashes]]:
-    model = BlockModel(checkpoint, WeightFolder(checkpoint), dtype=torch.float32, device=CPU)
     with HiddenStates(spill, limit, CPU) as states, LinearHashes() as hashes:
-        yield model, states, hashes
+        yield opened(checkpoint), states, hashes
 
 
 def go(
@@ -78,20 +76,9 @@ def go(
             raise StoppedError
 
     with a_pass(checkpoint, spill, limit) as (model, states, hashes):
-
-        def observe(scheme: Any, linears: Any, quantized: Any) -> None:
-            hashes.observe(scheme, linears, quantized)
-
-        schemes = [*parse_schemes([texts]), *files]
-        tallies = run_blocks(
-            model,
-            given or feed(),
-            schemes,
-            states,
-            progress,
-            observe,
-            KeptPass(path, key, hashes),
-        )
+        schemes, kept = [*parse_schemes([texts]), *files], KeptPass(path, key, hashes)
+        fed = given or feed()
+        tallies = run_blocks(model, fed, schemes, states, progress, hashes.observe, kept)
         return dict(tallies), hashes.kept(), sorted(set(ran))
 
 
@@ -159,16 +146,13 @@ def test_experts_go_on_with_what_was_routed(tmp_path: Path) -> None:
 def test_what_blocks_left_for_later_ones_goes_on(tmp_path: Path) -> None:
     folder = tiny.make(tmp_path / "model", "gemma4_text")
 
-    def opened(base: BlockModel) -> BlockModel:
-        return BlockModel(folder, WeightFolder(folder), dtype=base.dtype, device=base.device)
-
     quantized_copy(folder, tmp_path / "file", "gptq")
     with safe_open(folder / "model.safetensors", "pt") as weights:
         names = frozenset(weights.keys())
     file = Shipped(file="file", format="gptq", bits=4, sha256="0" * 64)
     shipped = {file.spec: opener(file, tmp_path / "file", folder, names)}
     items = [replace(window, scored_from=len(window.tokens) - 2) for window in windows(6, 3)]
-    given = replace(feed(), items=(items,), reference=opened, shipped=shipped)
+    given = replace(feed(), items=(items,), reference=lambda _: opened(folder), shipped=shipped)
     after = stops_and_goes_on(folder, tmp_path, 3, given=given, limit=60_000, files=[file])
     assert all(tally.beside for name, tally in filled(after.items()) if name != "reference")
     assert after[file.spec].error is None and after[file.spec].nbytes

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears
 from qaudit.core.mixture import cheapest
 from qaudit.core.registry import parse_scheme
@@ -19,9 +18,8 @@ from qaudit.engine.batches import make_batches
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.mixing import scores_of, split, table_of, tied
 from qaudit.errors import SchemeError
-from qaudit.model.blocks import BlockModel
 from tests.support import tiny
-from tests.support.passes import CALIBRATION, CPU
+from tests.support.passes import CALIBRATION, CPU, opened
 
 CONTEXT = 48
 
@@ -29,10 +27,6 @@ CONTEXT = 48
 def fed(tables=None):
     batches = make_batches(CALIBRATION, CONTEXT, 160)
     return SimpleNamespace(calibration=batches, column_loop="plain", tables=tables or {})
-
-
-def opened(folder):
-    return BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
 
 
 def options(folder, scheme, tmp_path):

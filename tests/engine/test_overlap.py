@@ -12,15 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import qaudit
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.kept_weights import LinearHashes
 from qaudit.errors import QauditError
-from qaudit.model.blocks import BlockModel
 from qaudit.model.device import _UNDER_WAY, Copies, HostCopy
-from tests.support.passes import SHAPE, feed, losses
+from tests.support.passes import SHAPE, opened, run
 from tests.support.pretended_device import pretended
 
 CUDA = torch.device("cuda")
@@ -65,12 +62,10 @@ def reads_and_hashes_at_once(monkeypatch):
 
 def numbers(place, folder, spill, limit):
     """Return the losses and hashes of a pass whose hidden states wait elsewhere."""
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=place)
-    schemes = parse_schemes([SCHEMES])
-    with HiddenStates(spill, limit, place) as states, LinearHashes() as hashes:
-        tallies = run_blocks(model, feed(), schemes, states, observe=hashes.observe)
-    read = {name: losses(feed(), tally) for name, tally in tallies.items()}
-    return read, [hashes.of(scheme.spec) for scheme in schemes]
+    with LinearHashes() as hashes:
+        model = opened(folder, device=place)
+        read, _ = run(model, SCHEMES, spill, limit, observe=hashes.observe)
+    return read, [hashes.of(scheme.spec) for scheme in parse_schemes([SCHEMES])]
 
 
 def are_equal(read, expected):

@@ -7,23 +7,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.fidelity import Reference
-from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
-from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of, position_edges
-from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.read_out import rows_of
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, ROLES, UNSCORED, Corpus, EvaluationDocument, Protocol
 from tests.support.filled import filled
-from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama
+from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama, plain_model, tallies_of
 
 SCHEMES = "rtn-4bit:group=32,rtn-2bit:group=32"
 CORPUS = Corpus(
@@ -34,10 +29,8 @@ CORPUS = Corpus(
 )
 
 
-def blocks(folder, tmp_path, given, limit=10**9):
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-    with HiddenStates(tmp_path, limit, CPU) as states:
-        return run_blocks(model, given, parse_schemes([SCHEMES]), states)
+def blocks(folder, tmp_path, given):
+    return tallies_of(folder, SCHEMES, tmp_path, given)
 
 
 def evidence(given, tallies):
@@ -48,14 +41,7 @@ def evidence(given, tallies):
 @torch.no_grad()
 def log_probabilities(folder, scheme=None):
     """Return float64 log-probabilities of every scored token's rows, window by window."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if scheme is not None:
-        for layer in model.model.layers:
-            for name, linear in layer.named_modules():
-                if isinstance(linear, torch.nn.Linear):
-                    quantized = scheme.quantize(Linears({name: linear.weight.data}, None, None, 0))
-                    linear.weight.data = quantized.weights[name]
-    found = []
+    model, found = plain_model(folder, scheme), []
     for window in EVALUATION:
         tokens_1T = torch.from_numpy(window.tokens.astype("int64"))[None]
         logits_TV = model(input_ids=tokens_1T, use_cache=False).logits[0, :-1]
@@ -161,16 +147,10 @@ def test_sums_by_role_are_those_of_whole_models_in_float64(checkpoint, tmp_path)
 @torch.no_grad()
 def last_outputs(folder, scheme=None):
     """Return what the last block returns for every scored token's row, window by window."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    found = []
+    model, found = plain_model(folder, scheme), []
     model.model.layers[-1].register_forward_hook(
         lambda _, args, out: found.append((out[0] if isinstance(out, tuple) else out).double())
     )
-    for layer in model.model.layers if scheme else ():
-        for name, linear in layer.named_modules():
-            if isinstance(linear, torch.nn.Linear):
-                quantized = scheme.quantize(Linears({name: linear.weight.data}, None, None, 0))
-                linear.weight.data = quantized.weights[name]
     for window in EVALUATION:
         model(input_ids=torch.as_tensor(window.tokens)[None])
     return [h.reshape(-1, h.shape[-1])[:-1] for h in found]
@@ -191,18 +171,14 @@ def test_the_error_of_the_last_block_s_output_is_that_of_whole_models(checkpoint
 
 
 @on_llama
-def test_losses_do_not_depend_on_the_comparison_nor_on_spilling(checkpoint, tmp_path):
+def test_losses_do_not_depend_on_the_comparison(checkpoint, tmp_path):
     given = feed()
     alone = Feed(given.calibration, given.evaluation, compared=False)
     compared = blocks(checkpoint, tmp_path / "a", given)
-    spilled = blocks(checkpoint, tmp_path / "b", given, limit=0)
-    for spec, tally in filled(blocks(checkpoint, tmp_path / "c", alone).items()):
+    for spec, tally in filled(blocks(checkpoint, tmp_path / "b", alone).items()):
         assert tally.kl == []
-        for nll, same, again in filled(
-            zip(tally.nll, compared[spec].nll, spilled[spec].nll, strict=True)
-        ):
+        for nll, same in filled(zip(tally.nll, compared[spec].nll, strict=True)):
             assert torch.equal(nll, same)
-            assert torch.equal(nll, again)
 
 
 def test_full_precision_runs_for_the_comparison_where_it_is_measured_already(checkpoint, tmp_path):
@@ -245,7 +221,7 @@ def test_streams_share_the_seconds_of_what_they_do_together(monkeypatch):
 
 @on_llama
 def test_streams_share_the_rows_of_logits_that_are_in_memory(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(BlockModel, "head_rows", 16)
+    monkeypatch.setattr("qaudit.model.blocks.head_rows", lambda *_: 16)
     counts, logits = [], BlockModel.logits
 
     def counted(model, hidden_BTD):

@@ -10,35 +10,26 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.fidelity import CHOSEN, TIE, ComparedRows, losses
 from qaudit.core.fidelity import log_probabilities as log_probabilities_under
-from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import Batch, make_batches, make_rollout_batches
-from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
-from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import Feed
-from qaudit.model.blocks import BlockModel
 from qaudit.types import (
     FULL_PRECISION,
     ROLES,
     UNSCORED,
     Corpus,
     EvaluationDocument,
-    Evidence,
     Protocol,
     RolloutChoices,
     RolloutText,
     Window,
 )
 from tests.support.filled import filled
-from tests.support.passes import CALIBRATION, CONTEXT, CPU, EVALUATION
+from tests.support.passes import CALIBRATION, CONTEXT, EVALUATION, opened, plain_model, tallies_of
 
 WRITTEN, ENDS = 20, (("turn", (2, 17)), ("reasoning", (5,)))
 READ, SAMPLER = 12, (0.8, 40, 0.95)
@@ -48,18 +39,6 @@ READ, SAMPLER = 12, (0.8, 40, 0.95)
 def prompts() -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     return torch.randint(3, 250, (6, 9), generator=generator)
-
-
-def whole(folder: Path, scheme: Scheme | None = None) -> Any:
-    """Return a model of transformers, its linears quantized."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    for layer in model.model.layers if scheme else ():
-        for name, linear in layer.named_modules():
-            if isinstance(linear, torch.nn.Linear):
-                assert scheme is not None
-                quantized = scheme.quantize(Linears({name: linear.weight.data}, None, None, 0))
-                linear.weight.data = quantized.weights[name]
-    return model
 
 
 def generated(model: Any, *, sampled: bool = False) -> torch.Tensor:
@@ -82,7 +61,7 @@ class Scored:
     """Rollouts, and what the engine makes of them."""
 
     rows: torch.Tensor  # greedy ones first
-    evidence: dict[str, Evidence]
+    evidence: dict[str, Any]
 
 
 def roles_of_row(k: int) -> npt.NDArray[np.int8]:
@@ -112,21 +91,15 @@ def corpus_of(rows_BT: torch.Tensor) -> Corpus:
     return Corpus(protocol, (), tuple(EVALUATION), documents, rollouts=rollouts)
 
 
-def tallies_of(folder: Path, place: Path, given: Feed) -> dict[str, Tally]:
-    streamed = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-    with HiddenStates(place, 10**9, CPU) as states:
-        return dict(run_blocks(streamed, given, [SCHEME], states))
-
-
 @pytest.fixture(scope="module")
 def scored(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Scored:
-    model = whole(checkpoint)
+    model = plain_model(checkpoint)
     rows_BT = torch.cat([generated(model), generated(model, sampled=True)])
     corpus = corpus_of(rows_BT)
     documents = make_batches(EVALUATION, CONTEXT, 160)
     given = Feed(make_batches(CALIBRATION, CONTEXT, 160), documents)
     given = replace(given, evaluation=(*documents, *make_rollout_batches(corpus)))
-    tallies = tallies_of(checkpoint, tmp_path_factory.mktemp("states"), given)
+    tallies = tallies_of(checkpoint, [SCHEME], tmp_path_factory.mktemp("states"), given)
     full = tallies[FULL_PRECISION]
     evidence = {s: evidence_of(corpus, given, tally, full) for s, tally in tallies.items()}
     return Scored(rows_BT, evidence)
@@ -140,10 +113,8 @@ def log_probabilities(model: Any, rows_BT: torch.Tensor) -> torch.Tensor:
 
 def test_sums_of_samples_are_those_of_plain_logits(checkpoint: Path, scored: Scored) -> None:
     rollouts = scored.evidence[SCHEME.spec].rollouts
-    assert rollouts is not None
-    assert rollouts.kl_sum is not None
-    p_STV = log_probabilities(whole(checkpoint), scored.rows)
-    q_STV = log_probabilities(whole(checkpoint, SCHEME), scored.rows)
+    p_STV = log_probabilities(plain_model(checkpoint), scored.rows)
+    q_STV = log_probabilities(plain_model(checkpoint, SCHEME), scored.rows)
     kl_S = (p_STV.exp() * (p_STV - q_STV)).sum(-1).sum(-1)
     nll_S = -q_STV.gather(-1, scored.rows[:, 9:, None]).sum((1, 2))
     np.testing.assert_allclose(rollouts.kl_sum, kl_S, rtol=1e-3)
@@ -159,17 +130,13 @@ def test_ends_by_role_and_position_are_those_of_plain_logits(
     checkpoint: Path, scored: Scored
 ) -> None:
     rollouts = scored.evidence[SCHEME.spec].rollouts
-    assert rollouts is not None
-    assert rollouts.roles is not None
-    assert rollouts.positions is not None
-    q_STV = log_probabilities(whole(checkpoint, SCHEME), scored.rows)
+    q_STV = log_probabilities(plain_model(checkpoint, SCHEME), scored.rows)
     nll_ST = -q_STV.gather(-1, scored.rows[:, 9:, None])[..., 0]
     ends_STG = torch.stack([q_STV[..., list(ids)].exp().sum(-1) for _, ids in ENDS], -1)
     in_role = [torch.tensor(roles_of_row(k)[9:].astype(int)) for k in range(len(scored.rows))]
     assert rollouts.positions.edges.tolist() == [0, 16, 20]
     place = torch.arange(WRITTEN).expand(len(in_role), WRITTEN) // 16
     for part, bin_ST in ((rollouts.roles, torch.stack(in_role)), (rollouts.positions, place)):
-        assert part.end_sum is not None
         for b in range(part.tokens.shape[1]):
             inside_ST = bin_ST == b
             assert part.tokens[:, b].tolist() == inside_ST.sum(1).tolist()
@@ -183,10 +150,11 @@ def test_what_was_drawn_has_its_probability_under_the_sampler(
     checkpoint: Path, scored: Scored
 ) -> None:
     targets = scored.rows[:, 9:, None]
-    for spec, model in ((SCHEME.spec, whole(checkpoint, SCHEME)), ("fp", whole(checkpoint))):
+    for spec, model in (
+        (SCHEME.spec, plain_model(checkpoint, SCHEME)),
+        ("fp", plain_model(checkpoint)),
+    ):
         rollouts = scored.evidence[spec].rollouts
-        assert rollouts is not None
-        assert rollouts.drawn_sum is not None
         with torch.no_grad():
             logits = model(scored.rows).logits[:, 8:-1].double()
         log_STV = log_probabilities_under(logits.flatten(0, 1), *SAMPLER).view_as(logits)
@@ -210,24 +178,20 @@ def test_full_precision_has_the_entropy_of_what_it_drew_from(
     checkpoint: Path, scored: Scored
 ) -> None:
     rollouts, half = scored.evidence[FULL_PRECISION].rollouts, len(scored.rows) // 2
-    assert rollouts is not None
-    assert rollouts.entropy_sum is not None
     with torch.no_grad():
-        logits = whole(checkpoint)(scored.rows).logits[:, 8:-1].double()
+        logits = plain_model(checkpoint)(scored.rows).logits[:, 8:-1].double()
     log_NV = log_probabilities_under(logits.flatten(0, 1), *SAMPLER)
     entropy_ST = torch.distributions.Categorical(logits=log_NV).entropy().view(len(logits), -1)
     wanted_S = entropy_ST[half:, :READ].sum(1)
     np.testing.assert_allclose(rollouts.entropy_sum[half:], wanted_S, rtol=1e-4)
     quantized = scored.evidence[SCHEME.spec].rollouts
-    assert quantized is not None
     assert quantized.entropy_sum is None
 
 
 def test_greedy_divergence_is_that_of_real_generation(checkpoint: Path, scored: Scored) -> None:
     rollouts = scored.evidence[SCHEME.spec].rollouts
-    assert rollouts is not None
     greedy_BT = scored.rows[: len(scored.rows) // 2]
-    own_BT = generated(whole(checkpoint, SCHEME))
+    own_BT = generated(plain_model(checkpoint, SCHEME))
     agreed_B = (own_BT == greedy_BT)[:, 9:].long().cumprod(1).sum(1)
     assert rollouts.agreed[: len(greedy_BT)].tolist() == agreed_B.tolist()
     assert int(agreed_B.min()) < WRITTEN  # they do differ
@@ -235,7 +199,6 @@ def test_greedy_divergence_is_that_of_real_generation(checkpoint: Path, scored: 
 
 def test_full_precision_never_leaves_its_own_greedy_rollouts(scored: Scored) -> None:
     rollouts = scored.evidence[FULL_PRECISION].rollouts
-    assert rollouts is not None
     half = len(scored.rows) // 2
     assert rollouts.agreed.tolist() == [WRITTEN] * half + [-1] * half
     assert rollouts.kl_sum is None
@@ -246,14 +209,13 @@ def test_documents_are_measured_as_without_rollouts(
 ) -> None:
     corpus = replace(corpus_of(scored.rows), rollouts=None)
     given = Feed(make_batches(CALIBRATION, CONTEXT, 160), make_batches(EVALUATION, CONTEXT, 160))
-    tallies = tallies_of(checkpoint, tmp_path, given)
+    tallies = tallies_of(checkpoint, [SCHEME], tmp_path, given)
     for spec, tally in filled(tallies.items()):
         alone = evidence_of(corpus, given, tally, tallies[FULL_PRECISION])
         beside = scored.evidence[spec]
         np.testing.assert_array_equal(alone.nll_sum, beside.nll_sum)
         np.testing.assert_array_equal(alone.tokens, beside.tokens)
         if alone.fidelity is not None:
-            assert beside.fidelity is not None
             np.testing.assert_array_equal(alone.fidelity.kl_sum, beside.fidelity.kl_sum)
         assert alone.rollouts is None
 
@@ -263,22 +225,18 @@ def test_rollouts_in_other_batches_are_scored_alike(
     checkpoint: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     """Generation with a cache, and batches of other sizes, widths and orders round otherwise."""
-    model = whole(checkpoint).to(dtype)
+    model = plain_model(checkpoint).to(dtype)
     rows_BT = torch.cat([generated(model), generated(model, sampled=True)])
     corpus, scored = corpus_of(rows_BT), []
     for k, tokens in enumerate((4096, 70)):
         batches = [*make_batches(EVALUATION, CONTEXT, 160), *make_rollout_batches(corpus, tokens)]
         given = Feed(make_batches(CALIBRATION, CONTEXT, 160), tuple(map((same, wider)[k], batches)))
-        streamed = BlockModel(checkpoint, WeightFolder(checkpoint), dtype=dtype, device=CPU)
-        with HiddenStates(tmp_path / str(k), 10**9, CPU) as states:
-            tallies = run_blocks(streamed, given, [SCHEME], states)
+        tallies = tallies_of(opened(checkpoint, dtype), [SCHEME], tmp_path / str(k), given)
         full = tallies[FULL_PRECISION]
         scored.append({s: evidence_of(corpus, given, t, full).rollouts for s, t in tallies.items()})
     rounding = {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
     for stream in filled(scored[0]):
         first, second = (each[stream] for each in scored)
-        assert first is not None
-        assert second is not None
         np.testing.assert_allclose(first.nll_sum, second.nll_sum, rtol=rounding)
         if dtype == torch.float32:
             assert first.agreed.tolist() == second.agreed.tolist()
@@ -312,5 +270,4 @@ def test_what_full_precision_wrote_may_be_below_its_likeliest_by_rounding(
     for wrote in (True, False):
         choices = RolloutChoices(((2,),))
         found = rows.with_choices(logits, target, choices, none, wrote=wrote).likeliest_N
-        assert found is not None
         assert found.tolist() == [expected if wrote else int(expected == CHOSEN)]

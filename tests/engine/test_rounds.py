@@ -116,6 +116,9 @@ def test_rounds_change_no_loss_and_quantize_once(
         assert np.array_equal(a.nll_sum, b.nll_sum)
     assert same(whole, parts)
     assert not (tmp_path / "parts" / "weights").exists()
+    evidence = files(tmp_path / "parts")
+    assert len(evidence) == 7 * 4  # documents and six tasks, of four streams
+    assert all(read_measurement(path).identity for path in filled(evidence))
 
 
 @pytest.mark.parametrize("stop", [1, 5])
@@ -204,13 +207,6 @@ def test_what_a_task_costs_does_not_depend_on_the_tasks_beside_it(
     whole = measured(subject, tmp_path / "whole")
     measured(subject, tmp_path / "one", ("task-3",))
     assert same(whole, measured(subject, tmp_path / "one"))
-
-
-def test_a_task_has_its_identity_in_its_file(subject: Subject, tmp_path: Path) -> None:
-    measured(subject, tmp_path / "store")
-    evidence = files(tmp_path / "store")
-    assert len(evidence) == 7 * 4  # documents and six tasks, of four streams
-    assert all(read_measurement(path).identity for path in filled(evidence))
 
 
 def test_weights_that_changed_between_rounds_lose_that_round_alone(

@@ -14,19 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.registry import parse_scheme, parse_schemes
-from qaudit.engine.block_pass import run_blocks
+from qaudit.core.registry import parse_scheme
 from qaudit.engine.evidence import evidence_of
-from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import REFERENCE
 from qaudit.errors import ModelError
-from qaudit.model.blocks import BlockModel, ExpertOptions
+from qaudit.model.blocks import ExpertOptions
 from qaudit.types import Corpus, EvaluationDocument, Protocol, Routing
-from tests.support import released
+from tests.support import passes, released
 from tests.support.filled import filled
-from tests.support.passes import CALIBRATION, CONTEXT, CPU, EVALUATION, feed, losses
+from tests.support.passes import CALIBRATION, CONTEXT, EVALUATION, feed, losses, opened
 
 WIDE: dict[str, Any] = {"vocab_size": 256, "max_position_embeddings": CONTEXT}
 RTN = parse_scheme("rtn-4bit").spec
@@ -36,11 +33,9 @@ LAYERS = 2
 def tallies_of(
     folder: Path, schemes: str, place: Path, limit: int = 10**9, **options: Any
 ) -> dict[str, Tally]:
-    experts = ExpertOptions(**options)
-    weights = WeightFolder(folder)
-    model = BlockModel(folder, weights, dtype=torch.float32, device=CPU, experts=experts)
-    with HiddenStates(place, limit, CPU) as states:
-        return dict(run_blocks(model, feed(), parse_schemes([schemes]), states))
+    model = opened(folder, experts=ExpertOptions(**options))
+    tallies: dict[str, Tally] = passes.tallies_of(model, schemes, place, limit=limit)
+    return tallies
 
 
 def routing_in(tally: Tally) -> Routing | None:
@@ -118,10 +113,7 @@ def test_tokens_that_are_scaled_by_their_router_have_a_routing_too(tmp_path: Pat
 
 def test_a_perturbed_pass_is_compared_with_the_choice_of_full_precision(tmp_path: Path) -> None:
     folder = released.save(tmp_path / "model", "olmoe", **WIDE)
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-    given = replace(feed(), perturbed=True)
-    with HiddenStates(tmp_path, 10**9, CPU) as states:
-        tallies = run_blocks(model, given, parse_schemes(["rtn-4bit"]), states)
+    tallies = passes.tallies_of(folder, "rtn-4bit", tmp_path, replace(feed(), perturbed=True))
     assert not tallies[REFERENCE].routing and tallies["fp"].routing and tallies[RTN].routing
 
 

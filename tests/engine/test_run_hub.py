@@ -92,7 +92,13 @@ def test_peak_disk_stays_within_the_budget_and_one_shard(
     one = series[0].nbytes
     budget = checkpoints_in_budget * one
     subjects = [*map(alone, series), soup(series[0], series[3])]
-    audit = place.run(plan_of(subjects, place), budget)
+    found = Finding("QA009", "warn", "step10", None, "two names for one", "leave one out")
+    audit = place.run(replace(plan_of(subjects, place), findings=(found,)), budget)
+    assert found in audit.findings and audit.plan.findings == (found,)
+    paths = [entry["path"] for entry in place.server.log if entry["method"] == "GET"]
+    settings = [k for k, path in enumerate(paths) if path.endswith("/config.json")]
+    assert settings  # of all, before weights of any
+    assert max(settings) < min(k for k, path in enumerate(paths) if path.split("/")[-1] in names)
     shard = max(file.nbytes for file in series[0].files)
     assert one < max(sizes) <= budget + shard
     assert place.nbytes_of_weights(names) == 0
@@ -112,16 +118,6 @@ def test_text_that_cannot_be_had_ends_the_scan_before_any_weights(place: Place) 
         place.run(plan)
     assert place.fetched(names) == []
     assert not place.server.asked("GET .*config.json")
-
-
-def test_settings_of_all_come_before_weights_of_any(place: Place) -> None:
-    plan, names = plan_of([alone(c) for c in place.checkpoints()], place), place.weights(*STEPS)
-    place.run(plan)
-    paths = [entry["path"] for entry in place.server.log if entry["method"] == "GET"]
-    weights = [k for k, path in enumerate(paths) if path.split("/")[-1] in names]
-    settings = [k for k, path in enumerate(paths) if path.endswith("/config.json")]
-    assert settings
-    assert max(settings) < min(weights)
 
 
 def test_what_is_measured_is_not_fetched_again(place: Place) -> None:
@@ -219,11 +215,3 @@ def test_a_hub_that_falls_silent_ends_the_scan_and_the_next_one_goes_on(place: P
     audit = place.run(plan, 3 * series[0].nbytes)
     assert set(place.fetched(names)) <= third
     assert len(audit.subjects) == 3
-
-
-def test_what_is_wrong_by_names_and_hashes_stands_among_the_findings(place: Place) -> None:
-    found = Finding("QA009", "warn", "step10", None, "two names for one", "leave one out")
-    plan = replace(plan_of([alone(c) for c in place.checkpoints()[:2]], place), findings=(found,))
-    audit = place.run(plan)
-    assert found in audit.findings
-    assert audit.plan.findings == (found,)

@@ -9,20 +9,16 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import LOOKS_BROKEN, Shipped
-from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import RuntimeDeparture, opener
 from qaudit.engine.tokens import Feed
 from qaudit.formats.weights import QuantizedFolder
-from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION
 from tests.support.filled import filled
-from tests.support.passes import CPU, feed, losses, on_llama, plain_losses
+from tests.support.passes import feed, losses, on_llama, plain_losses, plain_model, tallies_of
 from tests.support.problems import make_problem
 from tests.support.quantized import Rounded, quantized_copy
 from tests.support.torchao import INSTALLED
@@ -41,23 +37,20 @@ def run(
     schemes: str = "rtn-4bit:group=32",
     bits: int | None = None,
 ):
-    weights = WeightFolder(base)
-    model = BlockModel(base, weights, dtype=torch.float32, device=CPU)
-    names = frozenset(weights.names())
+    names = frozenset(WeightFolder(base).names())
     planned = [bits or QuantizedFolder(folder).bits for folder in files.values()]
     own = [shipped(name, bits=count) for name, count in zip(files, planned, strict=True)]
     openers = {one.spec: opener(one, files[one.file], base, names) for one in own}
     given = feed()
     given = Feed(given.calibration, given.evaluation, shipped=openers)
-    with HiddenStates(tmp_path / "spill", 10**9, CPU) as states:
-        tallies = run_blocks(model, given, [*parse_schemes([schemes]), *own], states)
+    tallies = tallies_of(base, [*parse_schemes([schemes]), *own], tmp_path / "spill", given)
     return {one.file: tallies[one.spec] for one in own}, tallies, given
 
 
 @torch.no_grad()
 def whole_model_losses(base: Path, dense: dict[str, torch.Tensor]) -> np.ndarray:
     """Return the losses of the library's model with these weights in it."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    model = plain_model(base)
     for name, tensor in dense.items():
         model.get_parameter(name).data = tensor.float()
     return plain_losses(model)
@@ -138,16 +131,6 @@ def test_a_shipped_file_is_written_and_read_like_a_scheme() -> None:
     assert one.bit_class == "3"
 
 
-def damaged_copy(base: Path, folder: Path, suffix: str, change) -> Path:
-    quantized_copy(base, folder, "gptq")
-    path = folder / "model.safetensors"
-    tensors = safetensors.torch.load_file(path)
-    for name in [name for name in tensors if name.endswith(suffix)]:
-        tensors[name] = change(tensors[name]).contiguous()
-    safetensors.torch.save_file(tensors, path)
-    return folder
-
-
 def broken_notes(base: Path, folder: Path, tmp_path: Path) -> list[str]:
     own, _, _ = run(base, {"file": folder}, tmp_path)
     return [note for note in own["file"].notes if note.startswith(LOOKS_BROKEN)]
@@ -167,12 +150,6 @@ def test_zero_points_of_another_version_are_seen(checkpoint: Path, tmp_path: Pat
     (note,) = broken_notes(checkpoint, tmp_path / "file", tmp_path)
     assert "zero points look wrong" in note
     assert "21 of 21 linears" in note
-
-
-def test_codes_in_another_order_are_seen(checkpoint: Path, tmp_path: Path) -> None:
-    folder = damaged_copy(checkpoint, tmp_path / "file", ".qweight", lambda t: t.flip(0))
-    (note,) = broken_notes(checkpoint, folder, tmp_path)
-    assert "another model's, or codes in another order" in note
 
 
 def test_folded_scales_are_no_damage() -> None:

@@ -17,17 +17,14 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears, Quantized, StoredWeight
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme, Shipped
-from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.shipped import opener
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.formats import compressed_tensors as groups
 from qaudit.formats import floats
-from qaudit.formats.activations import Rounding
+from qaudit.formats.reading import Rounding
 from qaudit.formats.weights import QuantizedFolder
-from qaudit.model.blocks import BlockModel
-from tests.support.passes import CPU, feed, losses
+from tests.support.passes import feed, losses, tallies_of
 from tests.support.quantized import ct_config, is_linear
 
 Written = dict[str, Tensor]
@@ -114,10 +111,8 @@ def test_a_file_runs_as_the_scheme_that_made_it(
         stored.update(names)
 
     scheme, given = parse_scheme(spec), feed()
-    weights = WeightFolder(checkpoint)
-    model = BlockModel(checkpoint, weights, dtype=torch.float32, device=CPU)
-    with HiddenStates(tmp_path / "one", 10**9, CPU) as states:
-        own = run_blocks(model, given, [scheme], states, observe=observe)[scheme.spec]
+    place, names = tmp_path / "states", frozenset(WeightFolder(checkpoint).names())
+    own = tallies_of(checkpoint, [scheme], place, given, observe=observe)[scheme.spec]
     folder = write_as(checkpoint, tmp_path / "file", spec, stored)
     file = Shipped(
         file="file",
@@ -126,10 +121,9 @@ def test_a_file_runs_as_the_scheme_that_made_it(
         act=8,
         sha256="0" * 64,
     )
-    opened = opener(file, folder, checkpoint, frozenset(weights.names()))
+    opened = opener(file, folder, checkpoint, names)
     shipped = Feed(given.calibration, given.evaluation, shipped={file.spec: opened})
-    with HiddenStates(tmp_path / "other", 10**9, CPU) as states:
-        tally = run_blocks(model, shipped, [file], states)[file.spec]
+    tally = tallies_of(checkpoint, [file], place, shipped)[file.spec]
     assert not tally.notes
     np.testing.assert_array_equal(losses(shipped, tally), losses(given, own))
 

@@ -9,20 +9,15 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import linear
-from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears, Quantized, alone
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.rtn import RoundToNearest
 from qaudit.engine.batches import backwards, make_batches
-from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.hidden_states import HiddenStates
-from qaudit.model.blocks import BlockModel
 from tests.support import tiny
 from tests.support.filled import filled
-from tests.support.passes import CALIBRATION, CONTEXT, CPU, feed, run
+from tests.support.passes import CALIBRATION, CONTEXT, feed, opened, plain_model, run, tallies_of
 from tests.support.schemes import example
 
 
@@ -52,9 +47,7 @@ class Watching(RoundToNearest):
 
 def watched(folder, tmp_path, given, limit=10**9, dtype=torch.float32, **options):
     scheme = Watching(bits=3, group=32, **options)
-    model = BlockModel(folder, WeightFolder(folder), dtype=dtype, device=CPU)
-    with HiddenStates(tmp_path, limit, CPU) as states:
-        run_blocks(model, given, [scheme], states)
+    tallies_of(opened(folder, dtype), [scheme], tmp_path, given, limit)
     return scheme
 
 
@@ -86,8 +79,7 @@ def must_be_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit, 
     scheme = watched(checkpoint, tmp_path, feed(), limit)
     assert not list(tmp_path.glob("*"))  # nothing that was spilled is left
     assert len(scheme.seen) == blocks
-    full = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    own = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    full, own = plain_model(checkpoint), plain_model(checkpoint)
     for (block, name), weight in scheme.weights.items():
         own.model.layers[block].get_submodule(name).weight.data = weight
     targets, entering = hidden_states(full), hidden_states(own)

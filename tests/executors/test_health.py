@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from qaudit.errors import OtherIdentityError
-from qaudit.executors import ready
-from qaudit.executors.ready import refuse_bad_device, softmax_error, wrong_products
+from qaudit.executors import part as ready
+from qaudit.executors.part import refuse_bad_device, softmax_error, wrong_products
 
 CPU = torch.device("cpu")
 

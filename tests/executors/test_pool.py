@@ -95,12 +95,20 @@ def test_gpus_are_counted_once_and_as_cuda_sees_them(
         gpu_workers(str(len(names) + 1))
 
 
-def test_slices_of_a_gpu_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_those_that_the_driver_lists_and_no_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = "GPU 0: H100 (UUID: GPU-1)\n  MIG 3g.40gb Device 0: (UUID: MIG-2)\nGPU 1: H100\n"
-    listed = subprocess.CompletedProcess((), 0, text)
+    answers = iter([subprocess.CompletedProcess((), 0, text)])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: listed)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: next(answers, None) or absent())
+
+    def absent() -> None:
+        raise FileNotFoundError
+
     assert [w.name for w in gpu_workers("all")] == ["GPU 0", "GPU 1"]
+    with pytest.raises(Exception, match="more GPUs than the 0 that are visible"):
+        gpu_workers("all")
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -121,16 +129,6 @@ def test_gpus_of_another_executor_or_device_are_refused(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     done = qaudit("scan", *demo(tmp_path), "--out", tmp_path / "out", "--gpus", 1)
     refused(done, 2, "the plan computes on `cpu`", "--device cuda")
-
-
-def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: object, **__: object) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(subprocess, "run", absent)
-    with pytest.raises(Exception, match="more GPUs than the 0 that are visible"):
-        gpu_workers("all")
 
 
 @pytest.mark.parametrize(

@@ -65,24 +65,17 @@ def test_a_run_is_trained_with_as_many_threads_as_configured(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("setting", "sentence", "hint"),
+    ("settings", "how", "sentence", "hint"),
     [
-        ("model.layer=2", "there is no key `model.layer`", "did you mean `layers`?"),
-        ("tokenizer=none", "there is no `tokenizer.json` in `none`", "give the folder"),
-        ("text=nowhere.txt", "there is no text file", ""),
+        (["model.layer=2"], {}, "there is no key `model.layer`", "did you mean `layers`?"),
+        (["model={}", "tokenizer=none"], {}, "no `tokenizer.json` in `none`", "give the folder"),
+        (["text=nowhere.txt"], {}, "there is no text file", ""),
+        ([], {"options": ("--device", "tpu")}, "there is no device `tpu`", "auto, cpu"),
+        ([], {"config": "none.yaml"}, "`none.yaml` cannot be read", "write it as YAML"),
     ],
 )
-def test_bad_input_is_refused_in_words(train, setting, sentence, hint):
-    refused(train("model={}" if "tokenizer" in setting else "steps=4", setting), 2, sentence, hint)
-
-
-def test_a_device_that_does_not_exist_is_refused(train):
-    done = train(options=("--device", "tpu"))
-    refused(done, 2, "there is no device `tpu`", "auto, cpu")
-
-
-def test_a_file_that_does_not_exist_is_refused(train):
-    refused(train(config="none.yaml"), 2, "`none.yaml` cannot be read", "write it as YAML")
+def test_bad_input_is_refused_in_words(train, settings, how, sentence, hint):
+    refused(train(*settings, **how), 2, sentence, hint)
 
 
 def test_an_interruption_says_how_to_resume(train, monkeypatch):

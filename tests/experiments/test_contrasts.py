@@ -183,10 +183,6 @@ def test_a_margin_that_exceeds_both_errors_decides_nothing() -> None:
     assert standing(contrast("loss", expect="near", margin=0.005), 3, inside, (0.004,)) == "agrees"
 
 
-def test_a_claim_that_nothing_was_measured_of_does_not_stand() -> None:
-    assert standing(contrast(), 0, None) == "not measured"
-
-
 def test_seeds_that_agree_settle_a_claim_and_seeds_that_scatter_do_not() -> None:
     alike = {seed: seed_of(seed, 1.0) for seed in (1, 2, 3)}
     apart = {seed: seed_of(seed, worse) for seed, worse in ((1, 1.0), (2, -1.0), (3, 0.2))}

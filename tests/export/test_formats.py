@@ -8,8 +8,8 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
 from qaudit.core.linears import IntegerCodes
 from qaudit.core.registry import parse_scheme
-from qaudit.errors import QauditError, SchemeError, SourceError
-from qaudit.formats.registry import format_named, formats
+from qaudit.errors import SchemeError, SourceError
+from qaudit.formats.packing import format_named
 from tests.support.filled import filled
 from tests.support.formats import stored_of, weight
 
@@ -95,6 +95,13 @@ def test_files_are_what_bitsandbytes_saves(kind: str, nested: bool) -> None:
         ("compressed-tensors", "mr-gptq:act=16", (64, 128), "rotates", "without rotate"),
         ("compressed-tensors", "mr-gptq:format=mxfp4", (64, 128), "rotates", "without rotate"),
         ("compressed-tensors", "gguf-q4_0", (64, 128), "not store integer codes", "`gguf`"),
+        (
+            "gptq",
+            "gptq-4bit:group=32:act_order=true:act_group_aware=false",
+            (64, 96),
+            "mixes the columns",
+            "static_groups=true",
+        ),
         ("gguf", "rtn-3bit:group=32", (64, 128), "no type of GGUF", "gguf-q4_k"),
         ("gguf", "rtn-4bit:group=32:sym=false", (64, 128), "no type of GGUF", "gguf-q4_k"),
         ("gguf", "rtn-4bit:group=16", (64, 128), "no type of GGUF", "group=32"),
@@ -128,10 +135,3 @@ def test_scales_that_are_no_numbers_are_refused() -> None:
     stored.scales_RG[0, 0] = float("nan")
     with pytest.raises(SourceError, match="zero or not finite"):
         format_named("gptq", scheme).pack("a", stored)
-
-
-def test_a_format_that_is_not_written_is_refused() -> None:
-    for name in ("exl2", ""):
-        with pytest.raises(QauditError, match=f"`{name}` is not") as refusal:
-            format_named(name, parse_scheme("rtn-4bit"))
-        assert all(known in refusal.value.hint for known in formats())

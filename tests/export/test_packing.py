@@ -8,7 +8,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.formats.arithmetic import from_awq_order, in_awq_order, pack, unpack
+from qaudit.formats.arithmetic import pack
 from tests.support.filled import filled
 
 BITS = st.integers(2, 8)
@@ -29,22 +29,9 @@ def test_a_row_of_words_is_one_long_integer(bits: int, rows: int, count: int, se
         assert len(words) == -(-count * bits // 32)
 
 
-@given(BITS, st.integers(1, 5), st.integers(1, 100), st.integers(0, 99))
-def test_codes_come_back(bits: int, rows: int, count: int, seed: int) -> None:
-    codes_RN = codes_of(bits, rows, count, seed)
-    assert torch.equal(unpack(pack(codes_RN, bits), bits, count), codes_RN)
-
-
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("count", [32, 77, 96])
 def test_compressed_tensors_packs_alike(bits: int, count: int) -> None:
     codes_RN = codes_of(bits, 6, count)
     signed_RN = (codes_RN.int() - 2 ** (bits - 1)).to(torch.int8)
     assert torch.equal(pack(codes_RN, bits), pack_to_int32(signed_RN, bits))
-
-
-def test_awq_s_order_is_undone() -> None:
-    codes_RN = codes_of(4, 3, 24)
-    ordered_RN = in_awq_order(codes_RN)
-    assert ordered_RN[0, :8].tolist() == [int(codes_RN[0, k]) for k in (0, 2, 4, 6, 1, 3, 5, 7)]
-    assert torch.equal(from_awq_order(ordered_RN), codes_RN)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from qaudit.checkpoints.folder import find_all
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.block_pass import open_weights
-from qaudit.errors import MachineError, SourceError, UsageError
+from qaudit.errors import MachineError, SourceError
 from qaudit.export.soup import write_soup
 from qaudit.recipe.soups import resolve_soups
 from qaudit.types import Recipe, Subject
@@ -88,13 +88,6 @@ def test_weights_code_and_data_of_the_members_are_not_copied(run: Path, tmp_path
     assert not {"modeling.py", "extra.bin", "trainer_state.json", ".hidden", "eval.jsonl"} & names
 
 
-def test_a_folder_that_is_there_is_left_alone(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(UsageError, match="exists already"):
-        write_soup(soup_of(run, "step*"), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
 def test_a_full_disk_leaves_nothing_behind(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,17 +118,6 @@ def test_members_of_another_architecture_are_refused_by_the_first_difference(
     path.write_text(json.dumps(config))
     with pytest.raises(SourceError, match=r"`rms_norm_eps` is 1e-06 in one .* and 0.25 in the"):
         write_soup(soup_of(other, "step*"), tmp_path / "soup")
-
-
-def test_what_a_repository_adds_to_its_configuration_is_no_difference(
-    run: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "run"
-    shutil.copytree(run, other)
-    for step in (1, 2, 3):
-        path = other / f"step{step}" / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"checkpoint_number": step}))
-    assert write_soup(soup_of(other, "step*"), tmp_path / "soup").is_dir()
 
 
 def test_whole_numbers_are_taken_where_they_agree_and_refused_where_they_differ(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import UsageError
-from qaudit.export.unfinished import begun_folder, begun_path, whole_folder
+from qaudit.export.contents import begun_folder, begun_path, whole_folder
 
 
 def files_in(folder: Path) -> dict[str, str]:
@@ -32,18 +32,6 @@ def test_the_same_work_goes_on_and_its_folder_goes_when_it_is_complete(tmp_path:
         (partial / "x").write_text("whole")
         assert not out.exists()
     assert files_in(tmp_path) == {"new/x": "whole"}
-
-
-def test_a_failure_with_nothing_to_resume_from_leaves_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "new"
-    with (
-        pytest.raises(RuntimeError),
-        begun_folder(out, "a") as folder,
-        whole_folder(out, folder) as partial,
-    ):
-        (partial / "x").write_text("half")
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_run_left_of_its_result_is_written_anew(tmp_path: Path) -> None:

@@ -12,20 +12,15 @@ from qaudit.families.names import Place, order, parse_name
 B, T = 10**9, 10**12
 
 REAL = [
-    ("step143000", {"step": 143_000}),
     ("step0", {"step": 0}),
-    ("step512", {"step": 512}),
     ("step1000-tokens4B", {"step": 1000, "tokens": 4 * B}),
-    ("step738020-tokens3095B", {"step": 738_020, "tokens": 3095 * B}),
     ("step2627139-tokens15T", {"step": 2_627_139, "tokens": 15 * T}),
     ("stage1-step1000-tokens5B", {"stage": "stage1", "step": 1000, "tokens": 5 * B}),
     ("stage1-step0-tokens0B", {"stage": "stage1", "step": 0, "tokens": 0}),
-    ("stage1-step220000-tokens461B", {"stage": "stage1", "step": 220_000, "tokens": 461 * B}),
     (
         "stage2-ingredient1-step11931-tokens50B",
         {"stage": "stage2", "ingredient": 1, "step": 11_931, "tokens": 50 * B},
     ),
-    ("stage1-step1413814", {"stage": "stage1", "step": 1_413_814}),
     ("stage2-ingredient2-step23842", {"stage": "stage2", "ingredient": 2, "step": 23_842}),
     (
         "stage2-step47684-mix-round5-from-2T-ckpt",
@@ -33,20 +28,13 @@ REAL = [
     ),
     ("stage1-step-40000", {"stage": "stage1", "step": 40_000}),
     ("lc-4k-to-32k-step-4000", {"stage": "lc-4k-to-32k", "step": 4000}),
-    ("lc-32k-to-64k-step-20000", {"stage": "lc-32k-to-64k", "step": 20_000}),
     ("it-soup-APO", {}),
-    ("it-LC-expert", {}),
-    ("it-SFT", {}),
-    ("it-mid-training", {}),
     ("step-125000", {"step": 125_000}),
     ("step-001000-2BT", {"step": 1000, "tokens": 2 * B}),
     ("ckpt_000", {"index": 0}),
-    ("ckpt_358", {"index": 358}),
     ("CrystalCoder_phase1_checkpoint_055500", {"stage": "phase1", "step": 55_500}),
     ("iter_0002000", {"step": 2000}),
-    ("iter_0480000", {"step": 480_000}),
     ("longctx-step125", {"stage": "longctx", "step": 125}),
-    ("step0753851", {"step": 753_851}),
     ("extension_step0001220", {"stage": "extension", "step": 1220}),
     ("global_step1000", {"step": 1000}),
     ("step_200", {"step": 200}),
@@ -68,7 +56,6 @@ REAL = [
     ("TinyLlama-1.1B-intermediate-step-240k-503b", {"step": 240_000, "tokens": 503 * B}),
     ("stage1-step10-tokens2.5B", {"stage": "stage1", "step": 10, "tokens": 2_500_000_000}),
     ("main", {}),
-    ("master", {}),
     ("", {}),
 ]
 
@@ -92,42 +79,23 @@ MALFORMED = st.one_of(
 )
 
 
-@given(MALFORMED)
-def test_no_name_is_refused_or_changed(name: str) -> None:
-    place = parse_name(name)
-    assert place.name == name
-    assert all(n is None or n >= 0 for n in (place.step, place.tokens, place.index))
-
-
 @given(st.lists(MALFORMED, max_size=6))
-def test_any_names_can_be_put_in_order(names: list[str]) -> None:
-    keys = sorted(order(parse_name(name)) for name in names)
-    assert len(keys) == len(names)
+def test_any_names_are_read_and_have_places_of_their_own_in_the_order(names: list[str]) -> None:
+    places = [parse_name(name) for name in names]
+    assert [place.name for place in places] == names
+    for place in places:
+        assert all(n is None or n >= 0 for n in (place.step, place.tokens, place.index))
+    keys = sorted(map(order, places))
+    assert len(set(keys)) == len(set(names))
 
 
-@given(MALFORMED, MALFORMED)
-def test_different_names_have_different_places_in_the_order(a: str, b: str) -> None:
-    assert a == b or order(parse_name(a)) != order(parse_name(b))
-
-
-def test_a_number_too_long_to_be_a_step_makes_a_named_checkpoint() -> None:
-    assert parse_name("step" + "9" * 5000).named
-
-
-def test_digits_of_other_scripts_are_no_numbers() -> None:
-    assert parse_name("step\u0663").named
-
-
-def test_a_newline_is_part_of_a_name() -> None:
-    assert parse_name("step10\n").named
+def test_odd_digits_and_endings_make_a_named_checkpoint() -> None:
+    for name in ("step10\n", "step\u0663", "step" + "9" * 5000):
+        assert parse_name(name).named
 
 
 def in_order(names: list[str], stages: tuple[str, ...] = ()) -> list[str]:
     return sorted(names, key=lambda name: order(parse_name(name), stages))
-
-
-def test_steps_sort_as_numbers() -> None:
-    assert in_order(["step1000", "step200", "step30"]) == ["step30", "step200", "step1000"]
 
 
 def test_stages_come_before_ingredients_and_these_before_steps() -> None:

@@ -15,28 +15,19 @@ RATES = [
     ("olmo2-1b", "stage1-step1907359-tokens4001B", 7.448729e-05),
     ("olmo2-1b", "stage2-ingredient1-step12000-tokens26B", 3.699647e-05),
     ("olmo2-7b", "stage1-step928000-tokens3893B", 6.149879e-05),
-    ("olmo2-7b", "stage1-step928646-tokens3896B", 6.135114e-05),
     ("olmo2-7b", "stage1-step1000-tokens5B", 1.5e-04),
-    ("olmo2-7b", "stage1-step100000-tokens420B", 2.955077e-04),
-    ("olmo2-7b", "stage2-ingredient2-step6000-tokens26B", 3.054554e-05),
     ("olmo2-13b", "stage1-step596057-tokens5001B", 9.0e-05),
     ("olmo2-13b", "stage2-ingredient4-step20000-tokens168B", 3.966835e-05),
     ("olmo2-32b", "stage1-step721901-tokens6056B", 6.623217e-05),
     ("olmo3-7b", "stage1-step597046", 1.65e-04),
-    ("olmo3-7b", "stage1-step800000", 1.254377e-04),
     ("olmo3-7b", "stage1-step1413814", 3.932522e-05),
     ("olmo-1b", "step369000-tokens1548B", 2.212762e-04),
     ("olmo-1b", "step738020-tokens3095B", 4.000280e-05),
     ("smollm3", "stage3-step-4200000", 1.992341e-04),
-    ("smollm3", "stage3-step-4240000", 1.839084e-04),
     ("smollm3", "stage3-step-4480000", 9.195441e-05),
     ("smollm3", "lc-4k-to-32k-step-4000", 1.879474e-05),
-    ("smollm3", "lc-4k-to-32k-step-12000", 7.545145e-06),
     ("smollm3", "lc-32k-to-64k-step-4000", 1.900969e-05),
-    ("smollm3", "lc-32k-to-64k-step-12000", 9.252699e-06),
-    ("smollm3", "lc-32k-to-64k-step-20000", 4.442719e-07),
     ("smollm2-1.7b", "step-4750000", 4.675573e-04),
-    ("smollm2-1.7b", "step-5000000", 2.290076e-04),
     ("smollm2-1.7b", "step-5125000", 1.097328e-04),
     ("olmoe-0924", "step5000-tokens20B", 3.999961e-4),
     ("olmoe-0924", "step1220000-tokens5117B", 4.0e-5),  # 5T tokens are passed
@@ -46,24 +37,18 @@ RATES = [
     ("olmo-hybrid", "stage1-step708039", 1.65e-4),
     ("apertus-8b", "step50000-tokens210B", 1.1e-4),
     ("apertus-8b", "step2429920", 1.098802e-4),
-    ("apertus-8b", "step2500000", 5.098559e-5),
     ("apertus-8b", "step2600000-tokens14792B", 1.806368e-5),
     ("apertus-70b", "step1100000", 4.071994e-6),
     ("apertus-70b", "step1150000-tokens14920B", 1.270039e-6),
     ("open-sci-1t", "iter_0190000", 4e-3),
-    ("open-sci-1t", "iter_0218000", 1.998679e-3),
     ("open-sci-1t", "iter_0242000", 1.684558e-5),
     ("open-sci-300b", "iter_0060000", 3.484999e-3),
     ("open-sci-300b", "iter_0072000", 1.819433e-4),
     ("amber", "ckpt_000", 1.143e-4),
     ("amber", "ckpt_100", 2.525878e-4),
-    ("amber", "ckpt_200", 1.417521e-4),
-    ("amber", "ckpt_300", 4.775420e-5),
     ("amber", "ckpt_358", 3.000522e-5),
     ("pythia-160m", "step512", 2.148252e-4),
-    ("pythia-160m", "step1000", 4.195804e-4),
     ("pythia-160m", "step10000", 5.946985e-4),
-    ("pythia-160m", "step71000", 3.127163e-4),
     ("pythia-160m", "step143000", 6e-5),
 ]
 
@@ -127,11 +112,6 @@ def test_learning_rates_of_revisions_are_those_of_their_schedules() -> None:
         assert rate(family, name) == pytest.approx(expected, rel=1e-5), (family, name)
 
 
-def test_a_run_that_ends_a_step_early_ends_near_its_floor() -> None:
-    # The floor is 1e-6; the square root is steepest at its beginning and flat at its end.
-    assert rate("apertus-70b", "step1155828-tokens15T") == pytest.approx(1e-6, rel=1e-4)
-
-
 def test_an_annealing_ends_at_zero() -> None:
     for family, name in ZERO:  # SmolLM3 stops a step early
         assert rate(family, name) == pytest.approx(0, abs=1e-9), (family, name)
@@ -182,33 +162,27 @@ def test_a_repository_s_name_overrides_the_schedule_only_there() -> None:
     assert rate("open-sci-300b", "iter_0004000") == pytest.approx(6.4e-4)
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [
-        ("olmo-1b-0724", "step954000-tokens2000B"),
-        ("olmo3-32b", "stage1-step5000"),
-        ("olmo3-7b", "stage2-step47684-mix-round5-from-2T-ckpt"),  # not of this run
-        ("olmo-7b-0424", "step700000"),
-        ("open-sci-50b", "iter_0002000"),
-        ("open-sci", "iter_0002000"),
-        ("pythia-v0", "step1000"),
-        ("k2", "ckpt_100"),
-        ("smollm3", "it-SFT"),
-        ("olmo2-13b", "main"),
-    ],
-)
-def test_a_learning_rate_nobody_published_stays_unknown(family: str, name: str) -> None:
-    assert rate(family, name) is None
+UNPUBLISHED = [
+    ("olmo-1b-0724", "step954000-tokens2000B"),
+    ("olmo3-32b", "stage1-step5000"),
+    ("olmo-7b-0424", "step700000"),
+    ("open-sci-50b", "iter_0002000"),
+    ("pythia-v0", "step1000"),
+    ("olmo2-13b", "main"),
+    ("olmo3-7b", "stage2-step47684-mix-round5-from-2T-ckpt"),  # not of this run
+    ("k2", "ckpt_100"),
+    ("open-sci", "iter_0002000"),
+    ("smollm3", "it-SFT"),
+]
 
 
-def test_tokens_nobody_published_stay_unknown() -> None:
-    rows = [
+def test_what_nobody_published_stays_unknown() -> None:
+    for family, name in UNPUBLISHED:
+        assert rate(family, name) is None, name
+    for family, name in (
+        *UNPUBLISHED[6:],
         ("smollm3", "lc-4k-to-32k-step-4000"),
         ("apertus-8b", "longctx-step125"),
         ("crystal", "CrystalCoder_phase2_checkpoint_001000"),
-        ("olmo3-7b", "stage2-step47684-mix-gen-mc-only-from-2T-ckpt"),
-        ("k2", "ckpt_100"),
-        ("open-sci", "iter_0002000"),
-    ]
-    for family, name in rows:
-        assert load(family).tokens(load(family).place(name)) is None
+    ):
+        assert load(family).tokens(load(family).place(name)) is None, name

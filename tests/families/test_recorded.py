@@ -5,10 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from qaudit.families.names import order, parse_name
 from tests.support.names import family_of, names_of, recorded
 
 REPOS = recorded()
@@ -47,59 +44,6 @@ def test_tokens_never_fall_and_rates_stay_below_the_highest_peak(repo: str) -> N
     known = [rate for rate in rates if rate is not None]
     assert bool(known) or not peaks or family.family == "k2"
     assert all(0 <= rate <= max(peaks) * (1 + 1e-9) for rate in known)
-
-
-# ------------------------------------------------------------------------------------ odd names
-
-REAL = st.sampled_from([name for repo in REPOS for name in names_of(repo)[::97]])
-ODD = st.sampled_from(
-    [
-        "",
-        "..",
-        "../..",
-        "/",
-        "a/../b",
-        "\n",
-        "\r\n",
-        "\x00",
-        "\u0663",  # a digit, though none of ASCII
-        "\u00b2",  # a digit that `int` refuses
-        "\uff11",
-        "\u2028",
-        "\ud800",  # half a character
-        "9" * 5000,
-        "x" * 100_000,
-        "-" * 5000,
-        "stage" * 2000,
-        "step-" * 2000,
-        "%2e%2e",
-    ]
-)
-
-
-@st.composite
-def spoiled(draw: st.DrawFn) -> str:
-    """Return a real name with something that does not belong there, anywhere in it."""
-    name, odd = draw(REAL), draw(ODD)
-    where = draw(st.integers(0, len(name)))
-    return draw(st.sampled_from([odd, name[:where] + odd + name[where:], odd + name, name + odd]))
-
-
-@given(spoiled())
-def test_a_spoiled_name_is_kept_whole_and_never_raises(name: str) -> None:
-    place = parse_name(name)
-    assert place.name == name
-    order(place)
-    for repo in ("allenai/OLMo-2-1124-7B", "LLM360/Crystal", "EleutherAI/pythia-160m"):
-        family = family_of(repo)
-        place = family.place(name, repo)
-        assert place.name == name
-        family.order(place)
-        family.tokens(place)
-        family.learning_rate(place)
-        family.notes(place, repo)
-        family.bad(name, repo)
-        family.duplicates(name, repo)
 
 
 @pytest.mark.parametrize("repo", REPOS)

@@ -15,14 +15,12 @@ from tests.support.names import family_of
 REAL: dict[str, list[tuple[str, tuple[str | None, int | None, int | None]]]] = {
     "allenai/OLMo-1B": [
         ("step1000-tokens4B", ("pretraining", None, 1_000)),
-        ("step738020-tokens3095B", ("pretraining", None, 738_020)),
     ],
     "allenai/OLMo-1B-hf": [
         ("step738020-tokens3094B", ("pretraining", None, 738_020)),
     ],
     "allenai/OLMo-7B": [
         ("step10000-tokens44B", ("pretraining", None, 10_000)),
-        ("step557000-tokens2464B", ("pretraining", None, 557_000)),
     ],
     "allenai/OLMo-1.7-7B-hf": [
         ("step651581-tokens2731B", ("pretraining", None, 651_581)),
@@ -32,17 +30,13 @@ REAL: dict[str, list[tuple[str, tuple[str | None, int | None, int | None]]]] = {
     ],
     "allenai/OLMo-1B-0724-hf": [
         ("step0-tokens0B", ("pretraining", None, 0)),
-        ("step1454000-tokens3048B", ("pretraining", None, 1_454_000)),
     ],
     "allenai/OLMo-2-0425-1B": [
         ("stage1-step300-tokens1B", ("stage1", None, 300)),
-        ("stage1-step1907359-tokens4001B", ("stage1", None, 1_907_359)),
         ("stage2-ingredient1-step23852-tokens51B", ("stage2", 1, 23_852)),
-        ("stage2-ingredient3-step23852-tokens51B", ("stage2", 3, 23_852)),
     ],
     "allenai/OLMoE-1B-7B-0924": [
         ("step5000-tokens20B", ("pretraining", None, 5_000)),
-        ("step1220000-tokens5117B", ("pretraining", None, 1_220_000)),
     ],
     "allenai/OLMoE-1B-7B-0125": [
         ("step1200000-tokens5033B", ("pretraining", None, 1_200_000)),
@@ -53,35 +47,25 @@ REAL: dict[str, list[tuple[str, tuple[str | None, int | None, int | None]]]] = {
     ],
     "allenai/OLMo-2-0425-1B-early-training": [
         ("stage1-step0-tokens0B", ("stage1", None, 0)),
-        ("stage1-step1000-tokens3B", ("stage1", None, 1_000)),
     ],
     "allenai/OLMo-2-1124-7B": [
         ("step150-tokens1B", ("stage1", None, 150)),
-        ("stage1-step900-tokens4B", ("stage1", None, 900)),
-        ("stage1-step928646-tokens3896B", ("stage1", None, 928_646)),
         ("stage2-ingredient1-step6000-tokens26B", ("stage2", 1, 6_000)),
-        ("stage2-ingredient3-step11931-tokens50B", ("stage2", 3, 11_931)),
         ("main", ("stage2", None, None)),
     ],
     "allenai/OLMo-2-1124-13B": [
         ("stage1-step0-tokens0B", ("stage1", None, 0)),
-        ("stage1-step596057-tokens5001B", ("stage1", None, 596_057)),
         ("stage2-ingredient1-step11931-tokens100B", ("stage2", 1, 11_931)),
-        ("stage2-ingredient4-step35773-tokens300B", ("stage2", 4, 35_773)),
         ("main", ("stage2", None, None)),
     ],
     "allenai/OLMo-2-0325-32B": [
         ("stage1-step5001-tokens42B", ("stage1", None, 5_001)),
-        ("stage1-step721901-tokens6056B", ("stage1", None, 721_901)),
         ("stage2-ingredient1-step11921-tokens101B", ("stage2", 1, 11_921)),
-        ("stage2-ingredient4-step11921-tokens101B", ("stage2", 4, 11_921)),
         ("main", ("stage2", None, None)),
     ],
     "allenai/Olmo-3-1025-7B": [
         ("stage1-step0", ("stage1", None, 0)),
-        ("stage1-step1413814", ("stage1", None, 1_413_814)),
         ("stage2-step1000", ("stage2", None, 1_000)),
-        ("stage2-step47684", ("stage2", None, 47_684)),
         ("stage2-step47684-mix-gen-mc-only-from-2T-ckpt", ("stage2", None, 47_684)),
         ("stage2-step47684-mix-math-code-reasoning-web-from-2T-ckpt", ("stage2", None, 47_684)),
         ("stage2-step47684-mix-round5-from-2T-ckpt", ("stage2", None, 47_684)),
@@ -90,34 +74,22 @@ REAL: dict[str, list[tuple[str, tuple[str | None, int | None, int | None]]]] = {
     "allenai/Olmo-3-1125-32B": [
         ("stage1-step656000", ("stage1", None, 656_000)),
         ("stage2-ingredient1-step23842", ("stage2", 1, 23_842)),
-        ("stage2-ingredient2-step23842", ("stage2", 2, 23_842)),
         ("stage3-step10000", ("stage3", None, 10_000)),
-        ("stage3-step11921", ("stage3", None, 11_921)),
         ("main", ("stage3", None, None)),
     ],
     "HuggingFaceTB/SmolLM3-3B-checkpoints": [
         ("stage1-step-40000", ("stage1", None, 40_000)),
-        ("stage1-step-3440000", ("stage1", None, 3_440_000)),
         ("stage2-step-3480000", ("stage2", None, 3_480_000)),
-        ("stage2-step-4200000", ("stage2", None, 4_200_000)),
         ("stage3-step-4240000", ("stage3", None, 4_240_000)),
-        ("stage3-step-4720000", ("stage3", None, 4_720_000)),
         ("lc-4k-to-32k-step-4000", ("lc-4k-to-32k", None, 4_000)),
-        ("lc-4k-to-32k-step-20000", ("lc-4k-to-32k", None, 20_000)),
         ("lc-32k-to-64k-step-4000", ("lc-32k-to-64k", None, 4_000)),
-        ("lc-32k-to-64k-step-20000", ("lc-32k-to-64k", None, 20_000)),
         ("it-mid-training", (None, None, None)),
-        ("it-SFT", (None, None, None)),
-        ("it-soup-APO", (None, None, None)),
-        ("it-LC-expert", (None, None, None)),
-        ("main", (None, None, None)),
     ],
     "HuggingFaceTB/SmolLM3-3B-Base": [
         ("main", ("lc-32k-to-64k", None, 22_000)),
     ],
     "HuggingFaceTB/SmolLM2-1.7B-intermediate-checkpoints": [
         ("step-125000", ("pretraining", None, 125_000)),
-        ("step-5125000", ("pretraining", None, 5_125_000)),
         ("main", (None, None, None)),
     ],
     "HuggingFaceTB/SmolLM2-360M-intermediate-checkpoints": [
@@ -125,30 +97,24 @@ REAL: dict[str, list[tuple[str, tuple[str | None, int | None, int | None]]]] = {
     ],
     "HuggingFaceTB/SmolLM2-135M-intermediate-checkpoints": [
         ("step-240000", ("pretraining", None, 240_000)),
-        ("step-1920000", ("pretraining", None, 1_920_000)),
     ],
     "swiss-ai/Apertus-8B-2509": [
         ("step50000-tokens210B", ("pretraining", None, 50_000)),
-        ("step2627139-tokens15T", ("pretraining", None, 2_627_139)),
         ("longctx-step125", ("longctx", None, 125)),
         ("main", ("longctx", None, None)),
     ],
     "swiss-ai/Apertus-70B-2509": [
         ("step25000-tokens210B", ("pretraining", None, 25_000)),
-        ("step1155828-tokens15T", ("pretraining", None, 1_155_828)),
         ("longctx-step50", ("longctx", None, 50)),
-        ("longctx-step1700", ("longctx", None, 1_700)),
     ],
     "open-sci/open-sci-ref-v0.01-1.7b-nemotron-hq-1T-4096": [
         ("iter_0002000", ("pretraining", None, 2_000)),
-        ("iter_0242000", ("pretraining", None, 242_000)),
     ],
     "open-sci/open-sci-ref-v0.01-0.13b-c4-300B-4096-rope_theta-100k": [
         ("iter_0072661", ("pretraining", None, 72_661)),
     ],
     "LLM360/Amber": [
         ("ckpt_000", ("pretraining", None, 762)),
-        ("main", ("pretraining", None, 274_320)),
     ],
     "LLM360/CrystalCoder": [
         ("CrystalCoder_phase1_checkpoint_055500", ("phase1", None, 55_500)),
@@ -157,13 +123,10 @@ REAL: dict[str, list[tuple[str, tuple[str | None, int | None, int | None]]]] = {
     ],
     "LLM360/K2": [
         ("ckpt_000", ("pretraining", None, None)),
-        ("ckpt_099", ("pretraining", None, None)),
-        ("ckpt_358", ("pretraining", None, None)),
         ("main", (None, None, None)),
     ],
     "EleutherAI/pythia-160m-deduped": [
         ("step0", ("pretraining", None, 0)),
-        ("step143000", ("pretraining", None, 143_000)),
     ],
     "EleutherAI/pythia-2.8b-v0": [
         ("step143000", ("pretraining", None, 143_000)),
@@ -327,9 +290,3 @@ def test_no_name_makes_a_family_raise(name: str, other: str) -> None:
             family.notes(place)
         family.bad(name)
         family.duplicates(name)
-
-
-def test_a_name_of_thousands_of_digits_is_a_name() -> None:
-    for family in all_families():
-        assert family.place("step" + "7" * 5000).named
-        assert family.place("ckpt_" + "7" * 5000).named

@@ -18,7 +18,7 @@ LONG_MODULE = 500
 LONG_FUNCTION = 60
 
 
-MACHINERY = frozenset({"diagnostic", "registry", "roles"})  # of diagnostics
+MACHINERY = frozenset({"diagnostic", "registry"})  # of diagnostics
 RUNNING = frozenset({"case", "driver"})
 
 

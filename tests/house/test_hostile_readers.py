@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from qaudit.errors import QauditError
 from qaudit.hub import names
 from qaudit.hub.names import GarbledError
-from qaudit.text.corpus import read_choices
 from qaudit.text.cutting import Cutter
+from qaudit.text.documents import read_choices
 from qaudit.text.tokenizer import load_tokenizer
 from qaudit.types import Document, Protocol
 from tests.support.models import save_tokenizer
@@ -31,7 +31,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5),
     max_leaves=12,
 )
-PARSERS = [names.revisions_in, names.shapes_in]
+PARSERS = [names.revisions_in, names.files_in, names.shapes_in]
 
 
 @given(rows=st.lists(JSON, max_size=4))
@@ -45,16 +45,10 @@ def test_any_choices_are_read_or_refused(rows: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: parse.__name__)
-@given(answer=JSON)
+@given(answer=JSON | st.lists(st.lists(JSON, min_size=3, max_size=4), max_size=3))
 def test_any_answer_of_the_hub_is_parsed_or_garbled(parse: Any, answer: Any) -> None:
     with suppress(GarbledError):
         parse(answer)
-
-
-@given(pages=st.lists(JSON, max_size=3))
-def test_any_listing_of_the_hub_is_parsed_or_garbled(pages: list[Any]) -> None:
-    with suppress(GarbledError):
-        names.files_in(pages)
 
 
 @pytest.fixture(scope="module")

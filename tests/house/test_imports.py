@@ -118,7 +118,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.checkpoints.safetensors",
         "qaudit.engine.kept_weights",
     ),
-    "gguf": ("qaudit.formats.gguf.reading",),
+    "gguf": ("qaudit.formats.gguf.header",),
     "huggingface_hub": ("qaudit.hub.*",),
     "huggingface_hub.utils.tqdm": ("qaudit.hub.publish",),
     # What the client speaks through since 2.4; one answer is apart from what is asked.
@@ -129,7 +129,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "jinja2": ("qaudit.sandbox.child",),  # templates of others run in a process of their own
     # It builds the prompts of tasks, and nothing else.
     "lm_eval": ("qaudit.items.harness",),
-    "zstandard": ("qaudit.items.answer_files",),  # logs of inspect; in Python itself from 3.14
+    "zstandard": ("qaudit.items.answered",),  # logs of inspect; in Python itself from 3.14
     "datasets": ("qaudit.items.files",),  # what a data set's files are, by its own rules
     "psutil": (
         "qaudit.engine.*",

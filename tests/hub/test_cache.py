@@ -103,17 +103,6 @@ def test_our_folder_is_what_the_client_would_have_written(
     }
 
 
-def test_a_transfer_in_the_making_is_known_to_the_client(desk: Desk, cache: Path) -> None:
-    checkpoint = desk.checkpoint("step1")
-    desk.hub.faults += [{"match": CDN, "cut": 5000, "times": 1}, {"match": CDN, "status": 404}]
-    desk.hub.faults[1] |= {"match": "GET /alice/tiny/resolve", "skip": 1}
-    with pytest.raises(Exception, match="alice/tiny"):
-        desk.fetcher.weights(checkpoint)
-    (left,) = scan_cache_dir(cache).incomplete_files
-    assert left.size_on_disk == 5000
-    assert left.file_path.name == f"{sha256(STEP1)}.incomplete"
-
-
 # -------------------------------------------------------------------- what others wrote, we read
 
 

@@ -306,8 +306,8 @@ def test_a_damaged_record_is_as_good_as_absent(
 @pytest.mark.parametrize(
     "value",
     [
-        [{"type": "file", "path": "../../x", "size": 1, "oid": "a" * 40}],
-        [{"type": "file", "path": "x", "size": -1, "oid": "a" * 40}],
+        [["../../x", 1, "a" * 40, None]],
+        [["x", -1, "a" * 40, None]],
         {"path": "x"},
         None,
     ],

@@ -191,15 +191,6 @@ def test_what_a_family_warns_of_is_known_before_any_tree(place: Place, tmp_path:
     assert {0, 1} < {c.step for c in bad}
 
 
-def test_numbers_sort_as_numbers_and_names_come_last(place: Place) -> None:
-    names = ["step1000", "step200", "main", "step30", "good-one", "another"]
-    place.write("o/run", {name: weights(name) for name in names})
-    found = place.find("o/run")
-    assert labels(found) == ["step30", "step200", "step1000", "another", "good-one", "main"]
-    assert [c.step for c in found] == [30, 200, 1000, None, None, None]
-    assert found[0].family is None
-
-
 def test_tags_are_revisions_too(place: Place) -> None:
     place.write("o/run", {f"global_step{n}": WEIGHTS for n in (100, 20)}, branch_per_revision=False)
     found = place.find("o/run")

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from qaudit.errors import UsageError
-from qaudit.items.answer_files import is_greedy
-from qaudit.items.answered import paired, read_answers
+from qaudit.items.answered import is_greedy, paired, read_answers
 from qaudit.types import TaskEvidence
 
 ANSWERS = Path(__file__).parent / "answers"
@@ -254,7 +253,7 @@ def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(
 ) -> None:
     logs = shutil.copytree(ANSWERS / "inspect", tmp_path / "logs")
     path = archived(logs / "base" / "adds.json")
-    monkeypatch.setattr(f"qaudit.items.answer_files.{limit}", most)
+    monkeypatch.setattr(f"qaudit.items.answered.{limit}", most)
     monkeypatch.setattr(zipfile.ZipFile, "read", None)
     assert "unpacks to more than" in refusal(path, path, None)
 

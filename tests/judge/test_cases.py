@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +38,12 @@ from qaudit.types import (
     Routing,
     Subject,
 )
+from tests.support.gated import PROTOCOL, TODAY
 from tests.support.items import items_of
 from tests.support.measured import measurement
 
 FOLDER = Path(__file__).with_name("cases")
-TODAY = date(2026, 6, 15)
 BITS = {"gptq-4bit": 4.12, "rtn-4bit": 4.25, "bnb-nf4": 4.5, "bnb-int8": 8.0, "gptq-3bit": 3.12}
-PROTOCOL: dict[str, Any] = {
-    "context": 256,
-    "bos": "auto",
-    "packed": False,
-    "document_tokens": None,
-    "calibration_documents": 32,
-    "calibration_seed": 0,
-    "corpus_sha256": "c" * 64,
-}
 ITEMS, PROMPTS = 200, 40
 
 

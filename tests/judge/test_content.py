@@ -47,38 +47,56 @@ def only(*checkpoints: Checkpoint, soups: tuple[Subject, ...] = ()) -> Finding:
 # ---------------------------------------------------------------------------------- equal weights
 
 
-def test_checkpoints_that_differ_say_nothing() -> None:
+NO_SHARDS = (bad_report("its first shard is another's", "http://x"),)
+EQUAL = (equal_report(("step1", "step3"), "they serve the same weights", "http://x"),)
+PLACE = (equal_report(("i1-100B", "i1-101B"), None, one_place=True),)
+TWO_SETS = ("`model.safetensors` lies beside the shards",)
+MAIN = checkpoint("main", "c", stage="s2", ingredient=3, step=9)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "rule", "subject", "outcome", "said"),
+    [
+        ([step(1, "a"), step(2, "b"), step(3, "a"), step(4, "a")], "QA009", "step1", "fail",
+         "3 checkpoints serve the same weights: `step1`, `step3` and `step4`"),
+        ([step(n, "a") for n in range(86)], "QA009", "step0", "fail", "and 80 more"),
+        ([end(1, "a"), end(3, "c"), MAIN], "QA010", "main", "fail", "holds the weights of `i3`"),
+        ([end(1, "a"), end(2, "b"), checkpoint("main", "b")], "QA010", "main", "fail", "`i2`"),
+        ([end(1, "a", tokens=100), end(1, "a", tokens=101), end(2, "b")],
+         "QA011", "i1-100B", "pass", "`i1-100B` and `i1-101B` are 2 names"),
+        ([step(8, "a"), step(9, "b"), checkpoint("main", "b")],
+         "QA011", "step9", "pass", "`step9` and `main`"),
+        ([step(1, "a"), checkpoint("main", suspect=(NO_WEIGHTS,))],
+         "QA012", "main", "fail", "`main` cannot be measured: it holds no weights"),
+        ([step(1, "a"), step(2, "b", suspect=NO_SHARDS)],
+         "QA013", "step2", "inconclusive", "its first shard is another's (http://x)"),
+        ([step(1, "a", suspect=EQUAL), step(3, "b", suspect=EQUAL)],
+         "QA014", "step1", "pass", "the files of `step1` and `step3` differ"),
+        ([end(1, sha, tokens=n, notes=PLACE) for sha, n in (("a", 100), ("b", 101))],
+         "QA014", "i1-100B", "pass", "differ"),
+        ([step(1, "a", "b", "c"), step(9, "x", "y", "z"), step(5, "x", "b2", "z")],
+         "QA015", "step5", "fail", "`step5` has 2 of its 3 files from `step9`"),
+        ([step(1, "a", suspect=TWO_SETS), step(2, "b", suspect=TWO_SETS)],
+         "QA016", "step1", "fail", "`step1` and `step2`: `model.safetensors` lies beside"),
+    ],
+)  # fmt: skip
+def test_what_is_odd_is_one_finding(
+    checkpoints: list[Checkpoint], rule: str, subject: str, outcome: str, said: str
+) -> None:
+    finding = only(*checkpoints)
+    assert (finding.rule, finding.subject, finding.outcome) == (rule, subject, outcome)
+    assert finding.level == ("info" if outcome == "pass" else "warn")
+    assert said in finding.message
+
+
+def test_what_was_not_read_or_differs_is_not_judged() -> None:
     assert found(step(1, "a"), step(2, "b"), checkpoint("main", "c")) == []
-
-
-def test_steps_with_the_same_weights_are_named_together() -> None:
-    finding = only(step(1, "a"), step(2, "b"), step(3, "a"), step(4, "a"))
-    assert (finding.rule, finding.level, finding.subject) == ("QA009", "warn", "step1")
-    assert "3 checkpoints serve the same weights: `step1`, `step3` and `step4`" in finding.message
-
-
-def test_a_long_list_of_equal_checkpoints_is_counted() -> None:
-    finding = only(*(step(n, "a") for n in range(86)))
-    assert "86 checkpoints" in finding.message
-    assert finding.message.endswith("and 80 more")
-
-
-def test_what_was_not_read_is_not_judged() -> None:
-    warned = step(
-        3, suspect=(bad_report("it is bad"), equal_report(("step3", "step4"), "so we heard"))
-    )
-    assert found(step(1), step(2), warned) == []
-
-
-def test_a_release_that_is_an_ingredient_is_no_soup() -> None:
-    main = checkpoint("main", "c", stage="s2", ingredient=3, step=9)
-    finding = only(end(1, "a"), end(3, "c"), main)
-    assert (finding.rule, finding.subject) == ("QA010", "main")
-    assert "`main` holds the weights of `i3`" in finding.message
-
-
-def test_a_release_without_a_place_can_be_an_ingredient_too() -> None:
-    assert only(end(1, "a"), end(2, "b"), checkpoint("main", "b")).rule == "QA010"
+    assert found(step(1), step(2), step(3, suspect=(*NO_SHARDS, *EQUAL))) == []
+    assert found(step(1, "a", suspect=EQUAL), step(3, suspect=EQUAL)) == []
+    soup = Subject("mine", ((step(1, "a"), 0.5), (step(2), 0.5)), "mean")
+    assert found(step(1, "a"), step(2), soups=(soup,)) == []
+    there = Checkpoint(Ref("o/other", "step3"), "other/step3", (WeightFile("w", 1, "b"),), "c")
+    assert found(step(1, "a", suspect=EQUAL), there) == []
 
 
 def test_a_soup_of_one_is_no_soup() -> None:
@@ -89,42 +107,13 @@ def test_a_soup_of_one_is_no_soup() -> None:
     assert "`mine` holds the weights of `step1` alone" in finding.message
 
 
-def test_a_soup_with_unread_members_is_not_judged() -> None:
-    soup = Subject("mine", ((step(1, "a"), 0.5), (step(2), 0.5)), "mean")
-    assert found(step(1, "a"), step(2), soups=(soup,)) == []
-
-
-def test_two_names_for_one_end_are_said_to_be_that() -> None:
-    finding = only(end(1, "a", tokens=100), end(1, "a", tokens=101), end(2, "b"))
-    assert (finding.rule, finding.level, finding.outcome) == ("QA011", "info", "pass")
-    assert "`i1-100B` and `i1-101B` are 2 names" in finding.message
-
-
-def test_a_release_that_is_the_last_step_is_a_second_name_for_it() -> None:
-    finding = only(step(8, "a"), step(9, "b"), checkpoint("main", "b"))
-    assert (finding.rule, finding.subject) == ("QA011", "step9")
-    assert "`step9` and `main`" in finding.message
-
-
 def test_second_names_do_not_count_as_further_steps() -> None:
     said = found(step(1, "a"), step(2, "a"), checkpoint("main", "a", step=2))
     assert [rule for rule, _ in said] == ["QA009", "QA011"]
     assert "2 checkpoints serve" in said[0][1]
 
 
-def test_a_checkpoint_with_some_shards_of_another_is_a_mix() -> None:
-    finding = only(step(1, "a", "b", "c"), step(9, "x", "y", "z"), step(5, "x", "b2", "z"))
-    assert (finding.rule, finding.subject) == ("QA015", "step5")
-    assert "`step5` has 2 of its 3 files from `step9`" in finding.message
-
-
 # ------------------------------------------------------------------------------ what trees tell
-
-
-def test_a_revision_without_weights_is_named() -> None:
-    finding = only(step(1, "a"), checkpoint("main", suspect=(NO_WEIGHTS,)))
-    assert (finding.rule, finding.subject) == ("QA012", "main")
-    assert "`main` cannot be measured: it holds no weights" in finding.message
 
 
 def test_what_a_family_says_is_not_taken_for_what_was_found() -> None:
@@ -135,21 +124,7 @@ def test_what_a_family_says_is_not_taken_for_what_was_found() -> None:
     assert "README" not in finding.message
 
 
-def test_two_sets_of_weights_are_named_once_for_all() -> None:
-    odd = ("`model.safetensors` lies beside the shards",)
-    finding = only(step(1, "a", suspect=odd), step(2, "b", suspect=odd))
-    assert finding.rule == "QA016"
-    assert "`step1` and `step2`: `model.safetensors` lies beside" in finding.message
-
-
 # --------------------------------------------------------------------------- what a family tells
-
-
-def test_what_hashes_cannot_tell_stays_open() -> None:
-    heard = (bad_report("its first shard is another's", "http://x"),)
-    finding = only(step(1, "a"), step(2, "b", suspect=heard))
-    assert (finding.rule, finding.outcome, finding.subject) == ("QA013", "inconclusive", "step2")
-    assert "its first shard is another's (http://x)" in finding.message
 
 
 def test_what_hashes_confirm_is_not_said_twice() -> None:
@@ -161,36 +136,11 @@ def test_what_hashes_confirm_is_not_said_twice() -> None:
     assert [rule for rule, _ in mixed] == ["QA015"]
 
 
-def test_a_known_duplicate_that_was_mended_is_said_to_differ() -> None:
-    text = equal_report(("step1", "step3"), "they serve the same weights", "http://x")
-    finding = only(step(1, "a", suspect=(text,)), step(3, "b", suspect=(text,)))
-    assert (finding.rule, finding.level, finding.outcome) == ("QA014", "info", "pass")
-    assert finding.subject == "step1"
-    assert "the files of `step1` and `step3` differ" in finding.message
-
-
 def test_a_known_duplicate_that_still_is_one_is_said_once() -> None:
     text = equal_report(("step1", "step3"), "they serve the same weights")
     assert [r for r, _ in found(step(1, "a", suspect=(text,)), step(3, "a", suspect=(text,)))] == [
         "QA009"
     ]
-
-
-def test_a_duplicate_of_which_one_was_read_is_not_judged() -> None:
-    text = equal_report(("step1", "step3"), "they serve the same weights")
-    assert found(step(1, "a", suspect=(text,)), step(3, suspect=(text,))) == []
-
-
-def test_two_names_of_one_place_that_differ_are_said_to_differ() -> None:
-    text = equal_report(("i1-100B", "i1-101B"), None, one_place=True)
-    ends = [end(1, sha, tokens=n, notes=(text,)) for sha, n in (("a", 100), ("b", 101))]
-    assert only(*ends).rule == "QA014"
-
-
-def test_repositories_are_not_taken_for_each_other() -> None:
-    text = equal_report(("step1", "step3"), "why")
-    there = Checkpoint(Ref("o/other", "step3"), "other/step3", (WeightFile("w", 1, "b"),), "c")
-    assert found(step(1, "a", suspect=(text,)), there) == []
 
 
 # ------------------------------------------------------------------------- sentences that read back
@@ -213,12 +163,6 @@ def test_what_is_said_to_be_bad_is_read_as_that(text: str, source: str | None, s
     said = bad_report(text, source, some=some)
     assert is_bad_report(said)
     assert names_in_equal_report(said) == ()
-
-
-@pytest.mark.parametrize("text", ["", NO_WEIGHTS, "`a` is odd", "`a` and `b` differ"])
-def test_other_sentences_are_neither(text: str) -> None:
-    assert not is_bad_report(text)
-    assert names_in_equal_report(text) == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("abc")), max_size=12))

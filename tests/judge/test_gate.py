@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import date
 from typing import Any
 
 import pytest
@@ -11,15 +10,14 @@ from hypothesis import strategies as st
 from benchmarks.gate import false_alarms, flaps
 from qaudit.core import statistics
 from qaudit.errors import UsageError
-from qaudit.judge.gate import findings_of, gate
-from qaudit.judge.gate.checks import levels_of
+from qaudit.judge.gate.audits import Pair
+from qaudit.judge.gate.checks import Levels, answer, levels_of, mark_known
 from qaudit.judge.gate.questions import of_cell
-from qaudit.types import Ignore, Metric, Policy
+from qaudit.types import Metric, Policy
 from tests.support.gated import (
     PROTOCOL,
     SCHEMES,
     SOUP,
-    TODAY,
     A,
     B,
     check,
@@ -31,7 +29,6 @@ from tests.support.gated import (
 )
 
 GPTQ, RTN = SCHEMES
-LAST_DAY = TODAY
 
 
 def only(subject: str, **changes: Any) -> Policy:
@@ -127,6 +124,17 @@ def test_a_release_is_held_against_the_one_before(
     assert compared.interval == by_hand
 
 
+def test_whether_a_breach_grew_is_judged_at_the_level_that_does_not_pay_for_choosing() -> None:
+    asked, audit = only(A), held(0.056)
+    pair = Pair.of(audit, baseline(0.05, seed=5))
+    question = of_cell(asked.rules[0], audit, pair, (A, GPTQ))
+    sure = 1 - 1e-12
+    for levels, known in ((Levels(0.01, sure), False), (Levels(sure, 0.01), True)):
+        breach = answer(question, asked, levels)
+        assert breach.outcome == "fail"
+        assert mark_known(breach, question, pair, asked, levels).known == known
+
+
 def other(**changes: Any) -> Any:
     return replace(baseline(), protocol={**PROTOCOL, **changes})
 
@@ -165,26 +173,7 @@ def test_a_baseline_that_was_measured_otherwise_is_refused_by_what_differs(
     assert refused.value.hint
 
 
-# ----------------------------------------------------------------------- coverage and ignores
-
-
-def ignore(**changes: Any) -> Ignore:
-    return replace(Ignore("four-bit", "known to be fragile", LAST_DAY, line=5), **changes)
-
-
 # ----------------------------------------------------------------------- findings of a scan
-
-
-def test_findings_of_a_scan_carry_outcome_and_margin_and_leave_the_rest_to_the_gate() -> None:
-    regression = rule(name="regression", metric="loss_against_baseline")
-    nothing = rule(name="nothing", schemes=("awq-4bit",))
-    asked = policy(*only(A).rules, rule(name="w", level="warn", subjects=(B,)), regression, nothing)
-    found = findings_of(judged(asked, held({(A, GPTQ): 0.01, (B, GPTQ): 0.05})))
-    told = [(f.rule, f.level, f.subject, f.scheme, f.outcome, f.margin) for f in found]
-    assert told == [
-        ("QA001", "info", A, GPTQ, "pass", 0.02),
-        ("QA001", "warn", B, GPTQ, "fail", 0.02),
-    ]
 
 
 # ----------------------------------------------------------------------- what always holds
@@ -223,10 +212,3 @@ def test_judging_other_documents_turns_no_pass_into_a_breach() -> None:
     turned, by_estimate, _ = flaps(documents=40, error=0.021, trials=40, seed=12)
     assert turned <= 3  # of 320; each needs one judgement that is wrong at the simultaneous level
     assert by_estimate > 40
-
-
-def test_today_is_given_and_never_asked_of_a_clock() -> None:
-    asked = replace(only(A), ignores=(ignore(until=date(2000, 1, 1)),))
-    found = findings_of(gate(asked, held(0.05), today=date(1999, 12, 31)))
-    assert found[0].level == "info"
-    assert "(known to be fragile)" in found[0].message

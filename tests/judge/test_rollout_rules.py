@@ -37,20 +37,22 @@ def evidence(agreed: Any, end: float = 1.0, **changes: Any) -> RolloutEvidence:
 FULL = evidence(TOKENS, kl_sum=None)
 
 
-def audit(stream: RolloutEvidence) -> GateInput:
+def audit(stream: RolloutEvidence, full: RolloutEvidence) -> GateInput:
     """Return an audit in which one stream makes this of rollouts."""
     cells = measured({(A, GPTQ): 0.01}, levels={A: 3.0})
     return of(
         [
-            replace(m, evidence=replace(m.evidence, rollouts=FULL if m.scheme == "fp" else stream))
+            replace(m, evidence=replace(m.evidence, rollouts=full if m.scheme == "fp" else stream))
             for m in cells
         ]
     )
 
 
-def asked(stream: RolloutEvidence, metric: str, bound: float) -> Check:
+def asked(
+    stream: RolloutEvidence, metric: str, bound: float, full: RolloutEvidence = FULL
+) -> Check:
     rules = policy(rule(subjects=(A,), schemes=(GPTQ,), metric=metric, margin=bound))
-    return check(judged(rules, audit(stream)), A)
+    return check(judged(rules, audit(stream, full)), A)
 
 
 SPREAD = np.linspace(40, 80, PROMPTS)
@@ -123,15 +125,7 @@ def asked_score(
     stream: RolloutEvidence, bound: float, full: RolloutEvidence | None = None
 ) -> Check:
     full = full or marked(0.0, drawn_sum=np.zeros(PROMPTS * 20))
-    cells = measured({(A, GPTQ): 0.01}, levels={A: 3.0})
-    audit = of(
-        [
-            replace(m, evidence=replace(m.evidence, rollouts=full if m.scheme == "fp" else stream))
-            for m in cells
-        ]
-    )
-    rules = policy(rule(subjects=(A,), schemes=(GPTQ,), metric="expected_score_drop", margin=bound))
-    return check(judged(rules, audit), A)
+    return asked(stream, "expected_score_drop", bound, full)
 
 
 @pytest.mark.parametrize(("shift", "outcome"), [(0.0, "pass"), (0.3, "pass"), (-0.5, "fail")])

@@ -10,27 +10,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core import statistics
-from qaudit.diagnostics.positions import position_rows
+from qaudit.diagnostics.positions import judge
 from qaudit.judge.strata import largest, stratum_rows, worst_stratum
 from qaudit.judge.table import Measurements
-from qaudit.types import Evidence, Fidelity, Interval, Measurement, Positions, StratumRow, Subject
+from qaudit.types import (
+    Diagnostics,
+    Evidence,
+    Fidelity,
+    Interval,
+    Measurement,
+    Positions,
+    StratumRow,
+    Subject,
+)
 from tests.support import sample
 
 CELL = ("soup", "gptq-3bit")
 NAMES = ("web", "code", "web", "books")
 
 
-def grouped(names: tuple[str, ...] = NAMES, documents: int = 64, draws: int = 1) -> Measurements:
-    """Return the sample with strata, KL divergence and several draws of one cell."""
+def grouped(names: tuple[str, ...] = NAMES, documents: int = 64) -> Measurements:
+    """Return the sample with strata and KL divergence."""
     strata = tuple(names[k % len(names)] for k in range(documents))
     measured = [
         replace(m, evidence=with_kl(replace(m.evidence, strata=strata), seed))
         for seed, m in enumerate(sample.measurements(documents))
     ]
-    for m in [m for m in measured if (m.subject, m.scheme) == CELL]:
-        for k in range(1, draws):
-            evidence = replace(m.evidence, nll_sum=m.evidence.nll_sum * (1 + 0.01 * k))
-            measured.append(replace(m, evidence=evidence, calibration_seed=k))
     return Measurements.of(sample.series(), measured, 0.95)
 
 
@@ -170,7 +175,9 @@ def with_positions() -> tuple[Measurements, np.ndarray, np.ndarray, np.ndarray]:
 
 def test_a_bin_is_the_error_on_the_tokens_in_it() -> None:
     table, tokens, full, lost = with_positions()
-    *_, last = position_rows(table)
+    first, *_, last = judge(table, Diagnostics())[0].positions
+    assert (first.scheme, first.first, first.last) == ("fp", 0, 15)
+    assert first.relative_error is first.kl is None
     inside = tokens[:, 2] > 0
     assert (last.first, last.last, last.documents) == (64, 255, 8)
     assert last.tokens == tokens[:, 2].sum()
@@ -183,11 +190,6 @@ def test_a_bin_is_the_error_on_the_tokens_in_it() -> None:
     assert last.kl is not None and last.kl.estimate > 0
 
 
-def test_positions_of_full_precision_have_no_error() -> None:
-    first, *_ = position_rows(with_positions()[0])
-    assert (first.scheme, first.first, first.last) == ("fp", 0, 15)
-    assert first.relative_error is first.kl is None
-
-
 def test_evidence_without_positions_has_no_rows() -> None:
-    assert position_rows(Measurements.of(sample.series(), sample.measurements(), 0.95)) == ()
+    table = Measurements.of(sample.series(), sample.measurements(), 0.95)
+    assert judge(table, Diagnostics())[0].positions == ()

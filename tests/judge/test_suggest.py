@@ -67,11 +67,6 @@ def test_few_measurements_suggest_nothing_and_say_so() -> None:
     assert "5 checkpoints are measured; it takes 6" in text
 
 
-def test_a_series_that_is_all_measured_has_nothing_left() -> None:
-    every = measured(range(24))
-    assert "every checkpoint" in suggest(every, series(), "rtn-3bit").reason
-
-
 def test_a_name_without_a_place_does_not_move_the_others() -> None:
     main = checkpoint(0, label="main", step=None, tokens=None)
     found = suggest(measured(range(0, 24, 3)), [*series(), main], "rtn-3bit")

@@ -18,9 +18,7 @@ from qaudit.judge.choose import (
     ClassChoice,
     Objective,
     choices,
-    classes_of,
     parse_objective,
-    preferred_verdict,
 )
 from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.table import Measurements
@@ -40,7 +38,6 @@ from qaudit.types import (
     Subject,
     Verdict,
 )
-from tests.support import sample
 from tests.support.measured import measurement
 
 Losses = dict[tuple[str, str], float]
@@ -66,7 +63,7 @@ def measured(losses: Losses, *, seed: int = 0, noise: float = 0.01) -> list[Meas
 def shipped(
     table: Measurements, objective: Objective = LOSS, classes: tuple[str, ...] = ()
 ) -> list[ClassVerdict]:
-    return [preferred_verdict(table, choice) for choice in choices(table, objective, classes)]
+    return list(GateInput(table, objective=objective, bits=classes).choices)
 
 
 def table_of(rows: list[Measurement]) -> Measurements:
@@ -114,21 +111,9 @@ def test_a_bit_class_is_that_of_the_codes(
     assert (known.class_at(bits), known.calibrates) == (expected, calibrates)
 
 
-def test_a_type_of_five_bits_does_not_win_four() -> None:
-    rows = measured({("a", "gguf-q4_k"): 2.0, ("a", "rtn-4bit"): 2.1})
-    rows[0] = replace(rows[0], bits_per_weight=5.5, bit_class="5")
-    ships = {one.bit_class: one.scheme for one in shipped(table_of(rows))}
-    assert ships == {"5": "gguf-q4_k", "4": "rtn-4bit"}
-
-
 def test_classes_with_activations_stand_behind_those_of_weights_alone() -> None:
     names = ["w4a4", "3", "4kv8", "w8a8", "4", "8", "w4a8"]
     assert sorted(names, key=most_bits_first) == ["8", "w8a8", "4", "4kv8", "w4a4", "w4a8", "3"]
-
-
-def test_classes_have_the_most_bits_first() -> None:
-    rows = measured({("a", scheme): 2.0 for scheme in reversed(SCHEMES)})
-    assert classes_of(table_of(rows)) == ("8", "4", "3")
 
 
 # ------------------------------------------------------------------------------- the choice
@@ -229,12 +214,6 @@ def test_a_contender_of_another_subject_does_not_ship_for_its_bits() -> None:
     assert {m.subject for m in choice.preferred} == {choice.leader.subject}
 
 
-def test_what_is_shown_to_be_worse_does_not_count() -> None:
-    losses = {("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02, ("a", "rtn-4bit"): 2.5}
-    choice = only_choice(measured(losses))
-    assert (choice.at_once, choice.contenders) == (1, ())
-
-
 def test_under_ten_documents_the_leader_ships_and_all_candidates_count() -> None:
     losses = {("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02, ("a", "rtn-4bit"): 2.5}
     rows = [replace(m, evidence=of_first(m.evidence, 9)) for m in measured(losses)]
@@ -252,21 +231,6 @@ def test_other_objectives_count_all_candidates(objective: Objective) -> None:
     rows = [m if m.scheme == "fp" else with_divergence(m, 0.01) for m in measured(losses)]
     of_class = 3 if objective.kind == "kl" else 5  # full precision is a candidate by bits
     assert only_choice(rows, objective).at_once == of_class
-
-
-def test_means_that_a_search_tried_count() -> None:
-    rows = measured({("a", "gptq-4bit"): 2.0, ("b", "gptq-4bit"): 2.5})
-    (choice,) = choices(table_of(rows), searched={"a": 7})
-    assert choice.at_once == 7
-    (other,) = choices(table_of(rows), searched={"b": 7})
-    assert other.at_once == 1
-
-
-def test_classes_do_not_pay_for_each_other() -> None:
-    alone, _ = gated(of_errors({"gptq-4bit": 0.01}))
-    both, _ = gated(of_errors({"gptq-4bit": 0.01, "bnb-int8": 0.001}))
-    intervals = [next(c.interval for c in g.checks if c.name == "four-bit") for g in (alone, both)]
-    assert intervals[0] == intervals[1]
 
 
 def test_the_upper_end_reaches_as_far_as_a_quarter_of_the_contenders_do() -> None:
@@ -348,13 +312,6 @@ def test_without_divergences_nothing_is_chosen_by_them() -> None:
     assert only.subject is None
 
 
-def test_the_sample_has_one_line_for_each_class() -> None:
-    table = Measurements.of(sample.series(), sample.measurements(), 0.95)
-    assert [(one.bit_class, one.scheme) for one in shipped(table)] == [
-        ("8", "bnb-int8"), ("4", "gptq-4bit"), ("3", "gptq-3bit"),
-    ]  # fmt: skip
-
-
 # ------------------------------------------------------------------------------- under a policy
 
 
@@ -363,12 +320,6 @@ def gated(
 ) -> tuple[Gate, Verdict]:
     answer = gate(policy or preset("release"), GateInput(table_of(rows), bits=bits), today=TODAY)
     return answer, verdict_of(answer, "loss")
-
-
-def of_errors(errors: dict[str, float], subject: str = "a") -> list[Measurement]:
-    """Return one subject whose schemes add these parts to its loss."""
-    losses = {(subject, q): 2.0 * (1 + error) for q, error in {"fp": 0.0, **errors}.items()}
-    return measured(losses, noise=0.001)
 
 
 LEVELS = st.sampled_from(["error", "warn", "off"])

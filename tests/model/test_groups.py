@@ -77,6 +77,8 @@ def test_groups_and_folds_of_a_family(family: str, dtype: torch.dtype, tmp_path:
         found = {group.name: group.fold_C is not None for group in block.groups}
         assert list(found.items()) == list(FOUND[family].items())  # in order of execution
         assert block.notes == ()
+        if family == "llama":  # attention and the MLP read norms
+            assert [group.fold_is_norm for group in block.groups] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(

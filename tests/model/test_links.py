@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ModelError
 from qaudit.model.beside import WideRows, beside, leave
-from qaudit.model.blocks import BlockModel
 from qaudit.model.structure import Fold, all_numbers, true_folds
-from qaudit.model.tape import Arguments, Carried, Form, Links, Returned, Store, form_of
+from qaudit.model.tape import Arguments, Carried, Form, Links, Store, form_of, returned
 from qaudit.planning.sizes import Sizes, beside_notes, with_beside
 from tests.support import tiny
 from tests.support.filled import filled
+from tests.support.passes import opened
 
 STORE = {"later": frozenset({"store0"}), "after": {"store": Store("store0", UserDict)}}
 
@@ -76,7 +75,7 @@ def test_what_a_block_returns_waits_until_no_later_block_reads_it() -> None:
         def forward(self, hidden_BTD: Tensor) -> tuple[Tensor, Tensor, None, int]:
             return hidden_BTD, hidden_BTD.argmax(-1), None, 7
 
-    names = [Returned(0, place).name for place in (1, 2, 3)]
+    names = [returned(0, place).name for place in (1, 2, 3)]
     out_BTD = Arguments(later=frozenset(names[:2])).call(Returns(), torch.ones(1, 2, 4))
     assert beside(out_BTD).keys() == set(names[:2])
     taken: list[Any] = []
@@ -115,7 +114,7 @@ def test_in_float32_what_is_beside_hidden_states_is_too() -> None:
 
 def test_links_are_told_from_what_all_batches_share() -> None:
     mask, store = torch.ones(2), UserDict[str, Tensor]()
-    same = {"mask": mask, "store": store, "kinds": {"full": mask}, "state": Returned(0, 1)}
+    same = {"mask": mask, "store": store, "kinds": {"full": mask}, "state": returned(0, 1)}
     links = links_of(
         {**same, "own": torch.ones(2)},
         {**same, "own": torch.zeros(2)},
@@ -221,10 +220,7 @@ def test_what_is_beside_hidden_states_is_cut_as_windows_are(dtype: torch.dtype) 
 
 @torch.no_grad()
 def test_a_block_of_a_model_gives_the_same_again(tmp_path: Path) -> None:
-    folder = tiny.make(tmp_path, "gemma4_text")
-    model = BlockModel(
-        folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
-    )
+    model = opened(tiny.make(tmp_path, "gemma4_text"))
     hidden_BTD = model.embed(tiny.tokens(2, 20))
     for block in filled(model.blocks()):
         before = {name: tensor.clone() for name, tensor in beside(hidden_BTD).items()}
@@ -244,9 +240,7 @@ SHARING = ["gemma3n_text", "gemma4_text"]
 @pytest.mark.parametrize("family", SHARING)
 def test_a_plan_knows_what_waits_beside_hidden_states(family: str, tmp_path: Path) -> None:
     folder = tiny.make(tmp_path, family)
-    model = BlockModel(
-        folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
-    )
+    model = opened(folder)
     planned = with_beside(Sizes.read(folder), read_configuration(folder))
     hidden_BTD = model.embed(tiny.tokens(2, 20))
     given = sum(tensor.numel() for tensor in beside(hidden_BTD).values())

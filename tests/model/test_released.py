@@ -17,7 +17,7 @@ from qaudit.model.blocks import BlockModel
 from qaudit.model.proven import STREAMABLE
 from qaudit.model.routes import MergedWeights, Weights
 from qaudit.planning.sizes import Sizes
-from tests.support import released, tiny
+from tests.support import passes, released, tiny
 
 TOKENS = torch.arange(3, 51).reshape(2, 24)
 
@@ -57,8 +57,9 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f
 def test_logits_are_those_of_the_library(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     released.save(tmp_path, family)
     assert Sizes.read(tmp_path).blocks == 2  # Apertus has tensors of no dimension
-    model = BlockModel(tmp_path, WeightFolder(tmp_path), dtype=dtype, device=torch.device("cpu"))
-    assert torch.equal(logits(model), plain_logits(tmp_path, family, dtype))
+    assert torch.equal(
+        logits(passes.opened(tmp_path, dtype)), plain_logits(tmp_path, family, dtype)
+    )
 
 
 @BOTH
@@ -67,7 +68,7 @@ def test_logits_of_batches_of_two_shapes_are_those_of_the_library(
     family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     folder = tiny.make(tmp_path, family)
-    model = BlockModel(folder, WeightFolder(folder), dtype=dtype, device=torch.device("cpu"))
+    model = passes.opened(folder, dtype)
     whole = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     batches = [tiny.tokens(2, 48), tiny.tokens(1, 37, seed=1)]
     hidden = [model.embed(tokens_BT) for tokens_BT in batches]

@@ -19,6 +19,7 @@ from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Route
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tally import Tally
+from qaudit.engine.tasks import Machine
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError, QauditError, SourceError
 from qaudit.model.blocks import BlockModel
@@ -61,17 +62,10 @@ def refusal(folder: Path, **leave: bool) -> QauditError:
 def run(folder: Path, tmp_path: Path, schemes: str = "rtn-4bit:group=32") -> dict[str, Tally]:
     windows = [Window(0, TOKENS_T.numpy().astype(np.int32))]
     feed = Feed(make_batches(windows, 24), make_batches(windows, 24))
-    route = Route(folder, WeightFolder(folder), torch.float32, CPU, trust_remote_code=True)
+    machine = Machine(CPU, torch.float32, 0, trust_remote_code=True)
+    route = Route(folder, WeightFolder(folder), machine)
     with HiddenStates(tmp_path, 10**9, CPU) as streams:
-        return dict(
-            route.follow(
-                feed,
-                parse_schemes([schemes]),
-                streams,
-                lambda done, total, what: None,
-                lambda scheme, linears, quantized: None,
-            )
-        )
+        return dict(route.follow(feed, parse_schemes([schemes]), streams, lambda *_: None))
 
 
 # ----------------------------------------------------------------------------------- permission
@@ -139,16 +133,6 @@ def test_code_from_anywhere_but_beside_the_weights_is_refused(
 
 
 # -------------------------------------------------------------------------------- which commit
-
-
-def test_each_commit_runs_its_own_code(tmp_path: Path, mark: Path) -> None:
-    one, other = (tmp_path / commit / "model" for commit in ("a" * 40, "b" * 40))
-    tensors = own_code.make(one, mark, name="one", factor=1.0)
-    own_code.make(other, mark, name="other", factor=3.0)  # the same names everywhere
-    expected = own_code.logits(tensors, TOKENS_T)
-    for folder, factor in ((one, 1), (other, 3), (one, 1)):
-        model = load(folder, trust_remote_code=True)
-        torch.testing.assert_close(logits(model), factor * expected)
 
 
 def test_a_module_that_only_imports_another_is_told_apart(tmp_path: Path, mark: Path) -> None:

@@ -11,14 +11,13 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.activations import by_group
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_scheme
-from qaudit.core.rotation import fused, rotate, rotate_blocks, rotated, rotation
+from qaudit.core.rotation import fused, rotate, rotated, rotation
 from qaudit.model.blocks import BlockModel
-from tests.support import tiny
+from tests.support import passes, tiny
 
-CPU = torch.device("cpu")
 # gemma2, olmo2: norms behind sublayers; gpt2: tied, transposed matrices; phi: parallel sublayers;
 # llama: pre-norm; phi3: q, k and v in one matrix; qwen3: norms of heads; starcoder2: LayerNorm.
 FAMILIES = ["llama", "olmo2", "gemma2", "gpt2", "phi", "phi3", "qwen2", "qwen3", "starcoder2"]
@@ -26,7 +25,7 @@ RESIDUAL = {"llama", "phi3", "qwen2", "qwen3"}
 
 
 def opened(folder: Path) -> BlockModel:
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
+    model: BlockModel = passes.opened(folder)
     model.prove_rotations()
     return model
 
@@ -44,7 +43,7 @@ def in_front(linears: Linears) -> Quantized:
 
 
 def by_blocks(linears: Linears) -> Quantized:
-    turn = partial(rotate_blocks, size=16)
+    turn = partial(by_group, size=16, change=rotate)
     return Quantized({name: turn(one) for name, one in linears.weights.items()}, 0, inputs=turn)
 
 

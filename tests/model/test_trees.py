@@ -13,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.batches import ItemBatch, make_item_batches
-from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.items.tokens import PADDED, ItemText
 from qaudit.model.blocks import BlockModel
 from qaudit.model.proven import BRANCHING, STREAMABLE, reads_trees
 from qaudit.types import FULL_PRECISION, Item, Window
 from tests.support import released, tiny
+from tests.support.passes import opened, tallies_of
 
 CPU = torch.device("cpu")
 WHOLE: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}}
@@ -41,10 +39,8 @@ def windows() -> list[Window]:
 
 
 def option_losses(folder: Path, tmp_path: Path) -> np.ndarray:
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-    with HiddenStates(tmp_path / "spill", 10**9, CPU) as states:
-        feed = Feed((), (), items=(windows(),))
-        options = run_blocks(model, feed, [], states)[FULL_PRECISION].options
+    feed = Feed((), (), items=(windows(),))
+    options = tallies_of(folder, [], tmp_path / "spill", feed)[FULL_PRECISION].options
     assert options is not None
     return options[0]
 
@@ -54,8 +50,7 @@ def test_a_tree_gives_the_losses_of_its_sequences(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny.make(tmp_path / "model", family, **WHOLE.get(family, {}))
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-    assert model.takes_branches(80)
+    assert opened(folder).takes_branches(80)
     assert reads_trees(read_configuration(folder))
     trees = option_losses(folder, tmp_path)
     monkeypatch.setattr(BlockModel, "takes_branches", lambda *_: False)
@@ -70,8 +65,7 @@ def test_a_family_that_sees_a_part_or_has_no_positions_reads_no_trees(
 ) -> None:
     is_plain = family in tiny.FAMILIES
     folder = tiny.make(tmp_path, family) if is_plain else released.save(tmp_path, family)
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-    assert not model.takes_branches(80)
+    assert not opened(folder).takes_branches(80)
     assert not reads_trees(read_configuration(tmp_path))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import Run
-from tests.support.runtimes import REAL, place_with, verified
+from tests.support.runtimes import REAL, place_with, snippet_of_export, verified
 
 pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("without_pictures")]
 
@@ -39,3 +39,19 @@ def test_files_run_as_audited(
     # The same products in bfloat16, of the same weights, in batches of another shape.
     assert abs(run["difference"]) < 5e-4
     assert run["kl_running"] == pytest.approx(run["kl_audited"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("form", "scheme"), [("gptq", "gptq-4bit:group=32"), ("awq", "rtn-4bit:group=32:sym=false")]
+)
+def test_the_snippet_of_the_card_runs(
+    qaudit: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
+    scheme: str,
+) -> None:
+    monkeypatch.chdir(place_with(tmp_path))
+    exec(snippet_of_export(qaudit, form, scheme), {})
+    assert "quick brown fox" in capsys.readouterr().out

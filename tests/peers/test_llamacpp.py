@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -34,7 +35,7 @@ from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.errors import UsageError
-from qaudit.formats.gguf import base as gguf_base
+from qaudit.formats.gguf import reading as gguf_base
 from qaudit.formats.gguf.header import read_header
 from qaudit.formats.gguf.reading import GgufFile
 from qaudit.formats.weights import must_match
@@ -47,7 +48,7 @@ from tests.support.converter import TOKENS, Converter
 from tests.support.converter import TYPES as MODEL_TYPES
 from tests.support.converter import make as make_converted
 from tests.support.gguf import HASHES, importance, permuted, rewrite, weight, write_gguf
-from tests.support.runtimes import REAL, place_with, verified
+from tests.support.runtimes import REAL, place_with, snippet_of_export, verified
 from tests.support.tiny import make
 
 pytestmark = pytest.mark.peers
@@ -368,13 +369,42 @@ def test_the_text_of_a_wrapper_is_what_llama_cpp_computes(tmp_path: Path) -> Non
     assert np.abs(logits - plain).max() <= 1e-3 * np.abs(plain).max()
 
 
-@pytest.mark.parametrize("scheme", ["gguf-q8_0", "gguf-q4_k"])
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shape"),
+    [
+        pytest.param("gguf-q8_0", REAL, id="q8_0-135M"),
+        pytest.param("gguf-q4_k", REAL, id="q4_k-135M"),
+        pytest.param("gguf-mix:budget=5.5", WIDE, id="mix"),
+    ],
+)
 @pytest.mark.usefixtures("without_pictures")
-def test_verify_runs_an_exported_file_of_135m(
-    qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+def test_verify_runs_an_exported_file(
+    qaudit: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: str,
+    shape: dict[str, object],
 ) -> None:
     """Rows of 576 columns do not divide by 256, so that `q4_k` falls back."""
-    monkeypatch.chdir(place_with(tmp_path, **REAL))
+    monkeypatch.chdir(place_with(tmp_path, **shape))
     run = verified(qaudit, "gguf", scheme)
     assert run["runtime"].startswith("xllamacpp")
     assert abs(run["difference"]) < 0.02  # it rounds activations to 8 bits
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_command_of_the_card_names_a_file_that_llama_cpp_reads(
+    qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`llama-completion` is in no wheel; compiled from llama.cpp's source, it ran this command."""
+    monkeypatch.chdir(place_with(tmp_path))
+    code = snippet_of_export(qaudit, "gguf", "rtn-4bit:group=32")
+    prompt, command, _, file, *options = shlex.split(code)
+    assert [prompt, command] == ["$", "llama-completion"]
+    assert options == ["-p", "The quick brown fox", "-n", "64", "-no-cnv"]
+    from tests.support.llamacpp import logits_in_a_child
+
+    assert logits_in_a_child(Path(file), [1, 2, 3]) is not None

@@ -18,7 +18,7 @@ from qaudit.core.registry import parse_scheme
 from qaudit.errors import QauditError
 from qaudit.export.choice import of_target
 from qaudit.export.folder import export_quantized
-from qaudit.formats.registry import format_named
+from qaudit.formats.packing import format_named
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT
 from tests.support.cli import Run
@@ -26,7 +26,7 @@ from tests.support.damage import ODD
 from tests.support.filled import filled
 from tests.support.models import save_model, save_tokenizer, write_documents
 from tests.support.quantized import write
-from tests.support.runtimes import REAL, place_with, verified
+from tests.support.runtimes import REAL, place_with, snippet_of_export, verified
 
 pytestmark = pytest.mark.peers
 
@@ -250,3 +250,14 @@ def test_verify_runs_an_exported_folder(
     run = verified(qaudit, "mlx", f"gptq-4bit:group={64 if shape else 32}")
     assert run["runtime"].startswith("mlx-lm 0.32")
     assert abs(run["difference"]) < 1e-3
+
+
+def test_the_snippet_of_the_card_runs(
+    qaudit: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(place_with(tmp_path))
+    exec(snippet_of_export(qaudit, "mlx", "gptq-4bit:group=32"), {})
+    assert capsys.readouterr().out.strip()

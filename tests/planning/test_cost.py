@@ -325,7 +325,4 @@ def test_what_is_not_kept_within_itself_is_said(rounds: int, diagnose: str, reas
     works = [each.work((), 2) for each in parse_diagnostics([diagnose])]
     (note,) = begins_again_notes(rounds, works)
     assert note == f"a subject that is interrupted begins again, because {reason}"
-
-
-def test_nothing_is_said_of_a_plain_plan() -> None:
     assert begins_again_notes(1, []) == ()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -17,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.errors import MachineError, UsageError
+from qaudit.errors import UsageError
 from qaudit.hub.names import HubFile
 from qaudit.planning import pin
 from qaudit.saved.parts import digest_of, write_plan
@@ -121,41 +118,6 @@ def test_a_lock_that_lacks_what_a_later_version_added_was_not_edited(written: Pa
     assert pin.read_lock(written) == (RECIPE, resolved(shipped=()))
 
 
-def test_a_lock_is_read_without_torch_and_without_the_client_of_the_hub(written: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-from qaudit.planning.pin import read_lock
-read_lock(Path(sys.argv[1]))
-heavy = {"torch", "transformers", "huggingface_hub", "httpx2"}
-print(sorted(heavy & set(sys.modules)))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, written], capture_output=True, text=True, check=False
-    )
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
-
-
-def test_a_plan_is_a_lock_and_is_there_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    plan = replace(EMPTY, recipe=RECIPE, subjects=resolved().subjects)
-    write_plan(plan, RECIPE, resolved(), None, out)
-    before = (out / "plan.json").read_bytes()
-    assert pin.read_lock(out / "plan.json") == (RECIPE, resolved())
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    other = resolved(notes=("other",))
-    with pytest.raises(MachineError, match="no space left"):
-        write_plan(plan, RECIPE, other, None, out)
-    assert (out / "plan.json").read_bytes() == before
-    assert sorted(path.name for path in out.iterdir()) == ["parts", "plan.json"]
-
-
 def test_only_what_chooses_makes_a_lock_stale() -> None:
     assert pin.same_choice(RECIPE, replace(RECIPE, schemes=("rtn-3bit",), device="cpu", context=7))
     chosen: dict[str, Any] = {"targets": ("org/name", "org/other"), "checkpoints": ("step1",)}
@@ -176,9 +138,6 @@ def test_names_that_stand_elsewhere_now_are_named_with_both_commits() -> None:
     text = replace(before.texts[0], commit=40 * "8")
     (said,) = pin.moved(before, replace(before, texts=(text,)))
     assert "`hf://datasets/a/b/c.txt` is at 8888888888 now" in said
-
-
-def test_many_moves_are_counted() -> None:
     many = tuple(checkpoint(f"step{k}") for k in range(9))
     moved = tuple(replace(c, commit=40 * "9") for c in many)
     said = pin.moved(resolved(checkpoints=many), resolved(checkpoints=moved))
@@ -214,13 +173,8 @@ def test_a_truncated_lock_is_refused(written: Path, share: float) -> None:
 @pytest.mark.parametrize("text", ["{}", "[]", "3", "null", '{"schema": "1", "qaudit": "1"}'])
 def test_a_foreign_file_is_refused(written: Path, text: str) -> None:
     written.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match="is not a plan of qaudit"):
+    with pytest.raises(UsageError, match=r"is not (a plan of qaudit|an object)"):
         pin.read_lock(written)
-
-
-def test_a_lock_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no plan"):
-        pin.read_lock(tmp_path / "plan.json")
 
 
 def test_a_lock_from_the_future_is_refused_with_the_version_to_install(written: Path) -> None:
@@ -251,90 +205,51 @@ def test_any_lock_is_read_or_refused_in_words(whole_lock: str, data: st.DataObje
             pin.read_lock(path)
 
 
-OUTSIDE = [
-    "../x",
-    "/etc/passwd",
-    "a/../../x",
-    "a//b",
-    ".",
-    "",
-    "a\\..\\b",
-    "a\nb",
-    "a\0b",
-    1001 * "x",
-]
+OUTSIDE = (
+    "../x", "/etc/passwd", "a/../../x", "a//b", ".", "a\\..\\b", "a\nb", "a\0b", 1001 * "x",
+)  # fmt: skip
+REPOS = ("..", "../..", "a/..", "/a", "a/b/c", "a", "a/b\n", "a\\b/c", "")
+COMMITS = ("main", 39 * "a", 41 * "a", 40 * "g", 40 * "A", "", "../" * 13)
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize(
-    "keys",
+    ("keys", "values", "words"),
     [
-        ("resolved", "checkpoints", 0, "files", 0, "name"),
-        ("resolved", "checkpoints", 0, "ref", "subfolder"),
-        ("resolved", "texts", 0, "path"),
-    ],
-    ids=["file", "folder", "text"],
-)
-def test_a_name_that_leads_outside_is_refused(written: Path, keys: Any, name: str) -> None:
-    if keys[-1] == "subfolder" and not name:
-        return  # no sub-folder at all
-    with pytest.raises(UsageError, match=r"leads? outside"):  # the path has the name of this test
-        pin.read_lock(edited(written, *keys, value=name))
-
-
-@pytest.mark.parametrize("repo", ["..", "../..", "a/..", "/a", "a/b/c", "a", "a/b\n", "a\\b/c", ""])
-@pytest.mark.parametrize(
-    "keys",
-    [("resolved", "checkpoints", 1, "ref", "location"), ("resolved", "texts", 0, "repo")],
-    ids=["model", "text"],
-)
-def test_a_repository_that_cannot_be_one_is_refused(written: Path, keys: Any, repo: str) -> None:
-    with pytest.raises(UsageError, match="no repository"):
-        pin.read_lock(edited(written, *keys, value=repo))
-
-
-@pytest.mark.parametrize("commit", ["main", 39 * "a", 41 * "a", 40 * "g", 40 * "A", "", "../" * 13])
-@pytest.mark.parametrize(
-    "keys",
-    [("resolved", "checkpoints", 1, "commit"), ("resolved", "texts", 0, "commit")],
-    ids=["model", "text"],
-)
-def test_a_commit_that_is_not_whole_is_refused(written: Path, keys: Any, commit: str) -> None:
-    with pytest.raises(UsageError, match="no full commit hash"):
-        pin.read_lock(edited(written, *keys, value=commit))
-
-
-@pytest.mark.parametrize(
-    ("keys", "value"),
-    [
-        (("resolved", "checkpoints", 0, "files", 0, "sha256"), "git:../x"),
-        (("resolved", "checkpoints", 0, "files", 0, "sha256"), "abc"),
-        (("resolved", "checkpoints", 0, "files", 0, "nbytes"), -1),
-        (("resolved", "checkpoints", 0, "files", 0, "nbytes"), "many"),
-        (("resolved", "checkpoints", 0, "files"), []),
-        (("resolved", "checkpoints", 0), None),
-        (("resolved", "checkpoints"), {}),
-        (("resolved", "texts", 0, "sha256"), "abc"),
-        (("resolved", "texts", 0, "nbytes"), -1),
-        (("resolved", "subjects"), []),
-        (("resolved", "subjects", 0, "members", 0, 1), 0.5),
-        (("resolved", "subjects", 1, "members", 0, 1), None),
-        (("resolved", "subjects", 1, "members", 0, 0, "commit"), "main"),
-        (("resolved", "subjects", 1, "label"), "step1"),
-        (("resolved", "subjects", 1, "merge"), "magic"),
-        (("requested", "context"), -5),
-        (("requested", "targets"), []),
-        (("requested",), None),
-        (("resolved", "notes"), "no list"),
-        (("resolved", "findings", 0, "level"), "splendid"),
-        (("schema",), None),
-        (("schema",), "one"),
+        (("resolved", "checkpoints", 0, "files", 0, "name"), (*OUTSIDE, ""), "lead outside"),
+        (("resolved", "checkpoints", 0, "ref", "subfolder"), OUTSIDE, "leads outside"),
+        (("resolved", "texts", 0, "path"), (*OUTSIDE, ""), "lead outside"),
+        (("resolved", "checkpoints", 1, "ref", "location"), REPOS, "no repository"),
+        (("resolved", "texts", 0, "repo"), REPOS, "no repository"),
+        (("resolved", "checkpoints", 1, "commit"), COMMITS, "no full commit hash"),
+        (("resolved", "texts", 0, "commit"), COMMITS, "no full commit hash"),
+        (("resolved", "checkpoints", 0, "files", 0, "sha256"), ("git:../x", "abc"), "a hash or"),
+        (("resolved", "checkpoints", 0, "files", 0, "nbytes"), (-1, "many"), "size|number"),
+        (("resolved", "checkpoints", 0, "files"), ([],), "has no files"),
+        (("resolved", "checkpoints", 0), (None,), "not an object"),
+        (("resolved", "checkpoints"), ({},), "not a list"),
+        (("resolved", "texts", 0, "sha256"), ("abc",), "a hash or"),
+        (("resolved", "texts", 0, "nbytes"), (-1,), "a size"),
+        (("resolved", "subjects"), ([],), "are none"),
+        (("resolved", "subjects", 0, "members", 0, 1), (0.5,), "is not one checkpoint"),
+        (("resolved", "subjects", 1, "members", 0, 1), (None,), "not a number"),
+        (("resolved", "subjects", 1, "members", 0, 0, "commit"), ("main",), "no full commit hash"),
+        (("resolved", "subjects", 1, "label"), ("step1",), "a label twice"),
+        (("resolved", "subjects", 1, "merge"), ("magic",), "magic"),
+        (("requested", "context"), (-5,), "context"),
+        (("requested", "targets"), ([],), "targets"),
+        (("requested",), (None,), "not an object"),
+        (("resolved", "notes"), ("no list",), "not a list"),
+        (("resolved", "findings", 0, "level"), ("splendid",), "level"),
+        (("schema",), (None, "one"), "unknown schema"),
     ],
 )
-def test_a_lock_edited_by_hand_is_refused_by_name(written: Path, keys: Any, value: Any) -> None:
-    with pytest.raises(UsageError, match=r"plan\.json") as refusal:
-        pin.read_lock(edited(written, *keys, value=value))
-    assert refusal.value.hint
+def test_a_lock_edited_by_hand_is_refused_by_name(
+    written: Path, keys: Any, values: tuple[Any, ...], words: str
+) -> None:
+    for value in values:
+        with pytest.raises(UsageError, match=rf"(?s)plan\.json.*({words})") as refusal:
+            pin.read_lock(edited(written, *keys, value=value))
+        assert refusal.value.hint
 
 
 def test_what_a_lock_says_of_a_folder_on_this_machine_may_lie_anywhere(written: Path) -> None:

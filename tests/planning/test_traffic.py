@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.checkpoints.stamps import hub_cache
-from qaudit.downloads.downloads import Contents
-from qaudit.downloads.traffic import default_budget, price_traffic
+from qaudit.downloads.schedule import default_budget, price_traffic
 from qaudit.errors import MachineError
 from qaudit.host import free_disk_nbytes
 from qaudit.recipe.table import parse_nbytes
@@ -61,8 +59,7 @@ def priced(
 ) -> Traffic:
     files = [TextFile("hf://x", "a/b", 40 * "a", f"none-{texts}.txt", texts, 64 * "a")]
     hub: Any = SimpleNamespace(fetcher=Cache(missing))
-    contents = Contents(hub, subjects, record)
-    return price_traffic(contents, subjects, files if texts else [], budget, free)
+    return price_traffic(hub, subjects, files if texts else [], budget, free, record)
 
 
 SERIES = alone(*(checkpoint(f"step{k}") for k in range(12)))
@@ -178,17 +175,6 @@ def test_a_soup_of_two_or_one_that_is_alone_is_refused_without_smaller_ones() ->
     assert refusal([pair], 40 * GB, 500 * GB).hint.endswith("are free")
 
 
-def test_what_is_proposed_is_accepted() -> None:
-    subjects = [*SERIES, soup("ends", *ENDS)]
-    error = refusal(subjects, 60 * GB, 500 * GB)
-    proposed = re.search(r"disk_budget=(\w+)`", error.hint)
-    assert proposed is not None
-    larger = priced(subjects, parse_nbytes(proposed[1]), 500 * GB)
-    assert larger.nbytes_disk_peak <= parse_nbytes(proposed[1])
-    priced(SERIES, 60 * GB, 500 * GB)  # without the soup
-    priced([*SERIES, soup("two", *ENDS[:2])], 60 * GB, 500 * GB)
-
-
 def test_a_disk_that_is_too_small_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", "/cache")
     error = refusal(SERIES, None, 20 * GB)
@@ -230,3 +216,12 @@ def test_what_is_accepted_stays_within_the_budget_and_what_is_refused_cannot(
         assert traffic.nbytes_to_fetch >= sum(
             {c.label: c.nbytes for m in members for c in m}.values()
         )
+
+
+def test_what_an_interrupted_run_had_begun_is_not_priced_again(tmp_path: Path) -> None:
+    record = tmp_path / "fetched.json"
+    record.write_text(json.dumps([SERIES[0].content]), encoding="utf-8")
+    whole = SERIES[0].first.nbytes
+    traffic = priced(SERIES[:1], None, 100 * GB, record=record, step0=whole // 4)
+    assert traffic.nbytes_to_fetch == whole // 4
+    assert traffic.nbytes_disk_peak == whole

@@ -217,12 +217,6 @@ def test_the_example_in_the_recipes_page_is_a_recipe(tmp_path: Path) -> None:
     assert select(recipe, series(recipe.targets[0]))
 
 
-def test_an_option_goes_before_a_shipped_recipe_s_key() -> None:
-    recipe = recipe_of(targets=["recipes/olmo2-7b.yaml"], checkpoints=["main"], soups=[])
-    assert recipe.checkpoints == ("main",)
-    assert recipe.targets == ("allenai/OLMo-2-1124-7B",)
-
-
 def test_recipes_are_listed_as_they_are_given_to_scan() -> None:
     lines = listing("recipes").splitlines()
     assert [line.split()[0] for line in lines] == list(shipped_recipes())

@@ -61,25 +61,27 @@ def numbers(*entries: str) -> list[int | None]:
 # --------------------------------------------------------------------------------------- ranges
 
 
+OFF = steps("s", [0, 90, 151, 160, 240, 1000])
+FAR = steps("s", [999_999, 1_000_000, 1_200_000])
+TWICE = (*steps("s", [100]), checkpoint("main", stage="s", step=200), *steps("s", [200]))
+
+
 @pytest.mark.parametrize(
-    ("entry", "expected"),
+    ("entry", "expected", "series"),
     [
-        ("stage1@3k..5000", [3000, 4000, 5000]),  # both its ends
-        ("stage1@100k..900k/50k", [*range(100_000, 900_001, 50_000)]),
-        ("stage1@800k../50k", [800_000, 850_000, 900_000, 928_646]),  # an open end keeps the end
-        ("stage1@..2k", [150, 1000, 2000]),
-        ("stage1@../400k", [400_000, 800_000, 928_646]),
-        ("stage1@0../400k", [150, 400_000, 800_000, 928_646]),  # zero is a multiple if written
+        ("stage1@3k..5000", [3000, 4000, 5000], RUN),  # both its ends
+        ("stage1@100k..900k/50k", [*range(100_000, 900_001, 50_000)], RUN),
+        ("stage1@800k../50k", [800_000, 850_000, 900_000, 928_646], RUN),  # an open end keeps it
+        ("stage1@..2k", [150, 1000, 2000], RUN),
+        ("stage1@../400k", [400_000, 800_000, 928_646], RUN),
+        ("stage1@0../400k", [150, 400_000, 800_000, 928_646], RUN),  # zero is a multiple if written
+        ("s@0..1000/100", [0, 90, 160, 240, 1000], OFF),  # the nearest to each multiple
+        ("s@1M", [1_000_000], FAR),
+        ("@1.1m..", [1_200_000], FAR),
     ],
 )
-def test_a_range_of_steps_is_read(entry: str, expected: list[int]) -> None:
-    assert [c.step for c in select(recipe(checkpoints=(entry,)), RUN)] == expected
-
-
-def test_a_range_with_a_spacing_takes_the_nearest_to_each_multiple() -> None:
-    off = steps("s", [0, 90, 151, 160, 240, 1000])
-    found = select(recipe(checkpoints=("s@0..1000/100",)), off)
-    assert [c.step for c in found] == [0, 90, 160, 240, 1000]
+def test_a_range_of_steps_is_read(entry: str, expected: list[int], series: Series) -> None:
+    assert [c.step for c in select(recipe(checkpoints=(entry,)), series)] == expected
 
 
 @pytest.mark.parametrize(
@@ -98,22 +100,19 @@ def test_entries_add_up_and_a_range_may_name_a_part(entries: str, expected: list
     assert chosen(*entries.split()) == expected
 
 
-def test_millions_and_a_single_step_are_read() -> None:
-    series = steps("s", [999_999, 1_000_000, 1_200_000])
-    assert [c.step for c in select(recipe(checkpoints=("s@1M",)), series)] == [1_000_000]
-    assert [c.step for c in select(recipe(checkpoints=("@1.1m..",)), series)] == [1_200_000]
+ODD = (checkpoint("lr@3e-4", step=1), checkpoint("lr@1e-3", step=2))
 
 
-def test_a_name_with_the_sign_of_a_range_is_a_name() -> None:
-    odd = (checkpoint("lr@3e-4", step=1), checkpoint("lr@1e-3", step=2))
-    assert [c.label for c in select(recipe(checkpoints=("lr@3e-4",)), odd)] == ["lr@3e-4"]
-    assert [c.label for c in select(recipe(checkpoints=("lr@1*",)), odd)] == ["lr@1e-3"]
-
-
-def test_of_two_names_for_a_step_a_spacing_takes_the_one_that_tells_it() -> None:
-    series = (*steps("s", [100]), checkpoint("main", stage="s", step=200), *steps("s", [200]))
-    found = select(recipe(checkpoints=("s@100../100",)), series)
-    assert [c.label for c in found] == ["s-step100", "s-step200"]
+@pytest.mark.parametrize(
+    ("entry", "expected", "series"),
+    [
+        ("lr@3e-4", ["lr@3e-4"], ODD),  # a name with the sign of a range
+        ("lr@1*", ["lr@1e-3"], ODD),
+        ("s@100../100", ["s-step100", "s-step200"], TWICE),  # of two names the one that tells it
+    ],
+)
+def test_names_go_before_ranges(entry: str, expected: list[str], series: Series) -> None:
+    assert [c.label for c in select(recipe(checkpoints=(entry,)), series)] == expected
 
 
 @pytest.mark.parametrize(
@@ -156,11 +155,7 @@ def test_steps_cannot_be_asked_of_names() -> None:
 def test_the_last_ones_are_the_last_of_the_series() -> None:
     assert chosen(last=2) == ["stage2-ingredient3-step11000", "main"]
     assert chosen("stage1-*", last=1) == ["stage1-step928646"]
-
-
-def test_what_is_asked_narrows_in_turn() -> None:
-    found = select(recipe(checkpoints=("stage1@../100k",), last=2), RUN)
-    assert len(found) == 2 and found[-1].step == 928_646
+    assert chosen("stage1@../100k", last=2)[1:] == ["stage1-step928646"]
 
 
 NUMBERS = st.lists(st.integers(0, 10**6), min_size=1, max_size=60, unique=True).map(sorted)
@@ -186,13 +181,9 @@ def test_a_spaced_range_agrees_with_looking_for_each_multiple(
 # ------------------------------------------------------------------------------- a few of many
 
 
-def test_up_to_sixteen_checkpoints_are_all_measured() -> None:
-    series = steps("s", list(range(MOST_MEASURED)))
-    assert not is_default_choice(recipe(), series)
-    assert select(recipe(), series) == series
-
-
-def test_of_more_a_few_are_chosen_unless_somebody_chose() -> None:
+def test_of_more_than_sixteen_a_few_are_chosen_unless_somebody_chose() -> None:
+    few = steps("s", list(range(MOST_MEASURED)))
+    assert (is_default_choice(recipe(), few), select(recipe(), few)) == (False, few)
     assert is_default_choice(recipe(), RUN)
     assert len(select(recipe(), RUN)) <= REPRESENTATIVES + 2
     for asked in ({"checkpoints": ("*",)}, {"last": 9999}):

@@ -77,27 +77,29 @@ def test_a_soup_is_read(text: str, expected: SoupRequest) -> None:
     assert parse_soup(text) == expected
 
 
-def test_weights_go_with_their_members() -> None:
-    (soup,) = soups("0.9*step500+0.1*step100")
-    assert (soup.merge, shares(soup)) == (
-        "weighted:scaled=false:free=false",
-        {"step500": 0.9, "step100": 0.1},
-    )
+SUSPECT = (*RUN[:-1], replace(RUN[-1], suspect=("it serves other weights",)))
 
 
-def test_the_latest_of_a_run_are_taken_in_order() -> None:
-    (soup,) = soups("last:2")
-    assert shares(soup) == {"step400": 0.5, "step500": 0.5}
-    assert soup.merge == "lawa:k=2:every=0"
-
-
-def test_a_window_takes_members_so_many_steps_apart() -> None:
-    assert list(shares(soups("lawa:k=3:every=200")[0])) == ["step100", "step300", "step500"]
-
-
-def test_an_average_along_the_run_weighs_the_latest_most() -> None:
-    found = shares(soups("ema:decay=0.5")[0])
-    assert list(found.values()) == [0.0625, 0.0625, 0.125, 0.25, 0.5]
+@pytest.mark.parametrize(
+    ("text", "merge", "expected", "series"),
+    [
+        ("0.9*step500+0.1*step100", "weighted:scaled=false:free=false",
+         {"step500": 0.9, "step100": 0.1}, RUN),
+        ("last:2", "lawa:k=2:every=0", {"step400": 0.5, "step500": 0.5}, RUN),
+        ("last:2", "lawa:k=2:every=0", {"step300": 0.5, "step400": 0.5}, SUSPECT),
+        ("lawa:k=3:every=200", "lawa:k=3:every=200",
+         dict.fromkeys(("step100", "step300", "step500"), 1 / 3), RUN),
+        ("ema:decay=0.5", "ema:decay=0.5",  # the latest most
+         {"step100": 0.0625, "step200": 0.0625, "step300": 0.125, "step400": 0.25, "step500": 0.5},
+         RUN),
+    ],
+)  # fmt: skip
+def test_weights_go_with_members_in_their_order(
+    text: str, merge: str, expected: dict[str, float], series: tuple[Checkpoint, ...]
+) -> None:
+    (soup,) = soups(text, series=series)
+    assert soup.merge == merge
+    assert list(shares(soup).items()) == [*expected.items()]
 
 
 def test_a_merge_in_place_of_decay_takes_its_duration_and_the_closed_form() -> None:
@@ -113,11 +115,6 @@ def test_a_merge_in_place_of_decay_takes_its_duration_and_the_closed_form() -> N
 def test_members_of_a_window_are_needed_and_no_others() -> None:
     recipe = Recipe(("x",), (), checkpoints=("step100",), soups=("last:2",))
     assert [c.label for c in needed(recipe, RUN)] == ["step100", "step400", "step500"]
-
-
-def test_a_suspect_checkpoint_is_not_the_latest_of_a_run() -> None:
-    series = (*RUN[:-1], replace(RUN[-1], suspect=("it serves other weights",)))
-    assert list(shares(soups("last:2", series=series)[0])) == ["step300", "step400"]
 
 
 def test_every_subset_becomes_a_soup() -> None:
@@ -177,36 +174,33 @@ def test_a_soup_that_cannot_be_meant_is_refused(text: str, message: str, hint: s
     assert hint in caught.value.hint
 
 
-def test_too_many_subsets_are_refused() -> None:
-    series = tuple(checkpoint(f"c{n}", n) for n in range(12))
-    with pytest.raises(UsageError, match="makes 4083 soups of 12 members"):
-        soups("subsets:12(c*)", series=series)
+FAMILIES = (replace(RUN[0], family="olmo2-7b"), replace(RUN[1], family="amber"))
+TWINS = (RUN[0], replace(RUN[1], files=RUN[0].files), RUN[2])
 
 
-def test_a_run_that_ends_in_several_ingredients_has_no_one_end() -> None:
-    with pytest.raises(UsageError, match="ends in 3 ingredients, so that `last:2` could"):
-        soups("last:2", series=(*RUN, *ENDS))
+@pytest.mark.parametrize(
+    ("text", "message", "series"),
+    [
+        ("subsets:12(c*)", "makes 4083 soups of 12 members",
+         tuple(checkpoint(f"c{n}", n) for n in range(12))),
+        ("last:2", "ends in 3 ingredients, so that `last:2` could", (*RUN, *ENDS)),
+        ("last:2", "no checkpoint here has a step", (checkpoint("a"), checkpoint("b"))),
+        ("step*", "members of different families: amber, olmo2-7b", FAMILIES),
+        ("step100+step200+step300", "the same weights twice: `step100` and `step200`", TWINS),
+    ],
+)  # fmt: skip
+def test_a_soup_that_a_series_does_not_allow_is_refused(
+    text: str, message: str, series: tuple[Checkpoint, ...]
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        soups(text, series=series)
+
+
+def test_members_of_a_run_with_several_ends_are_named() -> None:
     assert len(soups("last:2(step*)", series=(*RUN, *ENDS))) == 1
-
-
-def test_a_run_without_steps_has_no_latest() -> None:
-    with pytest.raises(UsageError, match="no checkpoint here has a step"):
-        soups("last:2", series=(checkpoint("a"), checkpoint("b")))
-
-
-def test_members_of_different_families_are_refused() -> None:
-    series = (replace(RUN[0], family="olmo2-7b"), replace(RUN[1], family="amber"))
-    with pytest.raises(UsageError, match="members of different families: amber, olmo2-7b"):
-        soups("step*", series=series)
 
 
 @pytest.mark.parametrize("name", ["a(1)", "a[1]"])
 def test_a_checkpoint_may_have_brackets_in_its_name(name: str) -> None:
     (soup,) = soups(f"{name}+b", series=(checkpoint(name, 1), checkpoint("b", 2)))
     assert list(shares(soup)) == [name, "b"]
-
-
-def test_members_of_equal_weights_are_refused_whatever_they_are_called() -> None:
-    twin = replace(RUN[1], files=RUN[0].files)
-    with pytest.raises(UsageError, match="the same weights twice: `step100` and `step200`"):
-        soups("step100+step200+step300", series=(RUN[0], twin, RUN[2]))

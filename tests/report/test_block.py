@@ -84,8 +84,9 @@ def test_an_example_between_fences_is_no_block(fence: str) -> None:
         "> ```sh\n> a\n\ntext\n",
         "```sh\na\n~~~\n```\n",
         "    ```\n",
+        f"text\n\n    {BEGIN}\n",
     ],
-    ids=["inline", "in a list", "in a quote", "other fence", "indented"],
+    ids=["inline", "in a list", "in a quote", "other fence", "indented", "a marker"],
 )
 def test_what_commonmark_takes_for_no_open_fence_is_none(text: str) -> None:
     once = put_block(text, OTHER)
@@ -103,11 +104,6 @@ def test_a_card_whose_own_code_closes_an_open_block_is_refused_as_one() -> None:
 def test_a_card_at_an_end_that_is_not_shown_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="never closed"):
         put_block(text, CARD)
-
-
-def test_a_marker_in_indented_code_is_an_example() -> None:
-    text = f"text\n\n    {BEGIN}\n"
-    assert put_block(text, CARD) == f"{text}\n{CARD}"
 
 
 def test_an_empty_readme_is_the_card_alone() -> None:

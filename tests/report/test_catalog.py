@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +50,7 @@ def test_rows_that_say_nothing_are_folded_with_their_steps() -> None:
         "  step9000   s     9,000      -  -    -",
     ]
     assert len(table(*STEPS, everything=True)) == 9
+    assert len(table(*(checkpoint(f"name-{k}") for k in "abcdefgh"))) == 8  # no numbers
 
 
 def test_a_gap_in_the_steps_is_not_hidden() -> None:
@@ -74,10 +74,6 @@ def test_checkpoints_of_one_defect_are_folded_and_numbered() -> None:
     (row,) = table(*bad)
     assert row.split()[-1] == "1"
     assert "99 more, steps 0 to 98" in row
-
-
-def test_names_without_numbers_are_shown() -> None:
-    assert len(table(*(checkpoint(f"name-{k}") for k in "abcdefgh"))) == 8
 
 
 def test_sentences_stand_once_below_with_the_rows_they_hold_for() -> None:
@@ -150,8 +146,3 @@ def test_json_is_whole() -> None:
         "o/n@x", "x", True, True,
     )  # fmt: skip
     assert found["checkpoints"][0]["nbytes"] is None
-
-
-@pytest.mark.parametrize("everything", [True, False])
-def test_a_series_of_none_selected_is_still_a_table(everything: bool) -> None:
-    assert "0 selected" in render_catalog(catalog(*STEPS), everything=everything)

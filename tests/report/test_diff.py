@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from qaudit.errors import UsageError
 from qaudit.report.diff import FORMATS, render
 from qaudit.report.format import width_of
 from qaudit.types import Changed, Delta, Difference, Interval, Pick
@@ -131,8 +130,3 @@ def test_json_holds_every_number_and_null_where_there_is_none() -> None:
     assert found["pick_changed"] is True
     assert found["picks"][1]["scheme"] == "awq-4bit"
     assert found["software"] == [{"what": "torch", "a": "2.13.0", "b": None}]
-
-
-def test_an_unknown_format_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match="no format `html`"):
-        render(difference(), "html")

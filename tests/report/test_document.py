@@ -67,10 +67,6 @@ def test_a_picture_has_a_variant_for_dark_pages_where_there_is_one() -> None:
     assert '<img alt="The course" src="plots/course.svg">' in text
 
 
-def test_without_pictures_lines_replace_them() -> None:
-    assert "```text\nrtn  _.:\n```" in markdown.render(DOCUMENT)
-
-
 def test_sections_are_left_out_whole_the_most_expendable_first() -> None:
     text = markdown.render(DOCUMENT, limit_nbytes=len(markdown.render(DOCUMENT).encode()) - 1)
     assert "### More" not in text
@@ -107,13 +103,6 @@ def test_markdown_folds_the_sections_of_a_card() -> None:
     assert "<details><summary>Errors</summary>\n\n| subject |" in text
     assert "###" not in text
     assert text.count("<details>") == text.count("</details>") == 5
-
-
-def test_the_page_folds_rows_and_highlights_what_is_chosen() -> None:
-    text = Blocks({}).block(ERRORS, "Errors")
-    assert '<tr class="more">' in text
-    assert '<tr class="chosen">' in text
-    assert '<span class="unseen"> not measured</span>' in text
 
 
 def test_two_harmless_pieces_of_text_make_no_link() -> None:

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import matplotlib.image
 import numpy as np
-import numpy.typing as npt
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,7 +18,6 @@ from matplotlib.text import Text
 
 from qaudit.errors import MachineError
 from qaudit.report.chart import (
-    NAME_HEIGHT,
     NAMESPACE,
     PALETTE,
     Chart,
@@ -39,7 +37,6 @@ from tests.support.filled import filled
 from tests.support.items import answered
 from tests.support.verdicts import class_verdict, verdict, with_verdict
 
-Array = npt.NDArray[np.float64]
 PICTURES = ("trajectory", "quantized", "soups", "pareto")
 SVG = f"{{{NAMESPACE}}}"
 
@@ -277,18 +274,6 @@ def test_every_mark_says_who_where_and_how_much() -> None:
     assert ["soup", "gptq-4bit: 0.688 % [0.610, 0.772]", "a soup of 3 checkpoints"] in shown
 
 
-def test_every_tip_is_at_its_mark(drawn: Path) -> None:
-    root = ElementTree.parse(drawn / "trajectory.svg").getroot()
-    places: dict[str, set[str]] = {}
-    for mark in root.iter(f"{SVG}use"):
-        if mark.get("class") == "mark":
-            places.setdefault(mark.findtext(f"{SVG}title", "").split("\n")[0], set()).add(
-                mark.get("x", "")
-            )
-    assert len(places) == len(sample.audit().subjects)
-    assert {len(x) for x in places.values()} == {1}  # a checkpoint is at one place
-
-
 def upwards(audit: AuditRecord) -> Axes:
     return chart(audit, "trajectory").figure.axes[0]
 
@@ -305,14 +290,6 @@ def test_the_margins_are_lines_with_names_and_noise_beneath_them_stays_flat() ->
     errors = [e.estimate for s in audit.subjects if (e := View(audit).error(s.label, "bnb-int8"))]
     ends = axes.transData.transform([(0, 100 * min(errors)), (0, 100 * max(errors))])
     assert 0 < ends[1][1] - ends[0][1] < 0.06 * axes.bbox.height
-
-
-def test_names_at_the_ends_do_not_overlap() -> None:
-    figure = chart(sample.many(4, 24), "trajectory").figure
-    names = [text for text in figure.texts if text.get_weight() == "bold"][1:]
-    heights = sorted(float(text.get_position()[1]) for text in names)
-    assert len(heights) == 24
-    assert all(b - a >= NAME_HEIGHT - 1e-6 for a, b in pairwise(heights))
 
 
 def test_the_line_is_the_relative_error_along_the_main_line() -> None:
@@ -351,11 +328,6 @@ def test_runs_side_by_side_are_lines_of_their_own() -> None:
     assert all(phase.begin < phase.end for phase in phases(view, axis(view)))
 
 
-def test_the_learning_rate_is_beneath_only_where_it_is_known() -> None:
-    assert "learning rate" in texts(chart(sample.audit(), "trajectory"))
-    assert "learning rate" not in texts(chart(bare(("a", "b", "c")), "trajectory"))
-
-
 def test_the_picture_of_accuracy_says_what_its_bands_hold() -> None:
     tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
     note = chart(replace(sample.audit(), tasks=tasks), "accuracy").note
@@ -376,15 +348,6 @@ def test_every_difference_to_an_ingredient_is_drawn() -> None:
     assert len(tips(drawing)) == len(compared)
     words = [tip[1].partition(": ")[2] for tip in tips(drawing)]
     assert words.count("inconclusive") == sum(c.verdict == "inconclusive" for c in compared) > 0
-
-
-def test_of_many_ingredients_the_best_one_is_drawn() -> None:
-    audit = sample.audit()
-    more = tuple(
-        replace(c, b=f"another{k}") for c in audit.comparisons if c.a == "soup" for k in range(5)
-    )
-    audit = replace(audit, comparisons=(*audit.comparisons, *more))
-    assert len(tips(chart(audit, "soups"))) == 2 * len(View(audit).schemes)
 
 
 def test_fewer_bits_are_lower_and_what_is_on_the_front_is_filled() -> None:
@@ -426,6 +389,7 @@ def test_heights_are_spread_out_in_order() -> None:
     values = [placed[name] for name in ("a", "b", "c", "far")]
     assert all(second - first > 0.05 - 1e-9 for first, second in pairwise(values))
     assert placed["far"] == 0.9
+    assert spread_out({"a": 0.5}, gap=0.05, top=0.6) == pytest.approx({"a": 0.625})
     assert np.mean(values[:3]) == pytest.approx(np.mean([0.5, 0.5, 0.51]))
 
 

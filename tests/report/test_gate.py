@@ -17,7 +17,7 @@ import xmlschema
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.errors import AuditError, MachineError, UsageError
+from qaudit.errors import AuditError, MachineError
 from qaudit.judge.gate import verdict_of
 from qaudit.report.card import render as render_card
 from qaudit.report.gate import (
@@ -25,7 +25,6 @@ from qaudit.report.gate import (
     render,
     render_failure,
     step_summary,
-    step_summary_of_failure,
 )
 from qaudit.report.gate.checks import COMMENT_NBYTES, standing, within, worst_first
 from qaudit.report.gate.machines import MOST_RESULTS, policy_uri
@@ -98,6 +97,8 @@ VALID = {
 def test_every_gate_and_failure_keeps_the_schema_of_whoever_reads_it(gate: Gate, form: str) -> None:
     VALID[form](render(gate, form))
     VALID[form](render_failure(ERROR, form))
+    lines = render(gate, "terminal").splitlines()
+    assert [line for line in lines if len(line) > 80] == []
 
 
 def test_a_failure_claims_no_check() -> None:
@@ -105,12 +106,11 @@ def test_a_failure_claims_no_check() -> None:
     assert (found["verdict"], found["exit_code"], "checks" in found) == ("error", 4, False)
     (case,) = ElementTree.fromstring(render_failure(ERROR, "junit").encode()).iter("testcase")
     assert [child.tag for child in case] == ["error"]
-
-
-def test_an_unknown_format_is_named_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match="no format `xml`") as refusal:
-        render(sample.gate(), "xml")
-    assert all(form in refusal.value.hint for form in FORMATS)
+    (run,) = json.loads(render_failure(ERROR, "sarif"))["runs"]
+    (invocation,) = run["invocations"]
+    assert run["results"] == []
+    assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, 2)
+    assert invocation["toolExecutionNotifications"][0]["level"] == "error"
 
 
 def test_the_worst_comes_first_and_what_is_known_after_what_is_new() -> None:
@@ -137,10 +137,6 @@ def test_a_rule_that_is_off_is_nowhere() -> None:
 # ------------------------------------------------------------------------------- for people
 
 
-def test_the_terminal_stays_within_80_columns(gate: Gate) -> None:
-    assert [line for line in render(gate, "terminal").splitlines() if len(line) > 80] == []
-
-
 def test_the_terminal_says_the_answer_first_and_what_to_do_last() -> None:
     text = render(sample.gate(), "terminal")
     assert text.startswith("HOLD by the policy house.")
@@ -150,11 +146,6 @@ def test_the_terminal_says_the_answer_first_and_what_to_do_last() -> None:
     assert "Needs about 240 documents" in " ".join(text.split())
     assert "Ignored until 2027-03-01: the customer ships rtn" in " ".join(text.split())
     assert "Remove it, or give it a new day" in " ".join(text.split())
-
-
-def test_many_checks_that_pass_are_counted_in_the_terminal() -> None:
-    many = sample.gate(*(replace(sample.PASSES, subject=f"step{k}") for k in range(50)))
-    assert "and 20 checks more" in render(many, "terminal")
 
 
 def test_markdown_opens_no_tag_link_or_cell() -> None:
@@ -182,12 +173,6 @@ def test_sections_are_left_out_as_a_whole_from_the_end_and_named(nbytes: int) ->
 
 
 # ------------------------------------------------------------------------------- JSON
-
-
-def test_the_schema_refuses_a_verdict_without_its_checks() -> None:
-    found = json.loads(render(sample.gate(), "json"))
-    del found["checks"]
-    assert not OURS.is_valid(found)
 
 
 def test_json_says_how_each_check_stands_and_who_answers_for_it() -> None:
@@ -239,16 +224,6 @@ def test_two_cases_never_share_a_name() -> None:
 # ------------------------------------------------------------------------------- SARIF
 
 
-def test_sarif_of_a_failure_has_no_result_and_says_that_it_did_not_succeed() -> None:
-    document = json.loads(render_failure(ERROR, "sarif"))
-    SARIF.validate(document)
-    (run,) = document["runs"]
-    assert run["results"] == []
-    (invocation,) = run["invocations"]
-    assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, 2)
-    assert invocation["toolExecutionNotifications"][0]["level"] == "error"
-
-
 def test_sarif_has_kinds_levels_and_states_by_the_standard() -> None:
     found = [
         (r["kind"], r["level"], r["baselineState"], r["suppressions"]) for r in rows(sample.gate())
@@ -264,15 +239,12 @@ def test_sarif_has_kinds_levels_and_states_by_the_standard() -> None:
     ]
 
 
-def test_without_a_baseline_nothing_is_said_to_be_new() -> None:
-    assert not any("baselineState" in row for row in rows(sample.gate(baseline=None)))
-
-
 def test_every_rule_of_a_result_is_described(gate: Gate) -> None:
     (run,) = json.loads(render(gate, "sarif"))["runs"]
     rules = run["tool"]["driver"]["rules"]
     for row in run["results"]:
         assert rules[row["ruleIndex"]]["id"] == row["ruleId"]
+        assert "](" not in row["message"]["text"]  # no name makes a link
     assert all(re.fullmatch(r"QA\d{3}", rule["id"]) and rule["help"]["text"] for rule in rules)
 
 
@@ -293,12 +265,10 @@ def test_a_fingerprint_does_not_depend_on_a_number(
     )
     (before,), (after,) = rows(sample.gate(sample.FAILS)), rows(sample.gate(moved))
     assert before["partialFingerprints"] == after["partialFingerprints"]
-
-
-def test_checks_of_other_things_have_other_fingerprints() -> None:
-    changes = ({}, {"subject": "b"}, {"scheme": "x"}, {"name": "n"}, {"rule": "QA020"})
-    found = [rows(sample.gate(sample.check(**c)))[0]["partialFingerprints"] for c in changes]
-    assert len({json.dumps(each) for each in found}) == len(changes)
+    assert "baselineState" not in rows(sample.gate(moved, baseline=None))[0]
+    for change in ({"subject": "b"}, {"scheme": "x"}, {"name": "n"}, {"rule": "QA020"}):
+        (other,) = rows(sample.gate(sample.check(**change)))
+        assert other["partialFingerprints"] != before["partialFingerprints"]
 
 
 def test_sarif_points_at_the_rule_in_the_policy() -> None:
@@ -307,13 +277,8 @@ def test_sarif_points_at_the_rule_in_the_policy() -> None:
     assert place["region"] == {"startLine": 4}
     preset = replace(sample.POLICY, path=None, name="release")
     assert policy_uri(preset) == "qaudit/policy/presets/release.yaml"
+    assert resources.files("qaudit").joinpath("policy/presets/release.yaml").is_file()
     assert policy_uri(replace(preset, path="/etc/a b.yaml")) == "file:///etc/a%20b.yaml"
-
-
-def test_a_preset_s_address_is_that_of_its_file_in_the_package() -> None:
-    for name in ("explore", "release", "strict"):
-        uri = policy_uri(replace(sample.POLICY, path=None, name=name))
-        assert resources.files("qaudit").joinpath(uri.removeprefix("qaudit/")).is_file()
 
 
 def test_sarif_holds_what_code_scanning_shows_and_says_what_it_left_out() -> None:
@@ -321,10 +286,6 @@ def test_sarif_holds_what_code_scanning_shows_and_says_what_it_left_out() -> Non
     assert len(run["results"]) == MOST_RESULTS
     (said,) = run["invocations"][0]["toolExecutionNotifications"]
     assert said["message"]["text"] == "3 results more are left out"
-
-
-def test_no_name_makes_a_link_in_sarif() -> None:
-    assert not any("](" in row["message"]["text"] for row in rows(sample.hostile()))
 
 
 # ------------------------------------------------------------------------------- GitHub
@@ -395,7 +356,6 @@ def test_a_step_summary_fits_and_says_what_is_missing_in_it() -> None:
     assert text.startswith("## qaudit gate\n\n**HOLD by the policy `house`.**")
     assert "Checks: 20000 breaches." in text
     assert re.search(r"and [\d,]+ checks more", text)
-    assert "NOT JUDGED" in step_summary_of_failure(ERROR)
 
 
 # ------------------------------------------------------------------------------- badges

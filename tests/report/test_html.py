@@ -20,7 +20,6 @@ from qaudit.report.card import render_notebook
 from qaudit.report.card import render_page as render
 from qaudit.report.chart import PALETTE
 from qaudit.report.folder import figures
-from qaudit.report.format import printable
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Interval
 from tests.support import sample
@@ -163,12 +162,6 @@ def test_no_name_becomes_an_element_or_an_attribute(words: list[str]) -> None:
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" for c in said)
 
 
-def test_a_name_is_shown_as_it_is() -> None:
-    audit = named(HARSH)
-    shown = {text.strip() for text in Page(render(audit)).texts["code"]}
-    assert {printable(s.label) for s in audit.subjects if s.label.strip()} <= shown
-
-
 # ------------------------------------------------------------------ every audit has a page
 
 
@@ -212,12 +205,6 @@ def test_every_audit_has_a_page(audit: AuditRecord) -> None:
 def test_a_page_is_small_and_stays_so_for_a_long_series() -> None:
     for audit, most in ((rich(), 300_000), (sample.many(200, 8, soups=2), 1_500_000)):
         assert len(render(audit, figures(audit))) < most
-
-
-def test_a_picture_that_was_not_drawn_is_named() -> None:
-    page = Page(render(sample.audit()))
-    assert "Relative quantization error along the series: no picture was drawn." in page.texts["p"]
-    assert not page.all("figure")
 
 
 # ------------------------------------------------------------------ colours

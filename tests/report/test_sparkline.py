@@ -66,7 +66,3 @@ def test_a_long_series_fits_a_line() -> None:
     assert all(len(line.split()[1]) == LONGEST_LINE for line in lines)
     assert all(width_of(line) <= 80 for line in lines)
     assert ".." in head
-
-
-def test_one_checkpoint_has_no_course() -> None:
-    assert sparklines(View(sample.many(1, 3))) == []

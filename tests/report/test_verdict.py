@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from qaudit.report.card import render, render_block, render_page, render_terminal
+from qaudit.report.document import plain_text
 from qaudit.report.markdown import BEGIN, put_block
-from qaudit.report.verdict import added, answer, label, measured
+from qaudit.report.verdict import (
+    added,
+    answer,
+    label,
+    measured,
+    next_step,
+    pareto_table,
+    points,
+)
 from qaudit.report.views import View
-from qaudit.types import Finding, Interval
+from qaudit.types import AuditRecord, Finding, Interval, NextStep
 from tests.support import sample
 from tests.support.cards import SOUP, WHY, screen, section, titles, whole
 from tests.support.verdicts import class_verdict, three, verdict, with_verdict
@@ -91,14 +102,6 @@ def test_what_would_decide_is_under_the_table() -> None:
     assert "| HOLD (warns) |" in text
 
 
-def test_nothing_of_a_class_measured_is_said() -> None:
-    row = notice(
-        status="undecided", subject=None, scheme=None, relative_error=None, lead=None,
-        needs=("a scheme of 4 bits",),
-    )  # fmt: skip
-    assert row == "| 4 bits | not measured |  |  | - | 2 % | UNDECIDED |"
-
-
 def test_divergence_is_not_a_rank_near_zero() -> None:
     near = class_verdict("4", kl=Interval(0.00039, 0.00037, 0.00041))
     text = section(whole(with_verdict(verdict(near))), WHY)
@@ -136,6 +139,8 @@ def test_the_first_screen_has_60_lines_and_500_words() -> None:
     text = screen(render(with_verdict()))
     assert len(text.splitlines()) <= 60
     assert len(text.split()) <= 500
+    lines = render_terminal(with_verdict(), 80).splitlines()
+    assert len(lines) <= 50 and max(map(len, lines)) <= 80
     assert text.count("<picture>") == 1
     assert titles(render(with_verdict()))[0] == WHY
 
@@ -169,13 +174,6 @@ def test_a_readme_gets_20_lines_and_links() -> None:
     assert "report.html" not in render_block(with_verdict(), "qaudit", has_page=False)
 
 
-def test_the_terminal_shows_one_screen() -> None:
-    lines = render_terminal(with_verdict(), 80).splitlines()
-    assert len(lines) <= 50
-    assert max(map(len, lines)) <= 80
-    assert WHY not in lines
-
-
 def test_damage_that_one_document_carries_is_on_the_first_screen() -> None:
     rare = Finding(
         rule="QA029",
@@ -197,3 +195,90 @@ def test_the_noise_section_says_what_the_documents_detect() -> None:
     text = section(whole(replace(audit, plan=plan)), "Noise")
     assert "these documents detect an added loss of 0.44 %" in text
     assert "In four of five cases" not in section(whole(audit), "Noise")
+
+
+# ------------------------------------------------------------------ the next command
+
+
+def step(audit: AuditRecord, **more: Any) -> NextStep | None:
+    settings = {"needed_documents": 240, **more}
+    return next_step(audit, [class_verdict("8"), class_verdict("4", "undecided", **settings)])
+
+
+def test_the_command_measures_what_is_undecided_and_nothing_else() -> None:
+    audit = sample.audit()
+    found = step(audit)
+    assert found is not None
+    words = shlex.split(found.command)
+    options = dict(itertools.pairwise(words))
+    schemes = options["--schemes"].split(",")
+    assert words[:2] == ["qaudit", "scan"]
+    assert all("4bit" in name or name == "bnb-nf4" for name in schemes)
+    assert options["--bits"] == "4"
+    assert "evaluation_documents=240" in words
+    assert options["--out"].endswith("-4bit")
+
+
+def test_the_folder_has_the_names_of_its_classes() -> None:
+    undecided = class_verdict("4", "undecided", needed_documents=240)
+    found = next_step(sample.audit(), [undecided, replace(undecided, bit_class="w4a4")])
+    assert found is not None and found.command.endswith("-4bit-w4a4")
+
+
+def test_without_a_number_of_documents_there_is_no_command() -> None:
+    assert step(sample.audit(), needed_documents=None) is None
+    assert next_step(sample.audit(), [class_verdict("4")]) is None
+
+
+def test_card_and_terminal_end_the_verdict_in_the_command() -> None:
+    audit = sample.audit()
+    audit = replace(audit, protocol={**audit.protocol, "evaluation_documents_available": 101})
+    found = step(audit)
+    assert found is not None
+    assert found.available == 101
+    undecided = class_verdict("4", "undecided", needed_documents=240)
+    shown = with_verdict(replace(verdict(undecided), next_step=found))
+    for text in (render(shown), render_terminal(shown, 60)):
+        assert found.command in text
+        assert "The text has 101 documents" in text
+
+
+# ------------------------------------------------------------------ fewer bits
+
+
+def with_losses(**losses: float) -> View:
+    """Return an audit of one subject whose losses are known."""
+    audit = sample.audit()
+    scores = tuple(
+        replace(s, ce=Interval(loss, loss - 0.1, loss + 0.1))
+        for s in audit.measurements
+        if s.subject == "soup" and (loss := losses.get(s.scheme.replace("-", "_"))) is not None
+    )
+    return View(replace(audit, measurements=scores))
+
+
+def test_the_front_is_what_nothing_with_fewer_bits_beats() -> None:
+    view = with_losses(fp=2.0, bnb_int8=2.05, gptq_4bit=2.03, awq_4bit=2.02, gptq_3bit=2.2)
+    assert [(p.scheme, p.on_front) for p in points(view)] == [
+        ("gptq-3bit", True),
+        ("awq-4bit", True),
+        ("gptq-4bit", False),
+        ("bnb-int8", False),
+        ("fp", True),
+    ]
+
+
+def test_a_broken_measurement_is_on_no_front() -> None:
+    view = with_losses(fp=2.0, gptq_4bit=float("inf"))
+    assert [p.scheme for p in points(view)] == ["fp"]
+
+
+def test_the_table_marks_the_front_and_names_the_best_subject() -> None:
+    table = pareto_table(with_losses(fp=2.0, bnb_int8=2.05))
+    rows = [[plain_text(cell.runs) for cell in row.cells] for row in table.rows]
+    assert [[row[k] for k in (0, 1, 4)] for row in rows] == [
+        ["bnb-int8", "8.02", "soup"],
+        ["fp", "16.00", "soup"],
+    ]
+    assert [row[2:4] for row in rows] == [["-", "-"]] * 2  # not measured
+    assert [row[-1] for row in rows] == ["yes", "yes"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from qaudit.saved.audits import plan_to_json, to_json
+from qaudit.saved.audits import plan_to_json
 from qaudit.saved.documents import DOCUMENTS, path_of, text_of_schema
 from tests.support import sample
 
@@ -20,11 +20,10 @@ def test_a_schema_file_is_what_the_types_say(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(written))
 
 
-@pytest.mark.parametrize("name", ["audit", "plan"])
-def test_what_is_written_keeps_its_schema(name: str) -> None:
-    text = {"audit": to_json(sample.audit()), "plan": plan_to_json(sample.audit().plan)}[name]
-    schema = json.loads(path_of(name).read_text(encoding="utf-8"))
-    assert list(jsonschema.Draft202012Validator(schema).iter_errors(json.loads(text))) == []
+def test_a_plan_keeps_its_schema() -> None:
+    schema = json.loads(path_of("plan").read_text(encoding="utf-8"))
+    plan = json.loads(plan_to_json(sample.audit().plan))
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(plan)) == []
 
 
 def test_every_schema_has_a_file_and_every_file_a_schema() -> None:

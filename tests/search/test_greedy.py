@@ -59,24 +59,19 @@ def test_the_next_best_goes_in_only_if_the_mean_gets_better() -> None:
     assert (found.members, found.loss) == (("A", "B"), 0.9)
 
 
-def test_a_mean_that_is_only_as_good_is_not_taken() -> None:
-    found = greedy("AB", table(A=1.0, B=2.0, AB=1.0))
-    assert (found.members, found.loss) == (("A",), 1.0)
-
-
-def test_of_equals_the_first_named_comes_first() -> None:
-    found = greedy("ABC", table(A=2.0, B=1.0, C=1.0, BC=0.5, ABC=0.4))
-    assert [name for name, _ in found.ranking] == ["B", "C", "A"]
-
-
-def test_a_broken_candidate_is_ranked_last_and_never_averaged_in() -> None:
-    found = greedy("ABC", table(A=math.nan, B=1.0, C=math.inf))
-    assert (found.members, found.trials) == (("B",), ())
-    assert [name for name, _ in found.ranking] == ["B", "A", "C"]
-
-
-def test_a_mean_without_a_finite_loss_is_not_taken() -> None:
-    assert greedy("AB", table(A=1.0, B=2.0, AB=math.nan)).members == ("A",)
+@pytest.mark.parametrize(
+    ("losses", "ranking", "members"),
+    [
+        ({"A": 1.0, "B": 2.0, "AB": 1.0}, "AB", "A"),  # only as good
+        ({"A": 1.0, "B": 2.0, "AB": math.nan}, "AB", "A"),
+        ({"A": 2.0, "B": 1.0, "C": 1.0, "BC": 0.5, "ABC": 0.4}, "BCA", "ABC"),  # equals as named
+        ({"A": math.nan, "B": 1.0, "C": math.inf}, "BAC", "B"),  # broken ones are never averaged
+    ],
+)
+def test_who_is_ranked_and_taken(losses: dict[str, float], ranking: str, members: str) -> None:
+    found = greedy(sorted({*"".join(losses)}), table(**losses))
+    assert "".join(name for name, _ in found.ranking) == ranking
+    assert ("".join(found.members), found.loss) == (members, losses[members])
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, Olmo2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
@@ -56,12 +57,34 @@ def feed(tokens_per_batch=160):
     )
 
 
-def run(folder, schemes, tmp_path, limit=10**9, given=None):
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=CPU)
-    given = given or feed()
-    with HiddenStates(tmp_path, limit, CPU) as streams:
-        tallies = run_blocks(model, given, parse_schemes([schemes]), streams)
-    return {name: losses(given, tally) for name, tally in tallies.items()}, tallies
+def opened(folder, dtype=torch.float32, device=CPU, **options):
+    """Return a model as blocks."""
+    weights, device = WeightFolder(folder), torch.device(device)
+    return BlockModel(folder, weights, dtype=dtype, device=device, **options)
+
+
+def tallies_of(model, schemes, spill, given=None, limit=10**9, device_limit=0, **more):
+    """Return the tallies of a pass over a model, or over one in a folder."""
+    model = model if isinstance(model, BlockModel) else opened(model)
+    schemes = parse_schemes([schemes]) if isinstance(schemes, str) else schemes
+    with HiddenStates(spill, limit, model.device, device_limit) as states:
+        return dict(run_blocks(model, given or feed(), schemes, states, **more))
+
+
+def run(model, schemes, spill, limit=10**9, given=None, **more):
+    """Return the losses of documents under each scheme, and the tallies of the pass."""
+    tallies = tallies_of(model, schemes, spill, given, limit, **more)
+    return {name: losses(given or feed(), tally) for name, tally in tallies.items()}, tallies
+
+
+def plain_model(folder, scheme=None):
+    """Return a model of the library, its linears quantized by a scheme that needs no text."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for module in model.model.layers.modules() if scheme else ():
+        if isinstance(module, torch.nn.Linear):
+            quantized = scheme.quantize(Linears({"w": module.weight.data}))
+            module.weight.data = quantized.weights["w"]
+    return model
 
 
 @torch.no_grad()

@@ -11,13 +11,12 @@ from qaudit.audit import complete
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.downloads.traffic import missing_nbytes
+from qaudit.downloads.schedule import missing_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.executors.measuring import Measuring
 from qaudit.executors.part import whole_plan
-from qaudit.executors.records import UnitOutcome
 from qaudit.hub import Hub
 from qaudit.judge.quantities import Moved
 from qaudit.judging import moved_by_rounding, tables_of
@@ -25,7 +24,7 @@ from qaudit.planning.passes import Pricing, calibrated, passes_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.audits import checkpoints_of
-from qaudit.saved.results import ResultFile, ResultStore
+from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome
 from qaudit.settings import Recipe, RunOptions
 from qaudit.types import (
     SILENT,

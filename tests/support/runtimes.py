@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from tests.support.cli import TEXT, Run
-from tests.support.gguf import write_gguf
 from tests.support.models import save_model, save_tokenizer, write_documents
 
 REAL = {
@@ -34,6 +33,30 @@ def place_with(folder: Path, **shape: object) -> Path:
     return folder
 
 
+def snippet_of_export(qaudit: Run, form: str, scheme: str) -> str:
+    """Export `model` as `new` in the folder at hand; return the code that its card loads it by."""
+    named = ("--scheme", scheme, "--format", form, "--out", "new", "-q")
+    if form == "gguf":
+        from tests.support.gguf import write_gguf  # which other runtimes' environments lack
+
+        words = json.loads(Path("model/tokenizer.json").read_text())["model"]
+        tokenizer = {
+            "model": "gpt2",
+            "pre": "default",
+            "tokens": [*sorted(words["vocab"], key=words["vocab"].__getitem__), "<more>"],
+            "token_type": [1] * len(words["vocab"]) + [3],
+            "merges": [" ".join(pair) for pair in words["merges"]],
+            "eos_token_id": len(words["vocab"]),
+        }
+        metadata = {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
+        write_gguf(Path("model"), Path("template.gguf"), metadata=metadata)
+        named += ("--converter", "template.gguf")
+    done = qaudit("export", "model", *TEXT, *named)
+    assert done.code == 0, done.err
+    _, _, code = Path("new/README.md").read_text().partition("```")
+    return code.partition("\n")[2].partition("```")[0]
+
+
 def verified(qaudit: Run, form: str, scheme: str, dtype: str = "float32") -> dict:
     """Scan, export and verify in the folder at hand; return what `verify` says of the run."""
     options = (*TEXT, "--schemes", scheme, "--set", f"dtype={dtype}", "--out", "out", "-q")
@@ -41,6 +64,8 @@ def verified(qaudit: Run, form: str, scheme: str, dtype: str = "float32") -> dic
     assert scanned.code == 0, scanned.err
     named = ("--subject", "model", "--scheme", scheme)  # 12 documents are too few to ship it
     if form == "gguf":
+        from tests.support.gguf import write_gguf  # which other runtimes' environments lack
+
         write_gguf(Path("model"), Path("template.gguf"))
         named += ("--converter", "template.gguf")
     made = qaudit("export", "out", *named, "--format", form, "--out", "new", "-q")

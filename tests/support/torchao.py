@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from qaudit.formats.registry import further_readers
+from qaudit.formats.packing import further_readers
 
 if TYPE_CHECKING:
     from tests.support.quantized import Affine

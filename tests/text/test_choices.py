@@ -9,7 +9,7 @@ import pytest
 
 from qaudit.errors import CorpusError
 from qaudit.items.tokens import PromptedItem, item_text
-from qaudit.text.corpus import read_choices
+from qaudit.text.documents import read_choices
 from qaudit.types import Item
 from tests.support.texts import BYTES, WORDS
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterable
 from string import ascii_lowercase
 from typing import Any
 
@@ -12,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError
-from qaudit.text.corpus import build_corpus
-from qaudit.text.usable import ALIKE, SKETCH, NearCopies, _may_be_alike, _overlap
+from qaudit.text import corpus as corpus_module
+from qaudit.text.corpus import ALIKE, SKETCH, NearCopies, _may_be_alike, _overlap, build_corpus
 from qaudit.types import Corpus, Document, Protocol
 from tests.support.texts import BYTES
 
@@ -104,7 +106,7 @@ def test_a_search_without_half_as_many_further_documents_reads_those_that_are_ju
 
 def test_documents_with_one_header_are_compared_by_a_count_alone(monkeypatch) -> None:
     compared: list[object] = []
-    monkeypatch.setattr("qaudit.text.usable._overlap", lambda *pair: compared.append(pair) or 0.0)
+    monkeypatch.setattr("qaudit.text.corpus._overlap", lambda *pair: compared.append(pair) or 0.0)
     copies, header = NearCopies(), list(range(30))
     for k in range(50):
         copies.add(np.array([*header, *range(1000 * k + 1000, 1000 * k + 1100)], dtype=np.int32))
@@ -112,20 +114,28 @@ def test_documents_with_one_header_are_compared_by_a_count_alone(monkeypatch) ->
     assert not compared
 
 
-def test_what_most_documents_have_is_no_work_and_copies_behind_it_are_found(monkeypatch) -> None:
-    looked: list[int] = []
-    join = np.concatenate
-    monkeypatch.setattr("qaudit.text.usable.COMMON", 10)
-    monkeypatch.setattr(
-        "qaudit.text.usable.np.concatenate",
-        lambda parts, **how: looked.append(sum(map(len, parts))) or join(parts, **how),
-    )
+def test_what_most_documents_have_is_no_work_and_copies_behind_it_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work: list[int] = []  # documents that are looked at, one for each shingle that they share
+
+    class Counted(Counter[int]):
+        def __init__(self, numbers: Iterable[int]) -> None:
+            numbers = list(numbers)
+            work.append(len(numbers))
+            super().__init__(numbers)
+
+    overlap = corpus_module._overlap
+    monkeypatch.setattr(corpus_module, "COMMON", 10)
+    monkeypatch.setattr(corpus_module, "Counter", Counted)
+    monkeypatch.setattr(corpus_module, "_overlap", lambda *pair: work.append(1) or overlap(*pair))
     copies, header = NearCopies(), list(range(40))
     documents = [[*header, *range(1000 * k + 1000, 1000 * k + 1100)] for k in range(100)]
     for tokens in documents:
         copies.add(np.array(tokens, dtype=np.int32))
     assert copies.count == 100
-    assert max(looked) < 10 * SKETCH / 3
+    assert max(work) <= 10 * SKETCH
+    assert sum(work[20:]) < sum(work[:20])  # a hundredth document is as much work as a twentieth
     for tokens in documents[::9]:
         copies.add(np.array([*tokens[:130], *range(10**6, 10**6 + 10)], dtype=np.int32))
     assert copies.clusters[100:] == list(range(0, 100, 9))

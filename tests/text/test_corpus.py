@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError, SourceError
-from qaudit.text.corpus import build_corpus
+from qaudit.text.corpus import POOL, build_corpus
 from qaudit.text.cutting import cuts, owned_nbytes
 from qaudit.text.tokenizer import load_tokenizer
-from qaudit.text.usable import POOL
 from qaudit.types import Corpus, Document, Protocol
 from tests.support.filled import filled
 from tests.support.texts import BYTES, OWN_BOS, TEXTS, WORDS
@@ -60,12 +59,6 @@ def test_windows_leave_out_the_first_token_of_each(
     ]
     inside = (position for position in range(length) if position % context)
     assert scored == [position for position in inside if position >= min(unscored, context)]
-
-
-def test_a_short_document_is_one_window_and_is_not_packed() -> None:
-    corpus = build(documents("the cat", "the dog"), context=64)
-    assert [w.tokens.tolist() for w in corpus.evaluation] == [encode("the cat"), encode("the dog")]
-    assert [w.document for w in corpus.evaluation] == [0, 1]
 
 
 def test_a_long_document_is_cut_in_order() -> None:
@@ -128,16 +121,16 @@ def test_windows_side_by_side_count_the_bytes_they_score() -> None:
     assert corpus.documents[0].nbytes == len(text) - 3
 
 
-def test_spaces_a_tokenizer_drops_are_counted() -> None:
-    assert owned_nbytes("a  bb  a ", [1, 5, 8]).tolist() == [1, 4, 3]
-
-
-def test_a_character_that_is_split_is_counted_once() -> None:
-    assert owned_nbytes("\U0001f600x", [1, 1, 1, 2]).tolist() == [4, 0, 0, 1]
-
-
-def test_no_tokens_own_no_bytes() -> None:
-    assert owned_nbytes("abc", []).tolist() == []
+@pytest.mark.parametrize(
+    ("text", "ends", "nbytes"),
+    [
+        ("a  bb  a ", [1, 5, 8], [1, 4, 3]),  # spaces that a tokenizer drops
+        ("\U0001f600x", [1, 1, 1, 2], [4, 0, 0, 1]),  # a character that is split
+        ("abc", [], []),
+    ],
+)
+def test_every_byte_is_owned_once(text: str, ends: list[int], nbytes: list[int]) -> None:
+    assert owned_nbytes(text, ends).tolist() == nbytes
 
 
 # ------------------------------------------------------------------------------------------ BOS
@@ -228,16 +221,6 @@ def drawn(
     return build_corpus(fed, many(5, "e"), BYTES, protocol, repeats=repeats)
 
 
-def test_draws_are_those_of_the_seeds_one_by_one_and_the_text_is_read_once() -> None:
-    text = iter(many(500))  # whatever is read of it is gone
-    together = drawn(0, POOL, text)
-    assert [draw.protocol.calibration_seed for draw in together.draws] == list(range(POOL))
-    alone = [drawn(seed, 1, many(500)) for seed in range(POOL)]
-    for a, b in zip(together.draws, alone, strict=True):
-        assert (calibrated(a), a.sha256) == (calibrated(b), b.sha256)
-        assert not a.further
-
-
 @given(st.lists(st.sampled_from(["", "x", "the text of a document"]), min_size=0, max_size=60))
 def test_a_seed_has_the_text_of_that_draw_whatever_is_left_out(kinds: list[str]) -> None:
     texts = [f"{kind} {k}" if kind else "" for k, kind in enumerate(kinds)]
@@ -262,12 +245,6 @@ def test_draws_have_no_document_in_common_and_the_same_evaluation_text() -> None
     assert len(set(every)) == len(every) == POOL * 4
     assert all(draw.evaluation is draws[0].evaluation for draw in draws)
     assert len({draw.sha256 for draw in draws}) == POOL
-
-
-def test_draws_do_not_change_the_corpus_that_is_there_without_them() -> None:
-    alone, first = drawn(3, 1, many(500)), drawn(3, 4, many(500))
-    assert first.sha256 == alone.sha256
-    assert first.notes == alone.notes
 
 
 @pytest.mark.parametrize(("documents", "gives"), [(11, 11), (3, 3), (8, 8)])
@@ -306,8 +283,6 @@ def test_a_document_keeps_its_name_and_the_hash_of_its_whole_text() -> None:
     ]
 
 
-# -------------------------------------------------------------------------------------- choices
-
 # ------------------------------------------------------------------------------------ refusals
 
 
@@ -341,12 +316,6 @@ def test_text_that_cannot_be_measured_is_refused(
 # ------------------------------------------------------------------------------------ tokenizer
 
 
-def test_a_saved_tokenizer_is_loaded(tmp_path: Path) -> None:
-    BYTES.save_pretrained(tmp_path)
-    loaded = load_tokenizer(tmp_path)
-    assert loaded("the cat", add_special_tokens=False)["input_ids"] == encode("the cat")
-
-
 def test_a_text_longer_than_the_model_is_cut_without_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -354,14 +323,6 @@ def test_a_text_longer_than_the_model_is_cut_without_a_warning(
         logging.getLogger("transformers").propagate = True
         build(documents(*TEXTS))
     assert caplog.records == []
-
-
-def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(SourceError) as caught:
-        load_tokenizer(tmp_path)
-    assert caught.value.message == f"there is no tokenizer in `{tmp_path}`"
-    assert "copy `tokenizer.json`" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -92,15 +92,6 @@ def test_text_in_front_of_a_byte_order_mark_is_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_of_parquet_are_documents(tmp_path: Path) -> None:
-    source = parquet(tmp_path / "a.parquet", text=["one", "two", "three"], n=[1, 2, 3])
-    assert texts(source) == [
-        ("a.parquet:1", "one"),
-        ("a.parquet:2", "two"),
-        ("a.parquet:3", "three"),
-    ]
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_what_is_not_asked_for_is_not_read(tmp_path: Path, name: str) -> None:
     good = lines(*({"text": f"{k}"} for k in range(3)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +20,9 @@ from qaudit.errors import CorpusError, HubError, UsageError
 from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
-from qaudit.text.corpus import read_choices
-from qaudit.text.documents import read_documents
+from qaudit.text.documents import read_choices, read_documents
 from qaudit.text.texts import find_text, is_hub_text, parse_source, pinned
 from qaudit.types import TextFile
-from tests.support.chats import CHATML, chat_of
 from tests.support.hub import Hub
 
 C4 = "hf://datasets/allenai/c4/en/c4-train.00001-of-01024.json.gz"
@@ -51,8 +50,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         pyarrow.parquet.write_table(
             pyarrow.table({"text": ["", " = Title = \n", "words\n"]}), folder / "rows.parquet"
         )
-        talks = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": word}]]
-        pyarrow.parquet.write_table(pyarrow.table({"messages": talks}), folder / "talks.parquet")
     with Hub(root).running() as hub:
         yield hub
 
@@ -90,15 +87,6 @@ def refusal(source: str) -> UsageError:
     return caught.value
 
 
-def test_conversations_in_parquet_are_read_from_a_dataset(hub: Hub, tmp_path: Path) -> None:
-    source = "hf://datasets/acme/text@v1/en/talks.parquet"
-    _, path = fetched(hub, tmp_path, source)
-    with chat_of(tmp_path / "model", CHATML) as chat:
-        (talk,) = read_documents(source, path, chat=chat)
-        assert talk.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nold<|im_end|>\n"
-        assert talk.spans is not None
-
-
 # ------------------------------------------------------------------------------------- sources
 
 
@@ -128,6 +116,8 @@ def test_a_source_is_a_file_of_a_dataset(source: str, parts: tuple[str, str | No
         ("hf://allenai/c4", "write hf://datasets/allenai/c4"),
         ("hf://datasets/allenai/c4", "name a file in it: hf://datasets/allenai/c4/path"),
         ("hf://datasets/allenai/c4/", "name a file in it: hf://datasets/allenai/c4/path"),
+        ("hf://datasets/allenai/c4/en", "name a file in it: hf://datasets/allenai/c4/en/FILE"),
+        ("hf://datasets/allenai/c4/en/", "name a file in it: hf://datasets/allenai/c4/en/FILE"),
         ("hf://datasets/c4", "write it as hf://datasets/org/name"),
         ("hf:datasets/a/b/c.txt", "write it as hf://datasets/org/name"),
         ("HF://datasets/a/b/c.txt", "write it as hf://datasets/org/name"),
@@ -139,7 +129,7 @@ def test_what_is_no_file_of_a_dataset_is_answered_with_what_was_meant(
 ) -> None:
     assert is_hub_text(source)
     error = refusal(source)
-    assert "is not a file of a dataset" in error.message
+    assert re.search("not a file of|not text that|not name a file", error.message)
     assert hint in error.hint
 
 
@@ -209,6 +199,8 @@ def test_a_text_is_pinned_to_a_commit_and_to_its_bytes(hub: Hub, tmp_path: Path)
     again = find_text(asked, pinned(text))
     assert (again.commit, again.sha256) == (text.commit, text.sha256)
     assert asked.client.calls == 2  # a commit never changes
+    field = find_text(asked, "hf://datasets/acme/text/en/odd.jsonl::body")
+    assert pinned(field).endswith("/en/odd.jsonl::body")
 
 
 @pytest.mark.parametrize(
@@ -226,11 +218,6 @@ def test_a_text_is_read_as_a_local_one_is(
     file = place.rpartition("/")[2].partition("::")[0]
     wanted = [(f"{file}:{number}", text) for number, text in enumerate(texts, 1)]
     assert documents(hub, tmp_path, f"hf://datasets/acme/text{place}") == wanted
-
-
-def test_a_field_stays_with_its_source(hub: Hub, tmp_path: Path) -> None:
-    source = "hf://datasets/acme/text/en/odd.jsonl::body"
-    assert pinned(fetched(hub, tmp_path, source)[0]).endswith("/en/odd.jsonl::body")
 
 
 def test_a_missing_file_is_answered_with_its_neighbour(hub: Hub, tmp_path: Path) -> None:
@@ -299,6 +286,13 @@ def test_choices_come_from_a_dataset_too(hub: Hub, tmp_path: Path) -> None:
     other = "hf://datasets/acme/text/en/a.jsonl"
     with pytest.raises(CorpusError, match=f"line 1 of `{other}` has no `context`"):
         read_choices(other, fetched(hub, tmp_path, other)[1])
+
+
+def test_an_address_of_the_hub_is_answered_with_the_source_that_it_is(tmp_path: Path) -> None:
+    address = "https://huggingface.co/datasets/acme/text/blob/v1/en/a.jsonl"
+    with pytest.raises(CorpusError) as caught:
+        list(read_documents(address))
+    assert caught.value.hint == "write `hf://datasets/acme/text@v1/en/a.jsonl`"
 
 
 def test_a_text_that_is_not_there_yet_says_what_fetches_it(tmp_path: Path) -> None:

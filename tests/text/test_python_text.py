@@ -26,11 +26,8 @@ def test_the_parts_are_all_documents_and_share_none() -> None:
     everything = [d.name for d in python_documents()]
     assert set(names) <= set(everything)
     assert len(names) >= len(everything) - 5  # those that stand in two parts under two names
-
-
-def test_no_text_is_calibrated_on_and_measured_on() -> None:
-    measured = {d.sha256 for d in python_part("evaluation")}
-    assert not measured & {d.sha256 for d in python_part("calibration")}
+    texts = [{d.sha256 for d in part} for part in parts]
+    assert not texts[0] & (texts[1] | texts[2])
 
 
 def test_a_text_that_stands_under_two_names_is_left_to_evaluation(
@@ -56,12 +53,7 @@ def test_the_first_documents_are_not_all_of_one_package() -> None:
     packages = Counter(name.partition("/")[0] for name in names)
     assert packages.most_common(1)[0][1] <= 16
     assert any(name.startswith("python-topic:") for name in names)
-
-
-def test_the_order_is_the_same_every_time() -> None:
-    first, again = python_part("calibration"), python_part("calibration")
-    assert [d.name for d in first] == [d.name for d in again]
-    assert [d.name for d in first] != sorted(d.name for d in first)
+    assert names != sorted(names)
 
 
 def test_every_document_is_worth_reading() -> None:

@@ -39,9 +39,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_marks_are_scores_or_correctness() -> None:
     assert [sample.mark for sample in SAMPLES] == [None, 1.0, 0.25]
-
-
-def test_only_penalties_that_change_something_count() -> None:
     assert not Sampler(temperature=0.2, top_k=5, top_p=0.9).has_penalties
     assert Sampler(repetition_penalty=1.1).has_penalties
 

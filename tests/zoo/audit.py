@@ -21,6 +21,7 @@ from qaudit.engine.block_pass import Route
 from qaudit.engine.evidence import document_sums
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tally import Tally
+from qaudit.engine.tasks import Machine
 from qaudit.engine.tokens import Feed
 from qaudit.errors import QauditError
 from qaudit.model.skeleton import must_open
@@ -79,9 +80,9 @@ def _must_open(folder: Path) -> str:
 
 def _audit(folder: Path, scratch: Path) -> Mapping[str, Tally]:
     feed = Feed(make_batches(_CALIBRATION, _LONGEST), make_batches(_WINDOWS, _LONGEST, 160))
-    route = Route(folder, WeightFolder(folder), torch.float32, _CPU)
+    route = Route(folder, WeightFolder(folder), Machine(_CPU, torch.float32, 0))
     with HiddenStates(scratch, 10**9, _CPU) as states:
-        return route.follow(feed, parse_schemes(_SCHEMES), states, lambda *_: None, lambda *_: None)
+        return route.follow(feed, parse_schemes(_SCHEMES), states, lambda *_: None)
 
 
 def _compared(

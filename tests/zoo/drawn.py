@@ -25,6 +25,7 @@ from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Route
 from qaudit.engine.evidence import document_sums
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.tasks import Machine
 from qaudit.engine.tokens import Feed
 from qaudit.errors import QauditError
 from qaudit.model.proven import pad_until
@@ -172,10 +173,10 @@ def audited_losses(
 ) -> list[float]:
     """Return the losses of documents and of options by an audit."""
     batches = make_batches(documents, _LONGEST, _TOGETHER, pad_until([folder]))
-    route = Route(folder, WeightFolder(folder), torch.float32, _CPU)
+    route = Route(folder, WeightFolder(folder), Machine(_CPU, torch.float32, 0))
     with HiddenStates(scratch, 10**9, _CPU) as states:
         feed = Feed((), batches, items=[items] if items else ())
-        tally = route.follow(feed, (), states, lambda *_: None, lambda *_: None)[FULL_PRECISION]
+        tally = route.follow(feed, (), states, lambda *_: None)[FULL_PRECISION]
     losses = document_sums(batches, tally.nll, documents, len(documents))[0].tolist()
     return losses + (tally.options[0].tolist() if tally.options is not None else [])
 

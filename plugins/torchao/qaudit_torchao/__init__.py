@@ -17,19 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import ConfigurationError
-from qaudit.formats.activations import Rounding
+from qaudit.formats import reading
 from qaudit.formats.arithmetic import halves, in_blocks, in_order, scaled, wide
 from qaudit.formats.floats import FLOATS
-from qaudit.formats.reading import (
-    SCALES,
-    Config,
-    Layout,
-    Reader,
-    StoredLinear,
-    bound_of,
-    contradiction,
-    refused,
-)
 from qaudit.support.lazy import Tensor, torch
 
 if TYPE_CHECKING:
@@ -67,8 +57,7 @@ def _value(value: Any) -> Any:
 
 
 def _attributes(value: Any) -> Table:
-    inner = _value(value)
-    return inner if isinstance(inner, Mapping) else {}
+    return inner if isinstance(inner := _value(value), Mapping) else {}
 
 
 def _type(value: Any) -> str:
@@ -81,16 +70,16 @@ def _bits_of(dtype: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def _first(config: Config) -> Any:
+def _first(config: reading.Config) -> Any:
     kinds = config.get("quant_type")
     return kinds.get("default") if isinstance(kinds, Mapping) else kinds
 
 
-def _is_mixed(config: Config) -> bool:
+def _is_mixed(config: reading.Config) -> bool:
     return _type(_first(config)) in _BY_NAME
 
 
-def _main(config: Config) -> Table:
+def _main(config: reading.Config) -> Table:
     """Return the configuration of most linears; refuse one that stores tensors of older kinds."""
     table: Any = _first(config)
     if _is_mixed(config):
@@ -115,28 +104,21 @@ def _main(config: Config) -> Table:
     return table
 
 
-def bits(config: Config) -> int:
+def bits(config: reading.Config) -> int:
     table = _main(config)
     key = _BITS[_type(table)]
     if isinstance(key, int):
         return key
     dtype = _attributes(table).get(key)
-    number = _bits_of(dtype)
-    if number is None:
-        raise contradiction(
+    if (number := _bits_of(dtype)) is None:
+        raise reading.contradiction(
             f"`{key}` of the quantization configuration is `{str(_value(dtype))[:40]}`, which is "
             "not int1 to int8"
         )
     return number
 
 
-def _is_symmetric(config: Config) -> bool:
-    data = {} if _is_mixed(config) else _attributes(_main(config))
-    mapping = data.get("weight_mapping_type") or data.get("mapping_type")
-    return str(_value(mapping)).startswith("SYMMETRIC")
-
-
-def rounding_of(config: Config) -> Rounding | str | None:
+def rounding_of(config: reading.Config) -> reading.Rounding | str | None:
     """Return the rounding of most linears by the configuration."""
     table = _main(config)
     data, kind = _attributes(table), _type(table)
@@ -149,7 +131,7 @@ def rounding_of(config: Config) -> Rounding | str | None:
     return "8-bit int, asymmetric by token"
 
 
-def rounding_of_tensor(data: Table, parts: Collection[str]) -> Rounding | str | None:
+def rounding_of_tensor(data: Table, parts: Collection[str]) -> reading.Rounding | str | None:
     if data.get("activation_quantization") is not None:
         return f"{str(data['activation_quantization'])[:40]}"
     if str(_value(data.get("activation_dtype"))).startswith("float8"):
@@ -167,20 +149,22 @@ def rounding_of_tensor(data: Table, parts: Collection[str]) -> Rounding | str | 
     return kind[:40] or "an unnamed kind"
 
 
-def _int8_rounding(data: Table, mapping: Any) -> Rounding | str:
+def _int8_rounding(data: Table, mapping: Any) -> reading.Rounding | str:
     by_token = _is_by_token(data)
     if by_token and _value(mapping) == "SYMMETRIC" and not data.get("reduce_range"):
-        return Rounding("int8")
+        return reading.Rounding("int8")
     return "8-bit int, " + ("not symmetric, or of fewer codes" if by_token else "not by token")
 
 
-def _fp8_rounding(data: Table, dtype: str, bound: str) -> Rounding | str:
+def _fp8_rounding(data: Table, dtype: str, bound: str) -> reading.Rounding | str:
     if not _is_by_token(data):
         return "fp8, not by token"
     if _value(data.get(dtype)) != "float8_e4m3fn" or data.get(f"{bound}_lb") is not None:
         return "fp8, not E4M3, or with a lowest scale"
     high = data.get(f"{bound}_ub")
-    return Rounding("fp8", None if high is None else bound_of(high, "the bound of activations"))
+    return reading.Rounding(
+        "fp8", None if high is None else reading.bound_of(high, "the bound of activations")
+    )
 
 
 def _is_by_token(data: Table) -> bool:
@@ -199,67 +183,56 @@ class _Description:
     parts: frozenset[str]
 
 
-def describe(files: WeightFolder, config: Config) -> Config:
+def describe(files: WeightFolder, config: reading.Config) -> reading.Config:
     """Return the configuration with the headers' descriptions; refuse what is not read."""
     tensors = {}
     for name, text in files.metadata().items():
-        description = _description(text)
-        if description is not None and description.type != "Tensor":
+        try:
+            table = json.loads(text)
+            parts = frozenset(map(str, table.get("_tensor_data_names", [])))
+            description = _Description(str(table["_type"]), dict(table.get("_data", {})), parts)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        if description.type != "Tensor":
             _must_be_read(files, config, name, description.type)
             tensors[name] = description
     planned = None if _is_mixed(config) else rounding_of(config)
-    for name, description in tensors.items():
-        found = rounding_of_tensor(description.data, description.parts)
-        both_left = isinstance(planned, str) and isinstance(found, str)
-        if not _is_mixed(config) and planned != found and not both_left:
+    for name, description in () if _is_mixed(config) else tensors.items():
+        stored = rounding_of_tensor(description.data, description.parts)
+        if planned != stored and not (isinstance(planned, str) and isinstance(stored, str)):
             ours, theirs = (
-                f"`{one.kind if isinstance(one, Rounding) else one or 'none'}`"
-                for one in (planned, found)
+                f"`{kind.kind if isinstance(kind, reading.Rounding) else kind or 'none'}`"
+                for kind in (planned, stored)
             )
-            raise contradiction(
+            raise reading.contradiction(
                 f"the quantization configuration rounds activations as {ours}, and the header of "
                 f"`{name}` as {theirs}"
             )
     return {**config, _TENSORS: tensors}
 
 
-def _description(text: str) -> _Description | None:
-    try:
-        table = json.loads(text)
-        kind, parts = table["_type"], table.get("_tensor_data_names", [])
-        data = table.get("_data", {})
-        return _Description(str(kind), dict(data), frozenset(map(str, parts)))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def _must_be_read(files: WeightFolder, config: Config, name: str, kind: str) -> None:
-    base = name.removesuffix(".weight")
+def _must_be_read(files: WeightFolder, config: reading.Config, name: str, kind: str) -> None:
+    base, hint = name.removesuffix(".weight"), _INSTEAD
     if kind not in _LAYOUTS:
-        what, hint = (
-            f"is stored as `{kind[:60]}` of torchao, which is not read",
-            (f"these are: {', '.join(_LAYOUTS)}; {_INSTEAD}"),
-        )
+        what = f"is stored as `{kind[:60]}` of torchao, which is not read"
+        hint = f"these are: {', '.join(_LAYOUTS)}; {_INSTEAD}"
     elif base == name:
-        what, hint = (
-            "is quantized by torchao, and is no `.weight` of a linear",
-            ("quantize linears alone"),
-        )
+        what = "is quantized by torchao, and is no `.weight` of a linear"
+        hint = "quantize linears alone"
     elif base + _QDATA in files.infos:
         return
     elif f"{name}:qdata" in files.infos:
-        table = _main(config)
-        name, hint = f"{name}:qdata", _INSTEAD
+        table, name = _main(config), f"{name}:qdata"
         what = (
             "is a name of torchao 0.14, whose layout is not read "
             f"(`{_type(table)}` of version {table['_version']})"
         )
     else:
-        raise refused(name, "has no `qdata`, which its description names")
+        raise reading.refused(name, "has no `qdata`, which its description names")
     raise ConfigurationError(f"`{name}` {what}", hint=hint)
 
 
-def layout(parts: StoredLinear) -> Layout:
+def layout(parts: reading.StoredLinear) -> reading.Layout:
     """Choose how a linear is decoded by its description, and check its parts against that."""
     description: _Description | None = parts.config[_TENSORS].get(parts.name)
     if description is None:
@@ -276,16 +249,16 @@ def layout(parts: StoredLinear) -> Layout:
             "read",
             hint="fold the scale into the norm before the linear, and quantize again",
         )
-    found = _LAYOUTS[description.type](parts, description.data)
+    linear = _LAYOUTS[description.type](parts, description.data)
     if not _is_mixed(parts.config):
-        parts.must_have(found.bits, bits(parts.config))
+        parts.must_have(linear.bits, bits(parts.config))
     rounding = rounding_of_tensor(description.data, description.parts)
     if isinstance(rounding, str):
-        return replace(found, left=rounding)
-    return replace(found, rounding=rounding)
+        return replace(linear, left=rounding)
+    return replace(linear, rounding=rounding)
 
 
-def _block(parts: StoredLinear, data: Table, shape: Block) -> Block:
+def _block(parts: reading.StoredLinear, data: Table, shape: Block) -> Block:
     block = data.get("block_size") or list(shape)
     pair = block if isinstance(block, list) and len(block) == 2 else (0, 0)
     if not all(type(side) is int and side > 0 for side in pair):
@@ -297,27 +270,27 @@ def _block(parts: StoredLinear, data: Table, shape: Block) -> Block:
     return pair[0], pair[1]
 
 
-def _blocks(parts: StoredLinear, data: Table, codes: str, **scales: str) -> tuple[Block, Block]:
-    rows, columns = parts.sizes({_QDATA: ("R C", codes.split())}).values()
+def _blocks(
+    parts: reading.StoredLinear, data: Table, codes: tuple[str, ...], **scales: tuple[str, ...]
+) -> tuple[Block, Block]:
+    rows, columns = parts.sizes({_QDATA: ("R C", codes)}).values()
     block = _block(parts, data, (rows, columns))
-    table = {_PREFIX + name: ("D A", dtypes.split()) for name, dtypes in scales.items()}
-    known = {"D": rows // block[0], "A": columns // block[1]}
-    parts.sizes(table, f"a block of {block[0]} by {block[1]}", **known)
+    table = {_PREFIX + name: ("D A", dtypes) for name, dtypes in scales.items()}
+    because = f"a block of {block[0]} by {block[1]}"
+    parts.sizes(table, because, D=rows // block[0], A=columns // block[1])
     return (rows, columns), block
 
 
-def _float8(parts: StoredLinear, data: Table) -> Layout:
-    shape, block = _blocks(parts, data, " ".join(FLOATS), scale=" ".join(SCALES))
-
-    def decode(read: Mapping[str, Tensor]) -> Tensor:
-        return in_blocks(parts.name, read[_QDATA], read[_SCALE], block)
-
-    return Layout(shape, 8, decode)
+def _float8(parts: reading.StoredLinear, data: Table) -> reading.Layout:
+    shape, block = _blocks(parts, data, FLOATS, scale=reading.SCALES)
+    return reading.Layout(
+        shape, 8, lambda read: in_blocks(parts.name, read[_QDATA], read[_SCALE], block)
+    )
 
 
-def _integers(parts: StoredLinear, data: Table, bits: int) -> Layout:
-    scales = {"scale": " ".join(SCALES)} | ({"zero_point": "I8"} if _ZERO in parts.infos else {})
-    shape, block = _blocks(parts, data, "I8", **scales)
+def _integers(parts: reading.StoredLinear, data: Table, bits: int) -> reading.Layout:
+    zeros = {"zero_point": ("I8",)} if _ZERO in parts.infos else {}
+    shape, block = _blocks(parts, data, ("I8",), scale=reading.SCALES, **zeros)
     bound = 2 ** (bits - 1)
 
     def decode(read: Mapping[str, Tensor]) -> Tensor:
@@ -326,8 +299,10 @@ def _integers(parts: StoredLinear, data: Table, bits: int) -> Layout:
                 raise parts.refused(f"has a code of {code}, and {bits} bits")
         weight_RC = read[_QDATA].float()
         if _ZERO in read:
-            if _is_symmetric(parts.config) and bool(read[_ZERO].any()):
-                raise contradiction(
+            table = {} if _is_mixed(parts.config) else _attributes(_main(parts.config))
+            mapping = _value(table.get("weight_mapping_type") or table.get("mapping_type"))
+            if str(mapping).startswith("SYMMETRIC") and bool(read[_ZERO].any()):
+                raise reading.contradiction(
                     "the quantization configuration has a mapping that is `SYMMETRIC`, and "
                     f"`{parts.name}` zero points"
                 )
@@ -336,10 +311,10 @@ def _integers(parts: StoredLinear, data: Table, bits: int) -> Layout:
             blocks -= read[_ZERO].float()[:, None, :, None]
         return in_blocks(parts.name, weight_RC, read[_SCALE], block)
 
-    return Layout(shape, bits, decode, size=block[1] if block[0] == 1 else 0)
+    return reading.Layout(shape, bits, decode, size=block[1] if block[0] == 1 else 0)
 
 
-def _intx(parts: StoredLinear, data: Table) -> Layout:
+def _intx(parts: reading.StoredLinear, data: Table) -> reading.Layout:
     bits = _bits_of(data.get("target_dtype"))
     if bits is None:
         kind = str(_value(data.get("target_dtype")))
@@ -348,7 +323,7 @@ def _intx(parts: StoredLinear, data: Table) -> Layout:
     return _integers(parts, data, bits)
 
 
-def _int4(parts: StoredLinear, data: Table) -> Layout:
+def _int4(parts: reading.StoredLinear, data: Table) -> reading.Layout:
     """Return the layout of packed codes: code * scale + zero point, both of a group of columns."""
     rows, nbytes = parts.sizes({_QDATA: ("R B", ("I8", "U8"))}).values()
     shape = (rows, nbytes * 2)
@@ -360,9 +335,8 @@ def _int4(parts: StoredLinear, data: Table) -> Layout:
     block = _block(parts, data, shape)
     if block[0] != 1:
         raise parts.refused(f"has blocks of {block[0]} rows, where the format has one")
-    size, because = block[1], f"a group of {block[1]} columns"
-    known = {"G": shape[1] // size, "R": rows}
-    parts.sizes({_SCALE: ("G R", SCALES), _ZERO: ("G R", SCALES)}, because, **known)
+    size, stored = block[1], {_SCALE: ("G R", reading.SCALES), _ZERO: ("G R", reading.SCALES)}
+    parts.sizes(stored, f"a group of {size} columns", G=shape[1] // size, R=rows)
 
     def decode(read: Mapping[str, Tensor]) -> Tensor:
         codes_RC = (halves(read[_QDATA]) ^ 8).float() - 8  # two's complement
@@ -371,16 +345,16 @@ def _int4(parts: StoredLinear, data: Table) -> Layout:
         weight_RC = scaled(parts.name, codes_RC, read[_SCALE].T, group_of_C)
         return weight_RC.add_(zeros_RG.index_select(1, group_of_C))
 
-    return Layout(shape, 4, decode, size=size)
+    return reading.Layout(shape, 4, decode, size=size)
 
 
-_LAYOUTS: Mapping[str, Callable[[StoredLinear, Table], Layout]] = {
+_LAYOUTS: Mapping[str, Callable[[reading.StoredLinear, Table], reading.Layout]] = {
     "Float8Tensor": _float8,
     "Int8Tensor": partial(_integers, bits=8),
     "Int4Tensor": _int4,
     "IntxUnpackedToInt8Tensor": _intx,
 }
-FORMAT = Reader(
+FORMAT = reading.Reader(
     "torchao",
     (_QDATA,),
     _SUFFIXES,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qaudit.errors import ConfigurationError, QauditError, SourceError
-from qaudit.formats.activations import Rounding
+from qaudit.formats.reading import Rounding
 from qaudit.formats.weights import QuantizedFolder, format_of
 from tests.support.quantized import Affine, write
 from tests.support.torchao import INSTALLED, KINDS, config, description, named, tensors

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import qaudit_torchao as ours
 from qaudit.errors import QauditError
-from qaudit.formats.activations import Rounding
+from qaudit.formats.reading import Rounding
 from qaudit.formats.weights import QuantizedFolder
 from tests.support.damage import ODD
 from tests.support.filled import filled

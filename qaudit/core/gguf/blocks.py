@@ -89,24 +89,13 @@ def widened(bytes_N2: Tensor) -> Tensor:
     return bytes_N2.view(torch.float16).float()
 
 
-def pair(codes_NK: Tensor, width: int) -> Tensor:
-    """Put four bits of each code beside those of the code `width` columns later."""
-    codes_N2W: Tensor = (codes_NK & 15).unflatten(1, (-1, 2, width))
-    return (codes_N2W[:, :, 0] | (codes_N2W[:, :, 1] << 4)).flatten(1)
-
-
-def unpair(bytes_NB: Tensor, width: int) -> Tensor:
-    bytes_NW = bytes_NB.unflatten(1, (-1, width))
-    return torch.stack([bytes_NW & 15, bytes_NW >> 4], 2).flatten(1)
-
-
 def interleave(codes_NK: Tensor, bits: int, width: int) -> Tensor:
-    """Put a few bits of codes that are `width` columns apart into one byte."""
+    """Put codes of so many bits that are `width` columns apart into one byte."""
     count = 8 // bits
-    codes_NCW: Tensor = (codes_NK & ((1 << bits) - 1)).unflatten(1, (-1, count, width))
-    byte = codes_NCW[:, :, 0].clone()
+    codes_NCW: Tensor = codes_NK.unflatten(1, (-1, count, width))
+    byte = codes_NCW[:, :, 0]
     for k in range(1, count):
-        byte |= codes_NCW[:, :, k] << (bits * k)
+        byte = byte | (codes_NCW[:, :, k] << (bits * k))
     return byte.flatten(1)
 
 
@@ -116,51 +105,11 @@ def separate(bytes_NB: Tensor, bits: int, width: int) -> Tensor:
     return torch.stack(every, 2).flatten(1)
 
 
-def fifth_bits(codes_NK: Tensor) -> Tensor:
-    """Return bit 4 of 32 codes, eight a byte."""
-    bits_NB8: Tensor = (codes_NK >> 4).unflatten(1, (-1, 8))
-    byte = bits_NB8[:, :, 0].clone()
-    for k in range(1, 8):
-        byte |= bits_NB8[:, :, k] << k
-    return byte
-
-
-def _of_fifth_bits(bytes_NB: Tensor) -> Tensor:
-    return torch.stack([(bytes_NB >> k) & 1 for k in range(8)], 2).flatten(1) << 4
-
-
-def six_bit_pairs(s_NJ: Tensor, t_NJ: Tensor) -> Tensor:
-    """Pack eight scales and eight minima of 6 bits into 12 bytes (Q4_K, Q5_K)."""
-    return torch.cat(
-        [
-            s_NJ[:, :4] | (s_NJ[:, 4:] >> 4 << 6),
-            t_NJ[:, :4] | (t_NJ[:, 4:] >> 4 << 6),
-            (s_NJ[:, 4:] & 15) | ((t_NJ[:, 4:] & 15) << 4),
-        ],
-        1,
-    )
-
-
-def _of_six_bit_pairs(bytes_NB: Tensor) -> tuple[Tensor, Tensor]:
-    first_N4, second_N4, third_N4 = bytes_NB.chunk(3, 1)
-    s_NJ = torch.cat([first_N4 & 63, (third_N4 & 15) | (first_N4 >> 6 << 4)], 1)
-    t_NJ = torch.cat([second_N4 & 63, (third_N4 >> 4) | (second_N4 >> 6 << 4)], 1)
-    return s_NJ.float(), t_NJ.float()
-
-
-def six_bits(s_NJ: Tensor) -> Tensor:
-    return torch.cat([pair(s_NJ, 8), interleave(s_NJ >> 4, 2, 4)], 1)
-
-
-def _of_six_bits(bytes_NB: Tensor) -> Tensor:
-    return unpair(bytes_NB[:, :8], 8) | (separate(bytes_NB[:, 8:], 2, 4) << 4)
-
-
 def _codes(parts: Parts) -> Tensor:
     if "e" not in parts:
-        codes_NK = unpair(parts["low"], 16)
-        return codes_NK | _of_fifth_bits(parts["high"]) if "high" in parts else codes_NK
-    codes_NK = unpair(parts["low"], 32)
+        codes_NK = separate(parts["low"], 4, 16)
+        return codes_NK | (separate(parts["high"], 1, 1) << 4) if "high" in parts else codes_NK
+    codes_NK = separate(parts["low"], 4, 32)
     return codes_NK | (separate(parts["high"], 1, 32) << 4) if "high" in parts else codes_NK
 
 
@@ -177,22 +126,26 @@ def _q5_1(parts: Parts) -> Tensor:
 
 
 def _q3_k(parts: Parts) -> Tensor:
-    scale_NJ = widened(parts["d"]) * (_of_six_bits(parts["scales"]).float() - 32)
+    scales_NB = parts["scales"]
+    s_NJ = separate(scales_NB[:, :8], 4, 8) | (separate(scales_NB[:, 8:], 2, 4) << 4)
+    scale_NJ = widened(parts["d"]) * (s_NJ.float() - 32)
     codes_NK = separate(parts["low"], 2, 32) | (separate(parts["high"], 1, 32) << 2)
     codes_NJK: Tensor = (codes_NK.float() - 4).unflatten(1, (16, 16))
     return (scale_NJ[:, :, None] * codes_NJK).flatten(1)
 
 
 def _with_minima(parts: Parts) -> Tensor:
-    s_NJ, t_NJ = _of_six_bit_pairs(parts["scales"])
-    s_NJ, t_NJ = widened(parts["d"]) * s_NJ, widened(parts["e"]) * t_NJ
+    first_N4, second_N4, third_N4 = parts["scales"].chunk(3, 1)
+    s_NJ = torch.cat([first_N4 & 63, (third_N4 & 15) | (first_N4 >> 6 << 4)], 1)
+    t_NJ = torch.cat([second_N4 & 63, (third_N4 >> 4) | (second_N4 >> 6 << 4)], 1)
+    s_NJ, t_NJ = widened(parts["d"]) * s_NJ.float(), widened(parts["e"]) * t_NJ.float()
     codes_NJK: Tensor = _codes(parts).float().unflatten(1, (8, 32))
     return (s_NJ[:, :, None] * codes_NJK - t_NJ[:, :, None]).flatten(1)
 
 
 def _q6_k(parts: Parts) -> Tensor:
     scale_NJ = widened(parts["d"]) * parts["scales"].view(torch.int8).float()
-    codes_NK = unpair(parts["low"], 64) | (separate(parts["high"], 2, 32) << 4)
+    codes_NK = separate(parts["low"], 4, 64) | (separate(parts["high"], 2, 32) << 4)
     codes_NJK: Tensor = (codes_NK.float() - 32).unflatten(1, (16, 16))
     return (scale_NJ[:, :, None] * codes_NJK).flatten(1)
 

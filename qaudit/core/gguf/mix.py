@@ -52,11 +52,6 @@ def shares_values(rows: Mapping[str, int]) -> bool:
     return by_role.get("v_proj", 0) < by_role.get("q_proj", 0)
 
 
-def type_in_mix(mix: str, place: TensorPlace) -> str:
-    """Return the type of a linear in a `_M` file, before columns that do not fit."""
-    return {"Q4_K": _q4_k_m, "Q3_K": _q3_k_m}[mix](place)
-
-
 def fallback(kind: str, columns: int) -> str | None:
     """Return the type that columns can have; None where 32 does not divide them either."""
     if columns % TYPES[kind].columns:
@@ -64,31 +59,19 @@ def fallback(kind: str, columns: int) -> str | None:
     return None if columns % TYPES[kind].columns else kind
 
 
-def _q4_k_m(place: TensorPlace) -> str:
-    role = role_of(place.name)
-    more = _more_bits(place)
-    if role == "value":
-        return "Q6_K" if more else "Q5_K" if _is_large(place) else "Q4_K"
-    if role == "qkv":
-        return "Q6_K" if more else "Q4_K"
-    return "Q6_K" if role == "down" and more else "Q4_K"
-
-
-def _q3_k_m(place: TensorPlace) -> str:
-    role = role_of(place.name)
-    if role in ("value", "qkv"):
-        return "Q5_K" if place.block < 2 or (role == "value" and _is_large(place)) else "Q4_K"
-    if role == "down":
-        return "Q5_K" if place.block < place.blocks // 16 else "Q4_K"
-    return "Q4_K" if role == "attention output" else "Q3_K"
-
-
-def _more_bits(place: TensorPlace) -> bool:
-    """Return whether a block is in the first or last eighth, or a third one between."""
-    block, blocks = place.block, place.blocks
+def type_in_mix(mix: str, place: TensorPlace) -> str:
+    """Return the type of a linear in a `_M` file, before columns that do not fit."""
+    role, block, blocks = role_of(place.name), place.block, place.blocks
+    is_large = blocks == _LARGE and place.shares_values
+    if mix == "Q3_K":
+        if role in ("value", "qkv"):
+            return "Q5_K" if block < 2 or (role == "value" and is_large) else "Q4_K"
+        if role == "down":
+            return "Q5_K" if block < blocks // 16 else "Q4_K"
+        return "Q4_K" if role == "attention output" else "Q3_K"
+    # In the first and the last eighth of blocks, and in every third one between.
     first = blocks // 8
-    return block < first or block >= 7 * blocks // 8 or (block - first) % 3 == 2
-
-
-def _is_large(place: TensorPlace) -> bool:
-    return place.blocks == _LARGE and place.shares_values
+    more = block < first or block >= 7 * blocks // 8 or (block - first) % 3 == 2
+    if role in ("value", "qkv", "down") and more:
+        return "Q6_K"
+    return "Q5_K" if role == "value" and is_large else "Q4_K"

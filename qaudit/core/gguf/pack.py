@@ -20,18 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qaudit.core.gguf.blocks import (
-    TYPES,
-    WIDE,
-    assembled,
-    fifth_bits,
-    half,
-    interleave,
-    pair,
-    six_bit_pairs,
-    six_bits,
-    widened,
-)
+from qaudit.core.gguf.blocks import TYPES, WIDE, assembled, half, interleave, widened
 from qaudit.support.lazy import Tensor, torch
 
 _AT_ONCE = {"cpu": 1 << 19}
@@ -61,11 +50,16 @@ def _packed(kind: str, x_RC: Tensor, importance_RC: Tensor | None) -> Tensor:
         importance_NK = None if importance_RC is None else importance_RC.reshape(-1, WIDE)
         make = {"Q3_K": _q3_k, "Q6_K": _q6_k}.get(kind)
         return make(x_NK, importance_NK) if make else _with_minima(kind, x_NK, importance_NK)
-    if importance_RC is None:
-        plain = {"Q8_0": _q8_0, "Q5_1": _q5_1}.get(kind)
-        blocks_NK = x_RC.reshape(-1, 32)
-        return plain(blocks_NK) if plain else _about_the_middle(kind, blocks_NK)
-    return _narrow(kind, x_RC, importance_RC)
+    if importance_RC is not None:
+        return _narrow(kind, x_RC, importance_RC)
+    x_NK = x_RC.reshape(-1, 32)
+    if plain := {"Q8_0": _q8_0, "Q5_1": _q5_1}.get(kind):
+        return plain(x_NK)
+    # The lowest point of the grid is the value of largest magnitude (Q4_0, Q5_0).
+    middle = 1 << (TYPES[kind].bits - 1)
+    scale_N1 = x_NK.gather(1, x_NK.abs().argmax(1, keepdim=True)) / -middle
+    codes_NK = (x_NK * _inverse(scale_N1) + (middle + 0.5)).trunc().clamp(0, 2 * middle - 1)
+    return _narrow_block(kind, codes_NK.to(torch.uint8), scale_N1)
 
 
 def _q8_0(x_NK: Tensor) -> Tensor:
@@ -76,15 +70,6 @@ def _q8_0(x_NK: Tensor) -> Tensor:
     magnitude_NK = floor_NK + (2 * (steps_NK - floor_NK)).floor()
     codes_NK = torch.copysign(magnitude_NK, x_NK).to(torch.int8)
     return assembled("Q8_0", {"d": half(scale_N1), "codes": codes_NK.view(torch.uint8)})
-
-
-def _about_the_middle(kind: str, x_NK: Tensor) -> Tensor:
-    """Round on a grid whose lowest point is the value of largest magnitude (Q4_0, Q5_0)."""
-    middle = 1 << (TYPES[kind].bits - 1)
-    largest_N1 = x_NK.gather(1, x_NK.abs().argmax(1, keepdim=True))
-    scale_N1 = largest_N1 / -middle
-    codes_NK = (x_NK * _inverse(scale_N1) + (middle + 0.5)).trunc().clamp(0, 2 * middle - 1)
-    return _narrow_block(kind, codes_NK.to(torch.uint8), scale_N1)
 
 
 def _q5_1(x_NK: Tensor) -> Tensor:
@@ -109,7 +94,11 @@ def _narrow(kind: str, x_RC: Tensor, importance_RC: Tensor) -> Tensor:
 
 
 def _narrow_block(kind: str, codes_NK: Tensor, d_N: Tensor, m_N: Tensor | None = None) -> Tensor:
-    parts = {"d": half(d_N), "low": pair(codes_NK, 16), "high": fifth_bits(codes_NK)}
+    parts = {
+        "d": half(d_N),
+        "low": interleave(codes_NK & 15, 4, 16),
+        "high": interleave(codes_NK >> 4, 1, 1),
+    }
     return assembled(kind, parts if m_N is None else parts | {"m": half(m_N)})
 
 
@@ -120,7 +109,11 @@ def _inverse(scale: Tensor) -> Tensor:
 def _q3_k(x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
     x_KM = _columns(x_NK, 16)
     if importance_NK is None:
-        fit = descended(x_KM, 4)
+        # One value after another, weighted by squares (make_q3_quants).
+        largest_M = x_KM.gather(0, x_KM.abs().argmax(0, keepdim=True))[0]
+        first_KM = nearest(over(-4.0, largest_M, largest_M) * x_KM).clamp_(-4, 3).float()
+        fit = _descend(x_KM, x_KM * x_KM, first_KM, (-4, 3), both=False)
+        fit = _without_zeros(fit.codes_KM + 4, fit.scale_M, largest_M)
         scales_NJ = fit.scale_M.reshape(len(x_NK), -1)
         largest_N = scales_NJ.gather(1, scales_NJ.abs().argmax(1, keepdim=True))[:, 0]
         inverse_N = over(-32.0, largest_N, largest_N)
@@ -140,8 +133,8 @@ def _q3_k(x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
     codes_NK = _in_rows(_rounded(x_KM, fit.codes_KM, step_M, -4, 3), len(x_NK))
     parts = {
         "high": interleave(codes_NK >> 2, 1, 32),
-        "low": interleave(codes_NK, 2, 32),
-        "scales": six_bits(s_NJ),
+        "low": interleave(codes_NK & 3, 2, 32),
+        "scales": torch.cat([interleave(s_NJ & 15, 4, 8), interleave(s_NJ >> 4, 2, 4)], 1),
         "d": d_NB,
     }
     return assembled("Q3_K", parts)
@@ -175,12 +168,17 @@ def _with_minima(kind: str, x_NK: Tensor, importance_NK: Tensor | None) -> Tenso
     offset_M = (widened(e_NB) * t_NJ.float()).flatten()
     rounded_KM = _rounded(x_KM + offset_M, fit.codes_KM, step_M, 0, top)
     codes_NK = _in_rows(rounded_KM, len(x_NK))
+    six_NB = [
+        s_NJ[:, :4] | (s_NJ[:, 4:] >> 4 << 6),
+        t_NJ[:, :4] | (t_NJ[:, 4:] >> 4 << 6),
+        (s_NJ[:, 4:] & 15) | ((t_NJ[:, 4:] & 15) << 4),
+    ]
     parts = {
         "d": d_NB,
         "e": e_NB,
-        "scales": six_bit_pairs(s_NJ, t_NJ),
+        "scales": torch.cat(six_NB, 1),
         "high": interleave(codes_NK >> 4, 1, 32),
-        "low": pair(codes_NK, 32),
+        "low": interleave(codes_NK & 15, 4, 32),
     }
     return assembled(kind, parts)
 
@@ -197,7 +195,7 @@ def _q6_k(x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
     step_M = (widened(d_NB) * s_NJ.float()).flatten()
     codes_NK = _in_rows(_rounded(x_KM, fit.codes_KM, step_M, -32, 31), len(x_NK))
     parts = {
-        "low": pair(codes_NK, 64),
+        "low": interleave(codes_NK & 15, 4, 64),
         "high": interleave(codes_NK >> 4, 2, 32),
         "scales": s_NJ.view(torch.uint8),
         "d": d_NB,
@@ -285,16 +283,6 @@ def symmetric(x_KM: Tensor, top: int, weight_KM: Tensor | None = None) -> Fit:
         best_M = torch.where(better_M, scale_M * lx_M, best_M)
         best_KM = torch.where(better_M, codes_KM, best_KM)
     return _without_zeros(best_KM + top, scale_M, largest_M)
-
-
-def descended(x_KM: Tensor, top: int) -> Fit:
-    """Fit codes about `top`, one value after another, weighted by squares (make_q3_quants)."""
-    weight_KM = x_KM * x_KM
-    largest_M = x_KM.gather(0, x_KM.abs().argmax(0, keepdim=True))[0]
-    inverse_M = over(-float(top), largest_M, largest_M)
-    codes_KM = nearest(inverse_M * x_KM).clamp_(-top, top - 1).float()
-    fit = _descend(x_KM, weight_KM, codes_KM, (-top, top - 1), both=False)
-    return _without_zeros(fit.codes_KM + top, fit.scale_M, largest_M)
 
 
 def positive(x_KM: Tensor, top: int, weight_KM: Tensor) -> Fit:

@@ -55,7 +55,6 @@ from qaudit.core.grid import (
     join_groups,
     powers_of_two,
     quantize_groups,
-    snap_groups,
     split_groups,
 )
 from qaudit.core.linears import (
@@ -66,8 +65,7 @@ from qaudit.core.linears import (
     refuse_nonfinite,
     required_inputs,
 )
-from qaudit.core.scheme import Calibration, Scheme, added, check_grid
-from qaudit.errors import SchemeError
+from qaudit.core.scheme import Calibration, Scheme, added, one_of
 from qaudit.support.lazy import Tensor, torch
 
 RATIOS: Mapping[str, tuple[float | None, ...]] = {  # None: no scaling
@@ -115,29 +113,12 @@ class Awq(Scheme):
     exact_fold: bool = False
     shared_fold: bool = added(True)
     modules: bool = added(False)
-    ratios: str = added("autoawq")
+    ratios: str = added("autoawq", one_of("ratios", RATIOS, "`{}` names no search over ratios"))
     all_tokens: bool = added(False)
     scale_dtype: str = "bf16"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_grid(self.bits, self.group, self.scale_dtype)
-        if self.ratios not in RATIOS:
-            raise SchemeError(
-                f"`{self.ratios}` names no search over ratios",
-                hint=f"use {' or '.join(f'ratios={name}' for name in RATIOS)}",
-            )
-
-    @property
-    def compares_modules(self) -> bool:
-        return self.modules
-
     def tried_weights(self, count: int) -> int:
         return min(GPU_CHUNK, len(RATIOS[self.ratios]) * count)
-
-    @property
-    def experts_see_all(self) -> bool:
-        return self.all_tokens
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -147,7 +128,11 @@ class Awq(Scheme):
         stored = {}
         for name, weight_RC in linears.widened():
             scaled_RC = weight_RC if scale_C is None else weight_RC * scale_C
-            if self.clip and not _is_query_or_key(name):
+            last = name.rpartition(".")[2].lower()
+            is_query_or_key = last.startswith(("q_", "k_")) or any(
+                word in last for word in ("query", "key", "qkv")
+            )
+            if self.clip and not is_query_or_key:
                 scaled_CC = gram_CC.to(scaled_RC)
                 if scale_C is not None:
                     scaled_CC = scaled_CC / scale_C / scale_C[:, None]
@@ -251,7 +236,11 @@ class Awq(Scheme):
         return {"symmetric": not self.zero_point, "scale_dtype": scale_dtype}
 
     def _round(self, weight_RC: Tensor) -> Tensor:
-        return snap_groups(weight_RC, self.bits, self.group, **self._grid)
+        parts = [
+            fit(part_RGK, self.bits, dim=-1, **self._grid).snap(part_RGK).flatten(1)
+            for part_RGK in split_groups(weight_RC, self.group)
+        ]
+        return torch.cat(parts, dim=1)
 
     def _clip_and_quantize(self, weight_RC: Tensor, gram_CC: Tensor) -> IntegerCodes:
         parts, start = [], 0
@@ -280,22 +269,15 @@ class Awq(Scheme):
         for part_GRK, tried_GBR1 in zip(
             weight_GRK.split(rows, 1), bound_GBR1.split(rows, 2), strict=True
         ):
-            losses = [
-                self._clipping_losses(part_GRK, some_GBR1, blocks_GKK)
-                for some_GBR1 in tried_GBR1.split(bounds, 1)
-            ]
+            losses = []
+            for some_GBR1 in tried_GBR1.split(bounds, 1):
+                clipped_GBRK, grid = self._clip(part_GRK[:, None], some_GBR1)
+                error_GNK = (grid.snap(clipped_GBRK) - part_GRK[:, None]).flatten(1, 2)
+                loss_GN1 = (error_GNK @ blocks_GKK).mul_(error_GNK).sum(-1, keepdim=True)
+                losses.append(loss_GN1.view_as(some_GBR1))
             place_G1R1 = torch.cat(losses, 1).argmin(1, keepdim=True)
             best.append(tried_GBR1.gather(1, place_G1R1).squeeze(1))
         return torch.cat(best, 1)
-
-    def _clipping_losses(
-        self, weight_GRK: Tensor, bound_GBR1: Tensor, blocks_GKK: Tensor
-    ) -> Tensor:
-        """Return the squared error of each group's output under each bound, as (G, B, R, 1)."""
-        clipped_GBRK, grid = self._clip(weight_GRK[:, None], bound_GBR1)
-        error_GNK = (grid.snap(clipped_GBRK) - weight_GRK[:, None]).flatten(1, 2)
-        loss_GN1 = (error_GNK @ blocks_GKK).mul_(error_GNK).sum(-1, keepdim=True)
-        return loss_GN1.view_as(bound_GBR1)
 
 
 def _at_once(weight_RC: Tensor, count: int) -> tuple[int, int]:
@@ -331,8 +313,3 @@ def _pooled_mean(value_C: Tensor, tie_C: Tensor) -> Tensor:
     count_I = torch.bincount(tie_C)
     summed_I = torch.zeros_like(count_I, dtype=value_C.dtype).index_add_(0, tie_C, value_C)
     return summed_I / count_I
-
-
-def _is_query_or_key(name: str) -> bool:
-    last = name.rpartition(".")[2].lower()
-    return last.startswith(("q_", "k_")) or any(w in last for w in ("query", "key", "qkv"))

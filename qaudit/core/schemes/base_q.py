@@ -27,15 +27,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from qaudit.core.grid import fit_range
-from qaudit.core.learned import (
-    LARGEST_SHARE,
-    best_shares,
-    check_steps,
-    descend,
-    share_grid,
-    snap_through,
-)
+from qaudit.core.grid import fit, fit_share
+from qaudit.core.learned import LARGEST_SHARE, best_shares, descend, snap_through
 from qaudit.core.linears import (
     Inputs,
     Linears,
@@ -49,7 +42,7 @@ from qaudit.core.linears import (
 )
 from qaudit.core.rotation import rotate, rotate_rows, rotation
 from qaudit.core.scheme import Calibration, Scheme
-from qaudit.core.schemes.quarot import CACHE_CLIP, SearchedGptq
+from qaudit.core.schemes.quarot import CACHE_CLIP, round_columns
 from qaudit.support.lazy import Tensor, torch
 
 BITS = 4
@@ -65,32 +58,12 @@ class BaseQ(Scheme):
     code_bits: ClassVar[int | None] = BITS
     act_bits: ClassVar[int | None] = BITS
     rounds_columns: ClassVar[bool] = True
+    transforms_inputs: ClassVar[bool] = True
+    rotates_outputs: ClassVar[bool] = True
+    rotates_heads: ClassVar[bool] = True
+    cache_clip: ClassVar[float] = CACHE_CLIP
 
     steps: int = 150
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_steps(self.steps)
-
-    @property
-    def transforms_inputs(self) -> bool:
-        return True
-
-    @property
-    def rotates_outputs(self) -> bool:
-        return True
-
-    @property
-    def rotates_heads(self) -> bool:
-        return True
-
-    @property
-    def cache_clip(self) -> float:
-        return CACHE_CLIP
-
-    @property
-    def learning_steps(self) -> int:
-        return self.steps
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -103,13 +76,14 @@ class BaseQ(Scheme):
         block = replace(block, groups=groups)
         turns = {}
         for linears in groups:
-            if (rows := _values_of(linears)) is not None and linears.fold_source is not None:
-                turns[linears.fold_source.name] = Turns.start(linears, rows)
+            source = linears.fold_source
+            if source is None or source.is_norm or linears.fold_C is None:
+                continue
+            if rows := (linears.rows or {}).get(source.name):  # of values, read head by head
+                turns[source.name] = Turns.start(linears, rows)
         bases = [Basis(linears, turns) for linears in groups]
         if any([*basis.free, *basis.turns] for basis in bases):
             descend(block, bases, self.steps // 2)
-        for basis in bases:
-            basis.end()
         readings = [self._rounded(basis) for basis in bases]
         descend(block, readings, self.steps - self.steps // 2)
         learned = {tuple(reading.basis.weights): reading.end() for reading in readings}
@@ -119,9 +93,8 @@ class BaseQ(Scheme):
         given = required_inputs(basis.linears, self.name)
         inputs = Inputs(basis.of_gram(given.gram_CC), given.absmean_C, given.tokens)
         weights = {name: basis.of_weight(name) for name in basis.weights}
-        rounding = SearchedGptq(bits=BITS, group=-1, damp=0.01, act_order=True)
         turned = replace(basis.linears, weights=weights, inputs=inputs, fold_C=None)
-        return RoundedInputs(basis, rounding.quantize(turned), inputs)
+        return RoundedInputs(basis, round_columns(turned, BITS, damp=0.01, act_order=True), inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,15 +125,6 @@ class Turns:
         return torch.cat([before, part.flatten(0, 1), behind])
 
 
-def _values_of(reader: Linears) -> Rows | None:
-    """Return the rows of values that these linears read head by head, if they are such readers."""
-    source, fold_C = reader.fold_source, reader.fold_C
-    rows = None if source is None else (reader.rows or {}).get(source.name)
-    if source is None or source.is_norm or fold_C is None or rows is None:
-        return None
-    return rows
-
-
 class Basis:
     """A group behind folds and rotations, which leave its products and what is rounded alone."""
 
@@ -180,20 +144,10 @@ class Basis:
         count = int(index_C.max()) + 1 if index_C is not None and shares else 0
         first = next(iter(self.weights.values()))
         self._index_C = None if index_C is None else index_C.to(first.device)
-        self._log_scale = first.new_zeros(count, dtype=torch.float32).requires_grad_(shares)
+        self._log_scale = first.new_zeros(count, dtype=torch.float32)
         self._shares: dict[str, Tensor] = {}
-
-    @property
-    def free(self) -> Sequence[tuple[Tensor, float]]:
-        return [(self._log_scale, SCALES)] if len(self._log_scale) else []
-
-    @property
-    def turns(self) -> Sequence[Tensor]:
-        return () if self._read is None else [turn.requires_grad_() for turn in self._read.each]
-
-    def end(self) -> None:
-        for parameter in (self._log_scale, *self.turns):
-            parameter.requires_grad_(False)
+        self.free = [(self._log_scale, SCALES)] if count else []
+        self.turns: Sequence[Tensor] = () if self._read is None else self._read.each
 
     def inputs(self, x: Tensor) -> Tensor:
         return self._turned(x if self.norm_C is None else x / self.norm_C.to(x.dtype), 1)
@@ -225,10 +179,8 @@ class Basis:
             weight_RC = self.of_weight(name)
             if name not in self._shares:
                 self._shares[name] = best_shares(weight_RC.detach(), BITS)
-            rounded_RC = snap_through(
-                weight_RC, share_grid(weight_RC, BITS, self._shares[name], "bf16")
-            )
-            weights[name] = self.outwards(name, rounded_RC)
+            grid = fit_share(weight_RC, BITS, self._shares[name], scale_dtype="bf16")
+            weights[name] = self.outwards(name, snap_through(weight_RC, grid))
         return Quantized(weights, 0, inputs=lambda x: self.inputs(x.float()).to(x.dtype))
 
     def _turned(self, x: Tensor, power: int) -> Tensor:
@@ -242,38 +194,33 @@ class Basis:
 class RoundedInputs:
     """How the inputs of a group with rounded weights are rounded."""
 
+    turns: Sequence[Tensor] = ()
+
     def __init__(self, basis: Basis, rounded: Quantized, inputs: Inputs) -> None:
         self.basis, self._rounded = basis, rounded
         mean_square = float(inputs.gram_CC.diagonal().mean()) / inputs.tokens
         self._unit = max(mean_square, 1e-12) ** 0.5
-        self.bias_C = torch.zeros_like(inputs.absmean_C, dtype=torch.float32).requires_grad_()
-        self.log_scale_C = torch.zeros_like(self.bias_C).requires_grad_()
-        self.clip = torch.logit(self.bias_C.new_full((), LARGEST_SHARE)).requires_grad_()
+        self.bias_C = torch.zeros_like(inputs.absmean_C, dtype=torch.float32)
+        self.log_scale_C = torch.zeros_like(self.bias_C)
+        self.clip = torch.logit(self.bias_C.new_full((), LARGEST_SHARE))
+        self.free = [(self.bias_C, BIASES), (self.log_scale_C, SCALES), (self.clip, CLIPS)]
         self._weights = {
             name: basis.outwards(name, weight_RC) for name, weight_RC in rounded.weights.items()
         }
-
-    @property
-    def free(self) -> Sequence[tuple[Tensor, float]]:
-        return [(self.bias_C, BIASES), (self.log_scale_C, SCALES), (self.clip, CLIPS)]
-
-    @property
-    def turns(self) -> Sequence[Tensor]:
-        return ()
 
     def inputs(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         bias_C = (self._unit * self.bias_C).to(wide.dtype)
         moved = self.basis.inputs(wide) * self.log_scale_C.exp().to(wide.dtype) - bias_C
-        read: Tensor = (round_range(moved, torch.sigmoid(self.clip)) + bias_C).to(x.dtype)
+        share = torch.sigmoid(self.clip)
+        grid = fit(moved, BITS, symmetric=False, dim=-1, shares=(share, share))
+        read: Tensor = (snap_through(moved, grid) + bias_C).to(x.dtype)
         return read
 
     def quantized(self) -> Quantized:
         return Quantized(self._weights, 0, inputs=self.inputs)
 
     def end(self) -> Quantized:
-        for parameter in (self.bias_C, self.log_scale_C, self.clip):
-            parameter.requires_grad_(False)
         weights = {
             name: self._weights[name].to(given.dtype)
             for name, given in self.basis.linears.weights.items()
@@ -281,9 +228,3 @@ class RoundedInputs:
         columns = 16 * self.bias_C.numel()
         bits = self._rounded.bits + (columns if self.basis.norm_C is not None else 2 * columns)
         return replace(self._rounded, weights=weights, bits=bits, inputs=self.inputs)
-
-
-def round_range(x: Tensor, share: Tensor) -> Tensor:
-    """Round each token over a share of its range; gradients pass what is rounded."""
-    ends = (share * x.amin(-1, keepdim=True), share * x.amax(-1, keepdim=True))
-    return snap_through(x, fit_range(*ends, BITS, symmetric=False, scale_dtype="float32"))

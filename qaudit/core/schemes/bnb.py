@@ -31,8 +31,8 @@ from qaudit.core.bnb_codes import (
     without_warning,
 )
 from qaudit.core.linears import CodeLayout, Linears, Quantized, decoded, refuse_nonfinite
-from qaudit.core.scheme import Scheme
-from qaudit.errors import SchemeError, SourceError
+from qaudit.core.scheme import Scheme, limited, one_of
+from qaudit.errors import SourceError
 from qaudit.support.lazy import Tensor, torch
 
 
@@ -41,16 +41,11 @@ class FourBit(Scheme):
     """Base of both 4-bit tables: blocks of the flattened weight, one maximum each."""
 
     code_bits: ClassVar[int | None] = 4
-    blocksize: int = 64
+    blocksize: int = limited(
+        64,
+        one_of("blocksize", BLOCKSIZES, "a blocksize of {} does not exist in bitsandbytes"),
+    )
     double_quant: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.blocksize not in BLOCKSIZES:
-            raise SchemeError(
-                f"a blocksize of {self.blocksize} does not exist in bitsandbytes",
-                hint=f"use one of {', '.join(map(str, BLOCKSIZES))}",
-            )
 
     @property
     def layout(self) -> CodeLayout:
@@ -58,11 +53,31 @@ class FourBit(Scheme):
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
-        table = self.name.removeprefix("bnb-")
-        stored = {
-            name: _to_four_bits(weight_RC, table, self.blocksize, self.double_quant)
-            for name, weight_RC in linears.weights.items()
-        }
+        stored = {}
+        for name, weight_RC in linears.weights.items():
+            # Two codes share a byte: an odd number of weights would go through torch.compile, while
+            # a zero behind the last one changes no block's maximum.
+            flat = weight_RC.detach().reshape(1, -1)
+            flat = torch.nn.functional.pad(flat, (0, flat.numel() % 2))
+            packed, state = library().functional.quantize_4bit(
+                flat.float() if flat.dtype == torch.float64 else flat,
+                blocksize=self.blocksize,
+                compress_statistics=self.double_quant,
+                quant_type=self.layout.kind,
+            )
+            maxima = None
+            if self.double_quant:
+                maxima = NestedMaxima(state.state2.absmax, state.state2.code, state.offset)
+            stored[name] = FourBitCodes(
+                packed,
+                state.absmax,
+                state.code,
+                self.layout.kind,
+                self.blocksize,
+                weight_RC.shape,
+                state.dtype,
+                maxima,
+            )
         return decoded(linears, stored)
 
 
@@ -87,15 +102,14 @@ class Int8(Scheme):
     name: ClassVar[str] = "bnb-int8"
     code_bits: ClassVar[int | None] = 8
 
-    threshold: float = 6.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threshold < 0:
-            raise SchemeError(
-                f"a threshold of {self.threshold} is out of range",
-                hint="use 0 for no outlier columns, or a positive magnitude such as 6.0",
-            )
+    threshold: float = limited(
+        6.0,
+        (
+            lambda size: size >= 0,
+            "a threshold of {} is out of range",
+            "use 0 for no outlier columns, or a positive magnitude such as 6.0",
+        ),
+    )
 
     @property
     def layout(self) -> CodeLayout:
@@ -103,45 +117,23 @@ class Int8(Scheme):
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
-        stored = {name: _to_int8(name, weight) for name, weight in linears.weights.items()}
+        stored = {}
+        for name, weight_RC in linears.weights.items():
+            # bitsandbytes zeroes and restores outliers in place: not in the caller's tensor.
+            half_RC = weight_RC.detach().to(torch.float16, copy=True).contiguous()
+            if not torch.isfinite(half_RC).all():
+                raise SourceError(
+                    f"the weight of `{name}` holds numbers too large for float16",
+                    hint="bitsandbytes' int8 goes through float16; leave bnb-int8 out",
+                )
+            codes_RC, absmax_R, _ = library().functional.int8_vectorwise_quant(half_RC)
+            stored[name] = Int8Codes(codes_RC, absmax_R)
         forwards = {
             name: _int8_forward(codes.codes_RC, codes.absmax_R, self.threshold)
             for name, codes in stored.items()
         }
         notes = ("outlier columns are found per batch, as in bitsandbytes",)
         return decoded(linears, stored, notes if self.threshold else (), forwards=forwards)
-
-
-def _to_four_bits(weight_RC: Tensor, table: str, blocksize: int, nested: bool) -> FourBitCodes:
-    # Two codes share a byte: an odd number of weights would go through torch.compile, while a
-    # zero behind the last one changes no block's maximum.
-    flat = weight_RC.detach().reshape(1, -1)
-    flat = torch.nn.functional.pad(flat, (0, flat.numel() % 2))
-    packed, state = library().functional.quantize_4bit(
-        flat.float() if flat.dtype == torch.float64 else flat,
-        blocksize=blocksize,
-        compress_statistics=nested,
-        quant_type=table,
-    )
-    maxima = None
-    if nested:
-        maxima = NestedMaxima(state.state2.absmax, state.state2.code, state.offset)
-    return FourBitCodes(
-        packed, state.absmax, state.code, table, blocksize, weight_RC.shape, state.dtype, maxima
-    )
-
-
-def _to_int8(name: str, weight_RC: Tensor) -> Int8Codes:
-    """Return int8 codes and the largest magnitude of every row, as `Linear8bitLt` stores them."""
-    # bitsandbytes zeroes and restores outliers in place, so it must not see the caller's tensor.
-    half_RC = weight_RC.detach().to(torch.float16, copy=True).contiguous()
-    if not torch.isfinite(half_RC).all():
-        raise SourceError(
-            f"the weight of `{name}` holds numbers too large for float16",
-            hint="bitsandbytes' int8 goes through float16; leave bnb-int8 out",
-        )
-    codes_RC, absmax_R, _ = library().functional.int8_vectorwise_quant(half_RC)
-    return Int8Codes(codes_RC, absmax_R)
 
 
 def _int8_forward(

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from qaudit.core.grid import Grid, fit_range, join_groups
+from qaudit.core.grid import Grid, fit, join_groups
 from qaudit.core.learned import LARGEST_SHARE, descend, snap_through
 from qaudit.core.linears import (
     INDEX_BITS,
@@ -42,17 +42,8 @@ from qaudit.core.linears import (
     refuse_nonfinite,
     sampled_inputs,
 )
-from qaudit.core.scheme import (
-    Calibration,
-    Scheme,
-    added,
-    check_bits,
-    check_group,
-    check_scale_dtype,
-)
+from qaudit.core.scheme import UNROUNDED, Calibration, Scheme, added
 from qaudit.core.schemes.int8 import smoothing_scales
-from qaudit.core.schemes.quarot import UNROUNDED, check_clip
-from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor, torch
 
 STEPS = 256
@@ -66,6 +57,7 @@ class DuQuant(Scheme):
 
     name: ClassVar[str] = "duquant"
     calibration: ClassVar[Calibration] = Calibration.OWN_STREAM
+    transforms_inputs: ClassVar[bool] = True
 
     bits: int
     act: int = 4
@@ -78,21 +70,8 @@ class DuQuant(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bits(self.bits)
-        if self.act != UNROUNDED:
-            check_bits(self.act)
-        check_group(self.block)
-        check_scale_dtype(self.scale_dtype)
-        check_clip(self.weight_clip)
-        check_clip(self.clip)
-        if not 0 <= self.alpha <= 1:
-            raise SchemeError(f"an alpha of {self.alpha} is out of range", hint="use 0 to 1")
         if self.lwc:
             object.__setattr__(self, "calibration", Calibration.WHOLE_BLOCK)
-
-    @property
-    def transforms_inputs(self) -> bool:
-        return True
 
     @property
     def learning_steps(self) -> int:
@@ -124,6 +103,8 @@ class DuQuant(Scheme):
 class Clips:
     """A group behind its transformation, and shares of the ranges of its rows."""
 
+    turns: Sequence[Tensor] = ()
+
     def __init__(self, scheme: DuQuant, linears: Linears) -> None:
         """Choose the transformation; begin at the shares that are not learned."""
         refuse_nonfinite(linears)
@@ -135,23 +116,14 @@ class Clips:
         self._turn = DualTurn.of(sample_TC, scheme.block)
         self._turned: dict[str, Tensor] = {}
         self._ends: dict[str, Tensor] = {}  # of each row's range: below, above
-        for name, weight_RC in linears.weights.items():
-            wide = torch.promote_types(weight_RC.dtype, torch.float32)
-            turned_RC = self._turn(weight_RC.detach().to(wide) * self._scale_C)
+        for name, weight_RC in linears.widened():
+            turned_RC = self._turn(weight_RC * self._scale_C)
             self._turned[name] = turned_RC
-            self._ends[name] = turned_RC.new_full((2, len(turned_RC), 1), scheme.weight_clip)
-        if scheme.lwc:
-            for name, ends in self._ends.items():
-                share = ends.clamp(max=LARGEST_SHARE)
-                self._ends[name] = torch.logit(share).requires_grad_()
-
-    @property
-    def free(self) -> Sequence[tuple[Tensor, float]]:
-        return [(ends, LWC_RATE) for ends in self._ends.values()]
-
-    @property
-    def turns(self) -> Sequence[Tensor]:
-        return ()
+            ends = turned_RC.new_full((2, len(turned_RC), 1), scheme.weight_clip)
+            if scheme.lwc:
+                ends = torch.logit(ends.clamp(max=LARGEST_SHARE))
+            self._ends[name] = ends
+        self.free = [(ends, LWC_RATE) for ends in self._ends.values()]
 
     @property
     def nbits(self) -> int:
@@ -171,29 +143,30 @@ class Clips:
         def inputs(x: Tensor) -> Tensor:
             turned = turn(x.float() / scale_C)
             if scheme.act != UNROUNDED:
-                turned = snap(_cut(turned, scheme.act, scheme.clip, scheme.clip), turned)
+                shares = (scheme.clip, scheme.clip)
+                grid = fit(turned, scheme.act, symmetric=False, dim=-1, shares=shares)
+                turned = snap(grid, turned)
             return turned.to(x.dtype)
 
         return inputs
 
     def stored(self, name: str) -> StoredWeight:
         bits, scale_dtype = self._scheme.bits, self._scheme.scale_dtype
-        grid = self._grid(name).each(lambda one: one.detach()[:, None])
+        grid = self._grid(name).each(lambda values: values[:, None])
         parts = [(grid, grid.codes(self._turned[name][:, None]))]
         return join_groups(parts, bits, -1, symmetric=False, scale_dtype=scale_dtype)
 
     def _grid(self, name: str) -> Grid:
-        ends = self._ends[name]
-        below_R1, above_R1 = ends.sigmoid() if self._scheme.lwc else ends
-        scheme = self._scheme
-        return _cut(self._turned[name], scheme.bits, below_R1, above_R1, scheme.scale_dtype)
-
-
-def _cut(
-    x: Tensor, bits: int, below: float | Tensor, above: float | Tensor, scale_dtype: str = "float32"
-) -> Grid:
-    smallest, largest = below * x.amin(-1, keepdim=True), above * x.amax(-1, keepdim=True)
-    return fit_range(smallest, largest, bits, symmetric=False, scale_dtype=scale_dtype)
+        scheme, ends = self._scheme, self._ends[name]
+        below_R1, above_R1 = ends.sigmoid() if scheme.lwc else ends
+        return fit(
+            self._turned[name],
+            scheme.bits,
+            symmetric=False,
+            dim=-1,
+            scale_dtype=scheme.scale_dtype,
+            shares=(below_R1, above_R1),
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,17 +15,51 @@ vLLM) and `floor` (OCP's specification, torchao, llama.cpp).
 `rotate` rotates inputs and weights of every linear first (`qaudit/core/rotation.py`). No rotated
 value is larger than the norm of the largest magnitudes of all columns, from which NVFP4's scale of
 rotated activations is taken: it clips nothing, and 8-bit floats below it are as precise.
+
+**MR-GPTQ**: GPTQ onto 4-bit floats, behind a rotation of small blocks.
+
+Egiazarian et al., "Bridging the Gap Between Promise and Performance for Microscaling FP4
+Quantization" (2509.23202), with the choices of the authors' code (FP-Quant):
+
+- inputs and weights are rotated by a Walsh-Hadamard matrix in blocks of 128 columns (`block`);
+- scales of all groups are fixed first, on the rotated weights, searched for the least sum of
+  |error|^2.4;
+- GPTQ walks columns by falling diagonal of the Hessian of rotated inputs (static activation order:
+  groups stay where they are), damped by 0.01 of its mean;
+- `format` is `nvfp4` (groups of 16) or `mxfp4` (groups of 32); linears that read one input share
+  NVFP4's scale of the tensor; activations are rounded after the rotation, `act=16` leaves them.
+
+Different: each candidate scale is rounded to the format before its error is taken, and after it in
+FP-Quant; a power of two may be the next larger one. Columns behind the last full block are rotated
+by themselves, where FP-Quant refuses such a width. NVFP4's scale of activations is fixed by
+calibration: no value of a rotated block is larger than the norm of the largest magnitudes in it.
+
+Shapes: R rows, C columns, G groups. Weights are transposed in the solver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from qaudit.core.activations import mxfp4_groups, nvfp4_groups
-from qaudit.core.floats import MX_GROUP, NV_GROUP, MxFloat4Codes, NvFloat4Codes, tensor_scale
+from qaudit.core.activations import by_group, mxfp4_groups, nvfp4_groups
+from qaudit.core.floats import (
+    E2M1_LARGEST,
+    MX_GROUP,
+    NV_GROUP,
+    MxFloat4Codes,
+    NvFloat4Codes,
+    e2m1_codes,
+    e4m3,
+    exponents_of,
+    mx_scale,
+    nv_scale,
+    round_e2m1_,
+    tensor_scale,
+)
+from qaudit.core.gptq_solver import column_order, factorize, solve
 from qaudit.core.grid import group_notes
 from qaudit.core.linears import (
     CodeLayout,
@@ -36,13 +70,14 @@ from qaudit.core.linears import (
     decoded,
     largest_inputs,
     refuse_nonfinite,
+    required_inputs,
 )
 from qaudit.core.rotation import rotate, rotated
-from qaudit.core.scheme import Calibration, Scheme
-from qaudit.errors import SchemeError
+from qaudit.core.scheme import UNROUNDED, Calibration, Scheme, limited, one_of
 from qaudit.support.lazy import Tensor, torch
 
 RULES = ("even", "floor")
+GROUPS = {"nvfp4": NV_GROUP, "mxfp4": MX_GROUP}
 
 RoundGroups = Callable[[Tensor], Tensor]
 """Round activations in groups of columns."""
@@ -90,16 +125,10 @@ class MxFloat4Weights(_Float4):
     codes: ClassVar[Codes] = "mx-float4"
     columns: ClassVar[int] = MX_GROUP
 
-    rule: str = "even"
+    rule: str = limited(
+        "even", one_of("rule", RULES, "there is no rule `{}` for the scales of MXFP4")
+    )
     rotate: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rule not in RULES:
-            raise SchemeError(
-                f"there is no rule `{self.rule}` for the scales of MXFP4",
-                hint=f"use rule={' or rule='.join(RULES)}",
-            )
 
     def _rounded(
         self, weights: Mapping[str, Tensor], linears: Linears
@@ -145,3 +174,126 @@ class NvFloat4(NvFloat4Weights):
     name: ClassVar[str] = "nvfp4"
     act_bits: ClassVar[int | None] = 4
     calibration: ClassVar[Calibration] = Calibration.FULL_PRECISION
+
+
+NORM = 2.4
+NV_STEPS = 19
+MX_STEPS = (0, 1, -1, -2)
+
+
+@dataclass(frozen=True, eq=False)
+class FloatGrid:
+    """4-bit floats under float32 scales, (P, R)."""
+
+    scale: Tensor
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> FloatGrid:
+        return FloatGrid(change(self.scale))
+
+    def joined(self, grids: Sequence[FloatGrid]) -> FloatGrid:
+        return FloatGrid(torch.cat([grid.scale for grid in grids]))
+
+    def roundings(self) -> list[Callable[[Tensor], None]]:
+        return [partial(_round_column, scale_R) for scale_R in self.scale.unbind()]
+
+    def codes_of_points(self, point: Tensor) -> Tensor:
+        return e2m1_codes(point / self.scale)
+
+
+def fit_nv(weight_KR: Tensor, tensor_scale: Tensor) -> FloatGrid:
+    usual = nv_scale(weight_KR.abs().amax(0, keepdim=True), tensor_scale)
+    codes = e4m3(usual).view(torch.uint8)
+    lower = (codes.int() - step for step in range(NV_STEPS))
+    scales = (
+        code.clamp(min=1).to(torch.uint8).view(torch.float8_e4m3fn).float() / tensor_scale
+        for code in lower
+    )
+    return _best(weight_KR, scales)
+
+
+def fit_mx(weight_KR: Tensor) -> FloatGrid:
+    usual = mx_scale(weight_KR.abs().amax(0, keepdim=True), "floor")
+    return _best(weight_KR, ((usual * 2.0**step).clamp_(2.0**-126, 2.0**127) for step in MX_STEPS))
+
+
+def _best(weight_KR: Tensor, scales: Iterable[Tensor]) -> FloatGrid:
+    largest = weight_KR.abs().amax(0, keepdim=True) / E2M1_LARGEST
+    unit = torch.where(largest == 0, 1.0, largest)  # so that powers neither vanish nor overflow
+    best_1R, lowest_1R = unit, torch.full_like(unit, float("inf"))
+    for scale_1R in scales:
+        error_KR = (round_e2m1_(weight_KR / scale_1R).mul_(scale_1R) - weight_KR).abs_().div_(unit)
+        loss_1R = error_KR.pow_(NORM).sum(0, keepdim=True)
+        better_1R = loss_1R < lowest_1R
+        best_1R = torch.where(better_1R, scale_1R, best_1R)
+        lowest_1R = torch.where(better_1R, loss_1R, lowest_1R)
+    return FloatGrid(best_1R)
+
+
+def _round_column(scale_R: Tensor, target_R: Tensor) -> None:
+    target_R.copy_(round_e2m1_(target_R / scale_R).mul_(scale_R))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MrGptq(Scheme):
+    """Rotate blocks of columns, then round to 4-bit floats by GPTQ (MR-GPTQ)."""
+
+    name: ClassVar[str] = "mr-gptq"
+    calibration: ClassVar[Calibration] = Calibration.OWN_STREAM
+    code_bits: ClassVar[int | None] = 4
+
+    format: str = limited(
+        "nvfp4", one_of("format", GROUPS, "there is no format `{}` of 4-bit floats")
+    )
+    act: int = limited(4, one_of("act", (4, UNROUNDED), "there are no 4-bit floats of {} bits"))
+    block: int = limited(
+        128, (lambda size: size >= 1, "a block of {} columns does not exist", "use 128")
+    )
+    damp: float = 0.01
+    damp_increment: float = 0.01
+
+    def quantize(self, linears: Linears) -> Quantized:
+        refuse_nonfinite(linears)
+        gram_CC = required_inputs(linears, self.name).gram_CC
+        turn = partial(by_group, size=self.block, change=rotate)
+        weight_RC = torch.cat([weight.detach().float() for weight in linears.weights.values()])
+        weight_CR = turn(weight_RC).T.contiguous()
+        gram_CC = turn(turn(gram_CC.to(weight_CR)).T.contiguous())
+        gram_CC = (gram_CC + gram_CC.T) / 2
+        scale, input_scale = tensor_scale(weight_CR.abs().amax()), None
+        is_nv, rounds = self.format == "nvfp4", self.act != UNROUNDED
+        if is_nv and rounds:
+            blocks = largest_inputs(linears, self.name).to(weight_CR.device).split(self.block)
+            input_scale = tensor_scale(torch.stack([block.norm() for block in blocks]).amax())
+        group = GROUPS[self.format]
+        hessian = factorize(
+            gram_CC,
+            column_order(gram_CC.diagonal(), group, act_order=True, act_group_aware=False),
+            list(linears.weights),
+            damp=self.damp,
+            damp_increment=self.damp_increment,
+        )
+        lay = partial(fit_nv, tensor_scale=scale) if is_nv else fit_mx
+        codes_CR, grid_GR, _ = solve(weight_CR, hessian, lay, group=group, static_groups=True)
+        stored: dict[str, StoredWeight] = {}
+        counts = [len(weight) for weight in linears.weights.values()]
+        for name, codes_RC, scales_RG in zip(
+            linears.weights,
+            codes_CR.T.split(counts),
+            grid_GR.scale.T.split(counts),
+            strict=True,
+        ):
+            codes_RC, scales_RG = codes_RC.contiguous(), scales_RG.contiguous()
+            if is_nv:
+                scales = e4m3(scales_RG * scale)
+                stored[name] = NvFloat4Codes(codes_RC, scales, scale, input_scale)
+            else:
+                stored[name] = MxFloat4Codes(codes_RC, exponents_of(scales_RG))
+        round_groups: RoundGroups = partial(mxfp4_groups, rule="even")
+        if input_scale is not None:
+            round_groups = partial(nvfp4_groups, scale=input_scale)
+
+        def inputs(x: Tensor) -> Tensor:
+            return round_groups(turn(x.float())).to(x.dtype)
+
+        notes = (*group_notes(len(weight_CR), group), *hessian.notes)
+        return decoded(linears, stored, notes, inputs=inputs if rounds else turn)

@@ -20,7 +20,7 @@ from qaudit.core.activations import fp8_token_groups, fp8_tokens
 from qaudit.core.floats import SQUARE, Float8Codes
 from qaudit.core.grid import group_notes
 from qaudit.core.linears import CodeLayout, Linears, Quantized, decoded, refuse_nonfinite
-from qaudit.core.scheme import Scheme, check_scale_dtype
+from qaudit.core.scheme import Scheme
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,6 @@ class Float8(Scheme):
 
     blocks: bool = False
     scale_dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_scale_dtype(self.scale_dtype)
 
     @property
     def layout(self) -> CodeLayout:

@@ -95,7 +95,13 @@ class GgufQ8(Scheme):
             stored[name] = GgufBlocks(pack(kind, weight_RC.detach(), importance_C), kind)
         notes |= dict.fromkeys(self._remarks(linears))
         quantized = decoded(linears, stored, tuple(notes))
-        _must_be_finite(quantized, self.name)
+        for name, weight_RC in quantized.weights.items():
+            if not bool(torch.isfinite(weight_RC).all()):
+                raise SourceError(
+                    f"the weights of `{name}` are too large for `{self.name}`, whose scales are "
+                    "float16",
+                    hint=f"leave {self.name} out; `rtn` takes weights of any size",
+                )
         return quantized
 
     def _type_of(self, place: TensorPlace) -> str:
@@ -172,13 +178,3 @@ class GgufQ3KM(GgufQ4KM):
     """Round as a Q3_K_M file: Q3_K, and Q4_K or Q5_K for values, outputs and down projections."""
 
     name: ClassVar[str] = "gguf-q3_k_m"
-
-
-def _must_be_finite(quantized: Quantized, scheme: str) -> None:
-    """Refuse weights whose scales float16 does not hold."""
-    for name, weight_RC in quantized.weights.items():
-        if not bool(torch.isfinite(weight_RC).all()):
-            raise SourceError(
-                f"the weights of `{name}` are too large for `{scheme}`, whose scales are float16",
-                hint=f"leave {scheme} out; `rtn` takes weights of any size",
-            )

@@ -37,10 +37,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from qaudit.core.column_loops import FUSED, LOOPS, PLAIN
-from qaudit.core.gptq_solver import Hessian, Solution, Start, Walk, column_order, factorize, solve
+from qaudit.core.gptq_solver import Hessian, Start, column_order, factorize, solve
 from qaudit.core.gptq_triton import obstacle
 from qaudit.core.grid import Grid, as_stored, fit, group_notes, group_size
 from qaudit.core.linears import (
@@ -52,7 +53,7 @@ from qaudit.core.linears import (
     refuse_nonfinite,
     required_inputs,
 )
-from qaudit.core.scheme import Calibration, Scheme, added, check_grid
+from qaudit.core.scheme import Calibration, Scheme, added, one_of
 from qaudit.errors import SchemeError
 from qaudit.support.lazy import Tensor, torch
 
@@ -65,6 +66,7 @@ class Gptq(Scheme):
     version: ClassVar[int] = 2
     calibration: ClassVar[Calibration] = Calibration.OWN_STREAM
     rounds_columns: ClassVar[bool] = True
+    damps_to_largest: ClassVar[bool] = False  # eigenvalue; else to the mean of the diagonal
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "paper-a": {
             "act_order": True,
@@ -112,18 +114,14 @@ class Gptq(Scheme):
     damp: float = 0.05
     damp_increment: float = 0.01
     scale_dtype: str = "bf16"
-    fused: str = added("auto")
+    fused: str = added(
+        "auto", one_of("fused", ("auto", "true", "false"), "`{}` is not a way to round columns")
+    )
     true_sequential: bool = added(True)
     all_tokens: bool = added(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_grid(self.bits, self.group, self.scale_dtype)
-        if self.fused not in ("auto", "true", "false"):
-            raise SchemeError(
-                f"`{self.fused}` is not a way to round columns",
-                hint="use fused=auto, fused=true or fused=false",
-            )
         if self.act_order and self.act_group_aware:
             raise SchemeError(
                 "`act_order` and `act_group_aware` are two orders of the same columns",
@@ -136,24 +134,16 @@ class Gptq(Scheme):
                     hint="leave out true_sequential=false",
                 )
             object.__setattr__(self, "calibration", Calibration.OWN_BLOCKS)
-        if not 0 < self.damp < 1:
-            raise SchemeError(f"a damp of {self.damp} is out of range", hint="use 0 < damp < 1")
-        if not 0 <= self.damp_increment < 1:
-            raise SchemeError(
-                f"a damp_increment of {self.damp_increment} is out of range",
-                hint="use 0 <= damp_increment < 1; 0 never raises the damping",
-            )
-
-    @property
-    def experts_see_all(self) -> bool:
-        return self.all_tokens
 
     def quantize(self, linears: Linears) -> Quantized:
+        lay = partial(fit, bits=self.bits, symmetric=self.sym, dim=0, scale_dtype=self.scale_dtype)
+        return self.rounded(linears, lay)
+
+    def rounded(self, linears: Linears, lay: Callable[[Tensor], Grid]) -> Quantized:
+        """Round onto the grids that `lay` lays over the (K, R) weights of a group."""
         refuse_nonfinite(linears)
         inputs = required_inputs(linears, self.name)
-        originals = list(linears.weights.values())
-        weight_CR = torch.cat([one_RC for _, one_RC in linears.widened()]).T.contiguous()
-        columns = len(weight_CR)
+        weight_CR = torch.cat([weight_RC for _, weight_RC in linears.widened()]).T.contiguous()
         gram_CC = inputs.gram_CC.to(weight_CR)
         order_C = column_order(
             gram_CC.diagonal(),
@@ -161,27 +151,45 @@ class Gptq(Scheme):
             act_order=self.act_order,
             act_group_aware=self.act_group_aware,
         )
-        hessian = self._factorize(gram_CC, order_C, list(linears.weights))
+        hessian = factorize(
+            gram_CC,
+            order_C,
+            list(linears.weights),
+            damp=self.damp,
+            damp_increment=self.damp_increment,
+            to_largest=self.damps_to_largest,
+        )
         start = self._start(weight_CR, gram_CC, inputs, hessian)
         weight_CR[(gram_CC.diagonal() == 0).nonzero().flatten()] = 0
         round_block, kernel_notes = self._column_loop(weight_CR, linears.column_loop)
-        walk = Walk(
+        codes_CR, grid_GR, group_of_C = solve(
+            weight_CR,
+            hessian,
+            lay,
             group=self.group,
-            fit=self._fit,
             static_groups=self.static_groups,
             scattered=self.act_order,
             round_block=round_block,
+            start=start,
         )
-        joined = self._as_codes(solve(weight_CR, hessian, walk, start), columns)
-        parts = joined.split_rows([len(w) for w in originals])
-        stored = dict(zip(linears.weights, parts, strict=True))
-        notes = (*group_notes(columns, self.group), *hessian.notes, *kernel_notes)
+        counts = [len(weight) for weight in linears.weights.values()]
+        scales = as_stored(grid_GR.scale.T, self.scale_dtype).split(counts)
+        zeros = None if self.sym else grid_GR.low.T.neg().to(torch.uint8).split(counts)
+        stored = {
+            name: IntegerCodes(
+                codes_RC.contiguous(),
+                scales[k].contiguous(),
+                None if zeros is None else zeros[k].contiguous(),
+                self.bits,
+                group_size(linears.columns, self.group),
+                group_of_C,
+            )
+            for k, (name, codes_RC) in enumerate(
+                zip(linears.weights, codes_CR.T.split(counts), strict=True)
+            )
+        }
+        notes = (*group_notes(linears.columns, self.group), *hessian.notes, *kernel_notes)
         return decoded(linears, stored, notes)
-
-    def _factorize(self, gram_CC: Tensor, order_C: Tensor, names: list[str]) -> Hessian:
-        return factorize(
-            gram_CC, order_C, names, damp=self.damp, damp_increment=self.damp_increment
-        )
 
     def _start(
         self, weight_CR: Tensor, gram_CC: Tensor, inputs: Inputs, hessian: Hessian
@@ -197,21 +205,3 @@ class Gptq(Scheme):
         if reason := obstacle(weight_CR):
             return LOOPS[PLAIN], [f"rounded by the plain loop, not the fused kernel: {reason}"]
         return LOOPS[FUSED], ["rounded by the fused kernel"]
-
-    def _as_codes(self, solution: Solution[Grid], columns: int) -> IntegerCodes:
-        grid_GR = solution.grid_GR
-        return IntegerCodes(
-            solution.codes_CR.T,
-            as_stored(grid_GR.scale.T, self.scale_dtype),
-            None if self.sym else _zero_points(grid_GR),
-            self.bits,
-            group_size(columns, self.group),
-            solution.group_of_C,
-        )
-
-    def _fit(self, weight_KR: Tensor) -> Grid:
-        return fit(weight_KR, self.bits, symmetric=self.sym, dim=0, scale_dtype=self.scale_dtype)
-
-
-def _zero_points(grid_GR: Grid) -> Tensor:
-    return grid_GR.low.T.neg().to(torch.uint8)

@@ -32,7 +32,7 @@ from typing import ClassVar
 
 from qaudit.core.grid import as_stored, group_notes, group_size, split_groups
 from qaudit.core.linears import Linears, Quantized, StoredWeight, decoded, refuse_nonfinite
-from qaudit.core.scheme import Scheme, check_grid
+from qaudit.core.scheme import Scheme
 from qaudit.support.lazy import Tensor, torch
 
 POWER = 0.7
@@ -81,10 +81,6 @@ class Hqq(Scheme):
     group: int = 64
     scale_dtype: str = "bf16"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_grid(self.bits, self.group, self.scale_dtype)
-
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
         stored = {name: self._fit(one_RC.contiguous()) for name, one_RC in linears.widened()}
@@ -120,7 +116,12 @@ def _step_without_waiting(parts: Sequence[_HqqPart], count: int) -> None:
     moves = torch.ones((), dtype=torch.bool, device=device)
     smallest = torch.full((), float("inf"), dtype=torch.float64, device=device)
     for _ in range(STEPS):
-        error = sum(part.move_if(moves).double() for part in parts) / count
+        errors = []
+        for part in parts:
+            before = part.zero.clone()
+            errors.append(part.step().double())
+            torch.where(moves, part.zero, before, out=part.zero)
+        error = sum(errors) / count
         moves = moves & (error < smallest)
         smallest = torch.where(moves, error, smallest)
 
@@ -137,9 +138,9 @@ class _HqqPart:
         self._inverse = inverse.clamp_(max=LARGEST_INVERSE_SCALE)
         self._scaled_RGK = weight_RGK * self._inverse
         self._magnitude = torch.empty_like(weight_RGK)
-        self._zero = -smallest * self._inverse
+        self.zero = -smallest * self._inverse
         if bits == ROUNDED_FIRST:
-            self._zero.round_()
+            self.zero.round_()
 
     @property
     def device(self) -> torch.device:
@@ -150,17 +151,10 @@ class _HqqPart:
         rows, size = len(self._weight_RGK), self._weight_RGK.numel()
         if self._on_host:
             rows = max(1, _CORE_ELEMENTS * rows // size)
-        tensors = (self._weight_RGK, self._scaled_RGK, self._inverse, self._zero, self._magnitude)
+        tensors = (self._weight_RGK, self._scaled_RGK, self._inverse, self.zero, self._magnitude)
         for parts in zip(*(tensor.split(rows) for tensor in tensors), strict=True):
             self._step(*parts)
         return self._magnitude.sum()
-
-    def move_if(self, moves: Tensor) -> Tensor:
-        """Move the zero points once where that is true; return the sum of the errors before."""
-        before = self._zero.clone()
-        error = self.step()
-        torch.where(moves, self._zero, before, out=self._zero)
-        return error
 
     def _step(
         self, weight: Tensor, scaled: Tensor, inverse: Tensor, zero: Tensor, out: Tensor
@@ -178,6 +172,6 @@ class _HqqPart:
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return codes (R, C), scales and zero points (R, G)."""
-        codes = (self._scaled_RGK + self._zero).round_().clamp_(0, self._top)
+        codes = (self._scaled_RGK + self.zero).round_().clamp_(0, self._top)
         codes_RC = codes.to(torch.uint8).flatten(1)
-        return codes_RC, (1 / self._inverse).flatten(1), self._zero.flatten(1)
+        return codes_RC, (1 / self._inverse).flatten(1), self.zero.flatten(1)

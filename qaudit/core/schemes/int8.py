@@ -31,8 +31,8 @@ from qaudit.core.linears import (
     largest_inputs,
     refuse_nonfinite,
 )
-from qaudit.core.scheme import Calibration, Scheme, check_scale_dtype
-from qaudit.errors import SchemeError, SourceError
+from qaudit.core.scheme import Calibration, Scheme
+from qaudit.errors import SourceError
 from qaudit.support.lazy import Tensor, torch
 
 SMALLEST = 1e-5  # of a column's largest magnitudes, as in the published code
@@ -47,10 +47,6 @@ class Integer8(Scheme):
     act_bits: ClassVar[int | None] = 8
 
     scale_dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_scale_dtype(self.scale_dtype)
 
     @property
     def layout(self) -> CodeLayout:
@@ -74,12 +70,6 @@ class SmoothQuant(Scheme):
     alpha: float = 0.5
     exact_fold: bool = False
     scale_dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_scale_dtype(self.scale_dtype)
-        if not 0 <= self.alpha <= 1:
-            raise SchemeError(f"an alpha of {self.alpha} is out of range", hint="use 0 to 1")
 
     @property
     def layout(self) -> CodeLayout:
@@ -116,11 +106,9 @@ def smoothing_scales(linears: Linears, largest_C: Tensor, alpha: float) -> Tenso
 
 def _rounded(linears: Linears, scale_dtype: str, scale_C: Tensor | None = None) -> Quantized:
     stored = {}
-    for name, weight_RC in linears.weights.items():
-        wide_RC = weight_RC.detach().to(torch.promote_types(weight_RC.dtype, torch.float32))
-        if scale_C is not None:
-            wide_RC = wide_RC * scale_C
-        stored[name] = quantize_groups(wide_RC, 8, -1, symmetric=True, scale_dtype=scale_dtype)
+    for name, weight_RC in linears.widened():
+        scaled_RC = weight_RC if scale_C is None else weight_RC * scale_C
+        stored[name] = quantize_groups(scaled_RC, 8, -1, symmetric=True, scale_dtype=scale_dtype)
     if scale_C is None:
         return decoded(linears, stored, inputs=int8_tokens)
 

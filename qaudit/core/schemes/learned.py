@@ -25,10 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
-from qaudit.core.grid import join_groups
-from qaudit.core.learned import Goal, Transform, check_steps, learn, share_grid
+from qaudit.core.activations import round_tokens
+from qaudit.core.grid import fit_share, quantize_groups
+from qaudit.core.learned import Goal, Transform, learn
 from qaudit.core.linears import (
     Inputs,
     Linears,
@@ -42,9 +44,9 @@ from qaudit.core.linears import (
     refuse_nonfinite,
     required_inputs,
 )
-from qaudit.core.scheme import Calibration, Scheme, check_bits
+from qaudit.core.scheme import UNROUNDED, Calibration, Scheme
 from qaudit.core.schemes.int8 import smoothing_scales
-from qaudit.core.schemes.quarot import UNROUNDED, SearchedGptq, round_tokens
+from qaudit.core.schemes.quarot import round_columns
 from qaudit.support.lazy import Tensor, torch
 
 ALPHA = 0.3  # of SmoothQuant's scales, where FlatQuant begins
@@ -58,29 +60,13 @@ class FlatQuant(Scheme):
     name: ClassVar[str] = "flatquant"
     version: ClassVar[int] = 2
     calibration: ClassVar[Calibration] = Calibration.WHOLE_BLOCK
+    transforms_inputs: ClassVar[bool] = True
+    rotates_heads: ClassVar[bool] = True
+    goal: ClassVar[Goal] = Goal(orthogonal=False, scaling=True, clipping=True)
 
     bits: int
     act: int = 4
     steps: int = 150
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bits(self.bits)
-        if self.act != UNROUNDED:
-            check_bits(self.act)
-        check_steps(self.steps)
-
-    @property
-    def rotates_heads(self) -> bool:
-        return True
-
-    @property
-    def learning_steps(self) -> int:
-        return self.steps
-
-    @property
-    def transforms_inputs(self) -> bool:
-        return True
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -90,7 +76,7 @@ class FlatQuant(Scheme):
         groups = self._groups(block)
         for linears in groups:
             refuse_nonfinite(linears)
-        turns = learn(replace(block, groups=groups), self._start, self._goal(), self.steps)
+        turns = learn(replace(block, groups=groups), self._start, self._goal, self.steps)
         by_names = {tuple(g.weights): turn for g, turn in zip(groups, turns, strict=True)}
         return lambda linears: self._apply(linears, by_names[tuple(linears.weights)])
 
@@ -103,19 +89,18 @@ class FlatQuant(Scheme):
 
         def inputs(x: Tensor) -> Tensor:
             turned = turn.of_inputs(x.float())
-            if self.act != UNROUNDED:
-                turned = round_tokens(turned, self.act, float(turn.token_clip))
-            return turned.to(x.dtype)
+            return round_tokens(turned, self.act, float(turn.token_clip)).to(x.dtype)
 
         quantized = decoded(linears, stored, notes, inputs=inputs)
-        return replace(quantized, bits=quantized.bits + turn.nbits(scaling=self._goal().scaling))
+        return replace(quantized, bits=quantized.bits + turn.nbits(scaling=self.goal.scaling))
 
     def _groups(self, block: WholeBlock) -> tuple[Linears, ...]:
         return block.calibrated()  # SmoothQuant's scales read the largest inputs
 
+    @property
     def _goal(self) -> Goal:
-        act = None if self.act == UNROUNDED else self.act
-        return Goal(act, self.bits, orthogonal=False, scaling=True, clipping=True)
+        bits = self.bits if self.goal.bits is not None else None
+        return replace(self.goal, act=None if self.act == UNROUNDED else self.act, bits=bits)
 
     def _start(self, linears: Linears) -> Transform:
         scale_C = smoothing_scales(linears, largest_inputs(linears, self.name), ALPHA)
@@ -126,10 +111,11 @@ class FlatQuant(Scheme):
     ) -> tuple[Mapping[str, StoredWeight], tuple[str, ...]]:
         stored = {}
         for name, weight_RC in turned.items():
-            part_R1C, share_R11 = weight_RC[:, None], turn.row_clips[name][:, None]
-            grid = share_grid(part_R1C, self.bits, share_R11, "bf16")
-            parts = [(grid, grid.codes(part_R1C))]
-            stored[name] = join_groups(parts, self.bits, -1, symmetric=True, scale_dtype="bf16")
+            share_R11 = turn.row_clips[name][:, None]
+            lay = partial(fit_share, bits=self.bits, share=share_R11, scale_dtype="bf16")
+            stored[name] = quantize_groups(
+                weight_RC, self.bits, -1, symmetric=True, scale_dtype="bf16", lay=lay
+            )
         return stored, ()
 
 
@@ -151,9 +137,8 @@ class _Rotated(FlatQuant):
     ) -> tuple[Mapping[str, StoredWeight], tuple[str, ...]]:
         given = required_inputs(linears, self.name)
         inputs = Inputs(turn.of_gram(given.gram_CC), given.absmean_C, given.tokens)
-        rounding = SearchedGptq(bits=self.bits, group=-1, damp=0.01)
         alone = replace(linears, weights=turned, inputs=inputs, fold_C=None)
-        rounded = rounding.quantize(alone)
+        rounded = round_columns(alone, self.bits, damp=0.01)
         return rounded.stored, rounded.notes
 
 
@@ -163,10 +148,7 @@ class SpinQuant(_Rotated):
 
     name: ClassVar[str] = "spinquant"
     version: ClassVar[int] = 3
-
-    def _goal(self) -> Goal:
-        act = None if self.act == UNROUNDED else self.act
-        return Goal(act, None, orthogonal=True, scaling=False, clipping=False)
+    goal: ClassVar[Goal] = Goal(bits=None, orthogonal=True, scaling=False, clipping=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +157,4 @@ class OstQuant(_Rotated):
 
     name: ClassVar[str] = "ostquant"
     version: ClassVar[int] = 2
-
-    def _goal(self) -> Goal:
-        act = None if self.act == UNROUNDED else self.act
-        return Goal(act, self.bits, orthogonal=True, scaling=True, clipping=False)
+    goal: ClassVar[Goal] = Goal(orthogonal=True, scaling=True, clipping=False)

@@ -22,53 +22,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from qaudit.core.grid import SHARES, WHOLE, Grid, fit_searched, group_notes, quantize_groups
+from qaudit.core.activations import round_tokens
+from qaudit.core.grid import fit_searched, group_notes, quantize_groups
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
 from qaudit.core.rotation import fused
-from qaudit.core.scheme import Calibration, Scheme, check_bits, check_group
+from qaudit.core.scheme import UNROUNDED, Calibration, Scheme
 from qaudit.core.schemes.gptq import Gptq
-from qaudit.errors import SchemeError
-from qaudit.support.lazy import Tensor, torch
+from qaudit.support.lazy import Tensor
 
-UNROUNDED = 16
 CACHE_CLIP = 0.95
 
 
-def check_clip(clip: float) -> None:
-    """Refuse to cut a largest magnitude to nothing, or to more than itself."""
-    if not 0 < clip <= 1:
-        raise SchemeError(f"a clip of {clip} is out of range", hint="use 0 < clip <= 1")
-
-
-def round_tokens(x: Tensor, bits: int, clip: float = 1.0) -> Tensor:
-    """Round each token on a symmetric grid of integers, the largest cut to a share of itself."""
-    top = 2 ** (bits - 1) - 1
-    scale = clip * x.abs().amax(-1, keepdim=True) / top
-    scale = torch.where(scale == 0, 1.0, scale)
-    return torch.div(x, scale).round_().clamp_(-top - 1, top).mul_(scale)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchedGptq(Gptq):
-    """GPTQ onto symmetric grids whose scales are the best of several shares of the range."""
-
-    act_group_aware: bool = False
-    search: bool = True
-
-    @property
-    def trials(self) -> int:
-        return len(SHARES) if self.search else 0
-
-    def _fit(self, weight_KR: Tensor) -> Grid:
-        return searched(weight_KR, self.bits, dim=0, search=self.search)
-
-
-def searched(weight: Tensor, bits: int, *, dim: int, search: bool) -> Grid:
-    """Lay symmetric grids over the best share of a range, or over all of it."""
-    shares = SHARES if search else WHOLE
-    return fit_searched(weight, bits, dim=dim, scale_dtype="bf16", shares=shares)
+def round_columns(
+    linears: Linears, bits: int, *, group: int = -1, search: bool = True, **settings: Any
+) -> Quantized:
+    """Round by GPTQ onto symmetric grids whose scales are the best of several shares of a range."""
+    rounding = Gptq(bits=bits, group=group, act_group_aware=False, **settings)
+    return rounding.rounded(linears, partial(fit_searched, bits=bits, dim=0, search=search))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +49,7 @@ class QuarotNearest(Scheme):
 
     name: ClassVar[str] = "quarot-rtn"
     version: ClassVar[int] = 3
+    cache_clip: ClassVar[float] = CACHE_CLIP
 
     bits: int
     act: int = 4
@@ -84,22 +57,6 @@ class QuarotNearest(Scheme):
     clip: float = 0.9
     search: bool = True
     rotate: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bits(self.bits)
-        check_group(self.group)
-        if self.act != UNROUNDED:
-            check_bits(self.act)
-        check_clip(self.clip)
-
-    @property
-    def transforms_inputs(self) -> bool:
-        return self.rotate
-
-    @property
-    def trials(self) -> int:
-        return len(SHARES) if self.search else 0
 
     @property
     def rotates_outputs(self) -> bool:
@@ -110,11 +67,6 @@ class QuarotNearest(Scheme):
     def rotates_heads(self) -> bool:
         """Round keys behind R3 and values behind R2, as published."""
         return self.rotate
-
-    @property
-    def cache_clip(self) -> float:
-        """Return the share to which the range of cached keys and values is cut."""
-        return CACHE_CLIP
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -127,32 +79,28 @@ class QuarotNearest(Scheme):
             name: basis.outwards(name, quantized.weights[name]).to(weight.dtype)
             for name, weight in linears.weights.items()
         }
-
-        def inputs(x: Tensor) -> Tensor:
-            return self._rounded(basis.inputs(x)).to(x.dtype)
-
-        notes = (*quantized.notes, *self._notes(linears))
-        return replace(quantized, weights=weights, inputs=inputs, notes=notes)
-
-    def _round(self, linears: Linears) -> Quantized:
-        lay = partial(searched, bits=self.bits, dim=-1, search=self.search)
-        stored, notes = {}, dict[str, None]()
-        for name, weight in linears.weights.items():
-            wide_RC = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
-            stored[name] = quantize_groups(
-                wide_RC, self.bits, self.group, symmetric=True, scale_dtype="bf16", lay=lay
-            )
-            notes |= dict.fromkeys(group_notes(weight.shape[1], self.group))
-        return decoded(linears, stored, tuple(notes))
-
-    def _notes(self, linears: Linears) -> tuple[str, ...]:
-        if linears.rows is None or any(
+        notes = quantized.notes
+        if linears.rows is not None and not any(
             r.start == 0 and r.stop == r.width for r in linears.rows.values()
         ):
-            return ()
-        return (
-            "no rotation of the residual is free in this model: each is in front of its linears",
+            missing = "no rotation of the residual is free in this model"
+            notes += (f"{missing}: each is in front of its linears",)
+        return replace(
+            quantized,
+            weights=weights,
+            inputs=lambda x: self._rounded(basis.inputs(x)).to(x.dtype),
+            notes=notes,
         )
+
+    def _round(self, linears: Linears) -> Quantized:
+        lay = partial(fit_searched, bits=self.bits, dim=-1, search=self.search)
+        stored = {
+            name: quantize_groups(
+                weight_RC, self.bits, self.group, symmetric=True, scale_dtype="bf16", lay=lay
+            )
+            for name, weight_RC in linears.widened()
+        }
+        return decoded(linears, stored, group_notes(linears.columns, self.group))
 
     def _rounded(self, x: Tensor) -> Tensor:
         if self.act == UNROUNDED:
@@ -171,7 +119,6 @@ class Quarot(QuarotNearest):
     damp: float = 0.01
 
     def _round(self, linears: Linears) -> Quantized:
-        rounding = SearchedGptq(
-            bits=self.bits, group=self.group, damp=self.damp, search=self.search
+        return round_columns(
+            linears, self.bits, group=self.group, search=self.search, damp=self.damp
         )
-        return rounding.quantize(linears)

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from qaudit.core.grid import group_notes, quantize_groups
 from qaudit.core.linears import Linears, Quantized, decoded, refuse_nonfinite
-from qaudit.core.scheme import Scheme, check_grid
+from qaudit.core.scheme import Scheme
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,6 @@ class RoundToNearest(Scheme):
     group: int = 128
     sym: bool = True
     scale_dtype: str = "bf16"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_grid(self.bits, self.group, self.scale_dtype)
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)

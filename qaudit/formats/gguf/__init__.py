@@ -10,39 +10,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
 from qaudit.checkpoints.safetensors import ShardWriter, WeightFolder
 from qaudit.checkpoints.stamps import is_gguf
-from qaudit.core.gguf.blocks import TYPES, GgufBlocks, assembled, pair
-from qaudit.core.linears import Codes, IntegerCodes, StoredWeight
+from qaudit.core.gguf.blocks import TYPES, GgufBlocks, assembled, interleave
+from qaudit.core.linears import Codes, StoredWeight
 from qaudit.errors import MachineError, SchemeError, SourceError, UsageError, not_written
+from qaudit.formats import packing
+from qaudit.formats.gguf import reading
 from qaudit.formats.gguf.architectures import ARCHITECTURES
-from qaudit.formats.gguf.base import (
-    EMBEDDINGS,
-    HEAD,
-    adds_one,
-    dense_places,
-    expert_in,
-    heads_of,
-    interleave,
-    must_match,
-    of_text,
-)
-from qaudit.formats.gguf.header import GgufHeader, header_by, read_header
-from qaudit.formats.gguf.reading import OF_NO_CONSEQUENCE, GgufFile, bits_in, library
-from qaudit.formats.packing import (
-    Document,
-    FileFormat,
-    Identity,
-    Runtime,
-    half_scales,
-    integer_codes,
-    schemes_of,
-)
+from qaudit.formats.gguf.header import EMBEDDINGS, HEAD, GgufHeader, library, read_header
 from qaudit.support.lazy import Tensor, torch
 
 FILE = "model.gguf"
@@ -59,7 +40,7 @@ _MIXES = {"Q3_K_M": 12, "Q4_K_M": 15}
 """What llama.cpp prints for a file (`general.file_type`), by mix or else by most weights."""
 
 
-class GgufFiles(FileFormat):
+class GgufFiles(packing.Format):
     """A file that llama.cpp, ollama and LM Studio load."""
 
     name: ClassVar[str] = "gguf"
@@ -70,70 +51,49 @@ class GgufFiles(FileFormat):
     holds: ClassVar[tuple[Codes, ...]] = ("gguf",)
     has_embeddings: ClassVar[bool] = True
     loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"llama.cpp": ()}
-    ending: ClassVar[str] = ".gguf"
+    loading: ClassVar[str] = (  # `llama-cli` puts every prompt into a chat
+        f'$ llama-completion -m {{place}}/{FILE} -p "The quick brown fox" -n 64 -no-cnv'
+    )
+    runtimes = (
+        packing.Runtime("llama.cpp", "b11549", "rounds activations to 8 bits where it multiplies"),
+        packing.Runtime("xllamacpp", "2026.10", "the same library, in a wheel"),
+    )
 
     template: Path | None = None
     converter: Path | None = None
-
-    @property
-    def runtimes(self) -> tuple[Runtime, ...]:
-        return (
-            Runtime("llama.cpp", "b11549", "rounds activations to 8 bits where it multiplies"),
-            Runtime("xllamacpp", "2026.10", "the same library, in a wheel"),
-        )
-
-    @property
-    def _kind(self) -> str:
-        return self.scheme.layout.kind if self.scheme.layout else ""
-
-    # ------------------------------------------------------------------------------ read
-
-    @classmethod
-    def identify(cls, path: Path) -> Identity:
-        return cls.name, GgufFile(path).bits, 16
-
-    @classmethod
-    def identify_remote(
-        cls, label: str, path: Path, nbytes: int, first: Callable[[int], bytes], base: Path
-    ) -> Identity:
-        header = read_header(path) if path.is_file() else header_by(path, nbytes, first)
-        if (base / "config.json").is_file():
-            must_match(label, header, base)
-        return cls.name, bits_in(header, path), 16
-
-    @classmethod
-    def must_match(cls, label: str, path: Path, base: Path) -> None:
-        must_match(label, read_header(path), base, path)
-
-    @classmethod
-    def open_file(cls, path: Path, base: Collection[str]) -> GgufFile:
-        return GgufFile(path, base=base)
 
     # --------------------------------------------------------------------------- a linear
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         if isinstance(stored, GgufBlocks):
             return {f"{linear}.{stored.kind}": stored.packed_RB.cpu()}
-        codes = integer_codes(linear, stored, self.scheme, self.name)
+        codes = packing.integer_codes(linear, stored, self.scheme, self.name)
         kind = _EXACT.get(codes.bits)
         if kind is None or codes.zeros_RG is not None or codes.group % _BLOCK:
             raise SchemeError(
                 f"no type of GGUF holds the codes of `{self.scheme.short}`: Q4_0 and Q8_0 have 4 "
                 f"and 8 bits without zero points, in blocks of {_BLOCK}",
-                hint=f"export {schemes_of('gguf')}, or a symmetric scheme of 4 or 8 bits and "
-                "group=32",
+                hint=f"export {packing.schemes_of('gguf')}, or a symmetric scheme of 4 or 8 bits "
+                "and group=32",
             )
-        return {f"{linear}.{kind}": _blocks(kind, linear, codes)}
-
-    def snippet(self, place: str, model: str, config: Document) -> str:
-        return f'$ llama-cli -m {place}/{FILE} -p "The quick brown fox"'
+        # Blocks of 32, each under the scale of its group.
+        rows, columns = codes.codes_RC.shape
+        half_RG = packing.half_scales(linear, codes)
+        scale_N = half_RG.repeat_interleave(columns // _BLOCK // half_RG.shape[1], 1).reshape(-1, 1)
+        codes_NK = codes.codes_RC.cpu().reshape(-1, _BLOCK)
+        parts = {"d": scale_N.contiguous().view(torch.uint8)}
+        if kind == "Q4_0":
+            parts["low"] = interleave(codes_NK, 4, _BLOCK // 2)
+        else:
+            parts["codes"] = (codes_NK.to(torch.int16) - 128).to(torch.int8).view(torch.uint8)
+        return {f"{linear}.{kind}": assembled(kind, parts).reshape(rows, -1)}
 
     def as_compared(self, tensor: Tensor) -> Tensor:
         return tensor.float()
 
     def config(
-        self, unquantized: tuple[str, ...], *, symmetric: bool, dtype: str = "float32"
-    ) -> Document:
+        self, outside: Sequence[str], symmetric: bool, dtype: str = "float32"
+    ) -> packing.Document:
         return {}
 
     # ------------------------------------------------------------------------- the file
@@ -152,9 +112,7 @@ class GgufFiles(FileFormat):
                 hint="give the path of `convert_hf_to_gguf.py`, or of a `.gguf` file that it made",
             )
         library()
-        self.template, self.converter = None, converter
-        if is_gguf(converter):
-            self.template = converter
+        self.template, self.converter = converter if is_gguf(converter) else None, converter
 
     def start(self, source: Path, work: Path, names: Iterable[str]) -> None:
         """Make the template if it has to be made, and refuse one of another model."""
@@ -164,7 +122,7 @@ class GgufFiles(FileFormat):
             if not self.template.is_file():
                 _convert(self.converter, source, self.template)
         header = read_header(self.template)
-        must_match(str(self.template), header, source, self.template)
+        reading.must_match(str(self.template), header, source, self.template)
         if header.architecture not in ARCHITECTURES:
             raise SourceError(
                 f"the order of rows in GGUF files of `{header.architecture}` is not known here",
@@ -176,48 +134,35 @@ class GgufFiles(FileFormat):
         assert self.template is not None
         shards.write()
         try:
-            write_file(self._kind, self.template, shards.paths, folder / FILE)
+            mix = self.scheme.layout.kind if self.scheme.layout else ""
+            write_file(mix, self.template, shards.paths, folder / FILE)
         except OSError as error:
             raise not_written(folder / FILE, error) from error
         shards.remove()
 
-    def weights(self, folder: Path, linears: Collection[str], rest: Collection[str]) -> GgufFile:
-        return GgufFile(folder / FILE, base=[*(f"{one}.weight" for one in linears), *rest])
-
-
-def _blocks(kind: str, linear: str, codes: IntegerCodes) -> Tensor:
-    """Return symmetric codes as blocks of 32, each under the scale of its group."""
-    rows, columns = codes.codes_RC.shape
-    half_RG = half_scales(linear, codes)
-    scale_N = half_RG.repeat_interleave(columns // _BLOCK // half_RG.shape[1], 1).reshape(-1, 1)
-    codes_NK = codes.codes_RC.cpu().reshape(-1, _BLOCK)
-    parts = {"d": scale_N.contiguous().view(torch.uint8)}
-    if kind == "Q4_0":
-        parts["low"] = pair(codes_NK, _BLOCK // 2)
-    else:
-        parts["codes"] = (codes_NK.to(torch.int16) - 128).to(torch.int8).view(torch.uint8)
-    return assembled(kind, parts).reshape(rows, -1)
+    def weights(
+        self, folder: Path, linears: Collection[str], rest: Collection[str]
+    ) -> reading.GgufFile:
+        return reading.GgufFile(
+            folder / FILE, base=[*(f"{linear}.weight" for linear in linears), *rest]
+        )
 
 
 def _convert(converter: Path, source: Path, out: Path) -> None:
     """Run llama.cpp's converter on a folder."""
     partial = out.with_name("partial.gguf")
     command = [sys.executable, str(converter), str(source), "--outfile", str(partial)]
+    hint = "run it by hand; `--converter` takes a `.gguf` file that it made, too"
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, "--outtype", "auto"], capture_output=True, timeout=_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise MachineError(
-            f"`{converter}` did not run: {error}"[:300],
-            hint="run it by hand; `--converter` takes a `.gguf` file that it made, too",
-        ) from error
-    if done.returncode or not partial.is_file():
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason is given"]
-        raise MachineError(
-            f"`{converter}` ends with {done.returncode}: {lines[-1][:200]}",
-            hint="run it by hand; `--converter` takes a `.gguf` file that it made, too",
-        )
+        raise MachineError(f"`{converter}` did not run: {error}"[:300], hint=hint) from error
+    if result.returncode or not partial.is_file():
+        lines = result.stderr.decode(errors="replace").strip().splitlines()
+        why = lines[-1][:200] if lines else "no reason is given"
+        raise MachineError(f"`{converter}` ends with {result.returncode}: {why}", hint=hint)
     partial.replace(out)
 
 
@@ -229,46 +174,44 @@ def _names_in(header: GgufHeader, names: Sequence[str]) -> dict[str, tuple[str, 
 
     There is none for what depends on no weight.
     """
-    if len(of_text(names)) < len(names):
+    if len(reading.of_text(names)) < len(names):
         raise SourceError(
             "a GGUF file holds the text of a wrapper alone, and an export all of its tensors",
             hint="name a scheme of integers and `--format compressed-tensors`, or export the text "
             "of the wrapper from a folder that holds it alone",
         )
     members: dict[str, list[str]] = {}
-    for name, place in dense_places(header, names, library()).items():
-        if place.dense is not None:
+    for name, file_place in reading.dense_places(header, names, library()).items():
+        if file_place.dense is not None:
             raise SourceError(
                 f"`{name}` is stored in another form in GGUF files of `{header.architecture}`, "
                 "which are read and not written",
                 hint="name a scheme of integers and `--format compressed-tensors`",
             )
-        members.setdefault(place.first, []).append(name)
-    places = {place: _in_order(place, found) for place, found in members.items()}
-    places |= {name: () for name in header.tensors if name in OF_NO_CONSEQUENCE}
+        members.setdefault(file_place.first, []).append(name)
+    places = {}
+    for place, found in members.items():
+        numbers = {reading.expert_in(name): name for name in found}
+        if len(found) > 1 and set(numbers) != set(range(len(found))):
+            raise SourceError(
+                f"`{found[0]}` and `{found[1]}` are both `{place}` in a GGUF file",
+                hint="make the template of this checkpoint, with llama.cpp's converter",
+            )
+        places[place] = tuple(numbers[number] for number in sorted(numbers, key=lambda n: n or 0))
+    if reading.ROPE_FACTORS in header.tensors:
+        places[reading.ROPE_FACTORS] = ()
     is_tied = HEAD not in places and EMBEDDINGS in places
     if is_tied and (HEAD in header.tensors or header.architecture in _WITH_HEAD):
         places[HEAD] = places[EMBEDDINGS]
     placed = {name for names_of_place in places.values() for name in names_of_place}
-    differing = sorted({*(set(header.tensors) - set(places)), *(set(names) - placed)})
-    differing = [name for name in differing if name != "lm_head.weight"]  # tied where it is absent
+    differing = {*(set(header.tensors) - set(places)), *(set(names) - placed)}
+    differing.discard("lm_head.weight")  # tied where it is absent
     if differing:
         raise SourceError(
-            f"the template and the checkpoint differ: `{differing[0]}` is in one alone",
+            f"the template and the checkpoint differ: `{min(differing)}` is in one alone",
             hint="make the template of this checkpoint, with llama.cpp's converter",
         )
     return places
-
-
-def _in_order(place: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of experts by their numbers; refuse two tensors for one place."""
-    numbers = {expert_in(name): name for name in names}
-    if len(names) > 1 and set(numbers) != set(range(len(names))):
-        raise SourceError(
-            f"`{names[0]}` and `{names[1]}` are both `{place}` in a GGUF file",
-            hint="make the template of this checkpoint, with llama.cpp's converter",
-        )
-    return tuple(numbers[number] for number in sorted(numbers, key=lambda n: n or 0))
 
 
 def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> None:
@@ -282,13 +225,22 @@ def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> No
     every = [name for members in names.values() for name in members]
     kinds = [kind for kind in map(places.kind, every) if kind in TYPES]
     most = max(kinds, key=kinds.count)
-    changed = {"general.file_type": _MIXES.get(mix, _FILE_TYPES[most])}
-    _copy_metadata(writer, source, {**changed, "general.quantization_version": 2}, gguf)
+    changed = {
+        "general.file_type": _MIXES.get(mix, _FILE_TYPES[most]),
+        "general.quantization_version": 2,
+    }
+    for field in source.fields.values():
+        if field.name.startswith("GGUF.") or field.name in (*changed, "general.architecture"):
+            continue
+        inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    for key, value in changed.items():
+        writer.add_uint32(key, value)
     order = {tensor.name: tensor for tensor in source.tensors}
     for name, dense in names.items():
         if dense:
             shape, dtype, kind = places.described(dense[0])
-            if expert_in(dense[0]) is not None:
+            if reading.expert_in(dense[0]) is not None:
                 shape = (len(dense), *shape)
             raw = gguf.GGMLQuantizationType[kind] if kind in (*TYPES, "BF16") else None
         else:
@@ -300,16 +252,6 @@ def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> No
     for name, dense in names.items():
         writer.write_tensor_data(places.array(header, name, dense) if dense else order[name].data)
     writer.close()
-
-
-def _copy_metadata(writer: Any, source: Any, changed: Mapping[str, int], gguf: Any) -> None:
-    for field in source.fields.values():
-        if field.name.startswith("GGUF.") or field.name in (*changed, "general.architecture"):
-            continue
-        inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), field.types[0], inner)
-    for name, value in changed.items():
-        writer.add_uint32(name, value)
 
 
 class _Tensors:
@@ -350,17 +292,15 @@ class _Tensors:
         """Return the written array of a tensor, as llama.cpp has it."""
         import numpy as np
 
-        heads = heads_of(header, place)
-        arrays = [self._array(name, heads) for name in names]
-        array = arrays[0] if expert_in(names[0]) is None else np.stack(arrays)
-        return array + np.float32(1) if adds_one(header, place) else array
-
-    def _array(self, name: str, heads: int | None) -> Any:
-        folder, key = self._files[name]
-        tensor, kind = folder.read(key), self.kind(name)
-        if kind == "F32":
-            tensor = tensor.float()
-        elif kind == "BF16":
-            tensor = tensor.view(torch.uint8)
-        array = tensor.numpy()
-        return interleave(array, heads).copy() if heads else array
+        heads, arrays = reading.heads_of(header, place), []
+        for name in names:
+            folder, key = self._files[name]
+            tensor, kind = folder.read(key), self.kind(name)
+            if kind == "F32":
+                tensor = tensor.float()
+            elif kind == "BF16":
+                tensor = tensor.view(torch.uint8)
+            array = tensor.numpy()
+            arrays.append(reading.turned(array, heads, 2).copy() if heads else array)
+        array = arrays[0] if reading.expert_in(names[0]) is None else np.stack(arrays)
+        return array + np.float32(1) if reading.adds_one(header, place) else array

@@ -54,15 +54,11 @@ def made(name: str, dense: Dense, parts: Sequence[Tensor], header: GgufHeader) -
         raise refused(name, f"cannot be made of tensors of the shapes {shapes}") from error
 
 
-# ------------------------------------------------------------------------- recurrent blocks
-
-
-def _flat(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    return parts[0].flatten()
-
-
-def _with_channel(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    return parts[0].unsqueeze(1)
+def _then(
+    change: Callable[[Tensor], Tensor], dense: Dense = lambda parts, header: parts[0]
+) -> Dense:
+    """Change the first tensor, or what is made of all."""
+    return lambda parts, header: change(dense(parts, header))
 
 
 def _log(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
@@ -70,13 +66,9 @@ def _log(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     return values[:, 0] if values.dim() > 1 and values.shape[1] == 1 else values
 
 
-# -------------------------------------------------------------------------------- attention
-
-
 def _kv_of_latents(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Join keys (H, C, R) and values (H, R, C) of each head (DeepSeek)."""
-    rows_HRC = torch.cat([parts[0].transpose(1, 2), parts[1]], 1)
-    return rows_HRC.flatten(0, 1)
+    return torch.cat([parts[0].transpose(1, 2), parts[1]], 1).flatten(0, 1)
 
 
 def _by_groups(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
@@ -90,17 +82,13 @@ def _by_groups(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
 
 def _by_heads(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Put query, key and value of each head together (GPT-NeoX)."""
-    heads, _ = _heads(header)
-    split = parts[0].reshape(3, heads, -1, *parts[0].shape[1:])
+    split = parts[0].reshape(3, _heads(header)[0], -1, *parts[0].shape[1:])
     return split.transpose(0, 1).flatten(0, 2)
 
 
 def _heads(header: GgufHeader) -> tuple[int, int]:
     heads = int(header.largest("attention.head_count") or 1)
     return heads, int(header.largest("attention.head_count_kv") or heads)
-
-
-# ------------------------------------------------------------------------- linear attention
 
 
 def _shared_and_each(header: GgufHeader) -> tuple[int, int]:
@@ -132,33 +120,22 @@ def _grouped_log(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
 def _grouped_values(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Leave queries and keys, and group values behind them."""
     rows = int(header.number("ssm.inner_size") or 0)
-    others = parts[0].shape[0] - rows
-    return torch.cat([parts[0][:others], _grouped(parts[0][others:], header)])
-
-
-def _grouped_values_with_channel(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    return _grouped_values(parts, header).unsqueeze(1)
+    before = parts[0].shape[0] - rows
+    return torch.cat([parts[0][:before], _grouped(parts[0][before:], header)])
 
 
 def _by_keys(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Put query, key, values and gates of each head of keys together (Qwen3-Next)."""
     keys, _ = _shared_and_each(header)
     rows = int(header.number("ssm.inner_size") or 0)
-    others = (parts[0].shape[0] - rows) // 2
-    split = (*torch.split(parts[0], [others, others, rows]), parts[1])
+    each = (parts[0].shape[0] - rows) // 2
+    split = (*torch.split(parts[0], [each, each, rows]), parts[1])
     return torch.cat([part.reshape(keys, -1, *part.shape[1:]) for part in split], 1).flatten(0, 1)
-
-
-# ---------------------------------------------------------------------------------- experts
 
 
 def _joined(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Put the rows of gates above those of ups."""
     return torch.cat(list(parts), -2)
-
-
-def _joined_turned(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    return _joined(parts, header).transpose(1, 2)
 
 
 def _alternating(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
@@ -167,18 +144,13 @@ def _alternating(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     return torch.stack(turned, -1).flatten(-2)
 
 
-def _turned(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    return parts[0].transpose(-1, -2)
-
-
-def _rows_of_all(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    """Put the rows of all experts below one another (DBRX)."""
-    return parts[0].flatten(0, 1)
-
-
-def _turned_rows_of_all(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    return parts[0].transpose(1, 2).flatten(0, 1)
-
+_flat = _then(lambda x: x.flatten())
+_with_channel = _then(lambda x: x.unsqueeze(1))
+_turned = _then(lambda x: x.transpose(-1, -2))
+_rows_of_all = _then(lambda x: x.flatten(0, 1))  # of all experts, below one another (DBRX)
+_turned_rows_of_all = _then(lambda x: x.transpose(1, 2).flatten(0, 1))
+_joined_turned = _then(lambda x: x.transpose(1, 2), _joined)
+_grouped_values_with_channel = _then(lambda x: x.unsqueeze(1), _grouped_values)
 
 _GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
 
@@ -323,7 +295,10 @@ ARCHITECTURES = {
     "smollm3": Architecture(("smollm3",), interleaved=True),
     "gemma": Architecture(("gemma",), adds_one=True, activations=_TANH),
     "gemma2": Architecture(("gemma2",), adds_one=True, activations=_TANH, period=2),
-    "gemma3": Architecture(("gemma3_text",), adds_one=True, activations=_TANH, period=6),
+    "gemma3": Architecture(
+        ("gemma3_text",), adds_one=True, activations=_TANH, period=6,
+        keys={"final_logit_softcapping": (0, "final_logit_softcapping")},
+    ),
     "granite": Architecture(
         ("granite",), interleaved=True, keys=_MULTIPLIERS
     ),

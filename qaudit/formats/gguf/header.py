@@ -1,4 +1,4 @@
-"""The header of a GGUF file: read and checked without torch and without any library.
+"""The header of a GGUF file: read and checked without torch and without any library; its bits.
 
 A file is the letters `GGUF`, a version, two counts, metadata as typed values under names, then
 names, shapes, types and offsets of tensors, and behind an alignment the tensors. All of it comes
@@ -9,14 +9,17 @@ made of them.
 from __future__ import annotations
 
 import math
+import re
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path, PurePath
 from typing import Any
 
-from qaudit.errors import SourceError
+from qaudit.errors import MachineError, SourceError
+from qaudit.formats.reading import most_bits
+from qaudit.support.extras import install
 from qaudit.whole import open_regular
 
 MAGIC = b"GGUF"
@@ -30,6 +33,11 @@ _NUMBERS = {
 _STRING, _ARRAY = 8, 9
 _LARGEST_SIDE = 1 << 40
 _MOST_DIMENSIONS = 4
+
+_GUESSED = 1024  # a flag in `general.file_type`
+_CLAIM = re.compile(r"(?:^|[-_.])(I?Q\d|TQ\d|MXFP4|NVFP4)(?=[-_.]|$)", re.IGNORECASE)
+PLAIN = ("F32", "F16", "BF16")
+HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
 
 
 @dataclass(frozen=True)
@@ -114,37 +122,30 @@ def header_in(path: PurePath, data: bytes, size: int) -> GgufHeader:
             f"`{path}` is a GGUF file of {'big-endian numbers' if swapped else 'another version'}",
             hint="convert the model again with a current llama.cpp, on this kind of machine",
         )
-    tensors, pairs = reader.number("Q"), reader.number("Q")
+    count, pairs = reader.number("Q"), reader.number("Q")
     metadata: dict[str, Any] = {}
     for _ in range(pairs):
         key = reader.text()
         if key in metadata:
             raise reader.damaged(f"names `{key[:60]}` twice")
         metadata[key] = reader.value(int(reader.number("I")))
-    found: dict[str, GgufTensor] = {}
-    for _ in range(tensors):
+    tensors: dict[str, GgufTensor] = {}
+    for _ in range(count):
         info = reader.tensor()
-        if info.name in found:
+        if info.name in tensors:
             raise reader.damaged(f"names the tensor `{info.name[:60]}` twice")
-        found[info.name] = info
-    start = _aligned(reader, metadata)
-    placed = {
-        name: GgufTensor(name, info.kind, info.shape, start + info.start)
-        for name, info in found.items()
-    }
-    if not placed:
+        tensors[info.name] = info
+    if not tensors:
         raise SourceError(f"`{path}` holds no tensors", hint=DAMAGED)
-    for info in placed.values():
-        if info.start > size:
-            raise reader.damaged(f"is cut short: `{info.name[:60]}` is behind its end")
-    return GgufHeader(metadata, placed)
-
-
-def _aligned(reader: _Reader, metadata: Mapping[str, Any]) -> int:
-    alignment = metadata.get("general.alignment", 32)
-    if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
+    unit = metadata.get("general.alignment", 32)
+    if type(unit) is not int or not 0 < unit <= 1 << 20 or unit & (unit - 1):
         raise reader.damaged("has an alignment that is no power of two")
-    return -(-reader.at // alignment) * alignment
+    start = -(-reader.at // unit) * unit
+    for name, info in tensors.items():
+        tensors[name] = replace(info, start=start + info.start)
+        if start + info.start > size:
+            raise reader.damaged(f"is cut short: `{name[:60]}` is behind its end")
+    return GgufHeader(metadata, tensors)
 
 
 class _Reader:
@@ -171,26 +172,19 @@ class _Reader:
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.text()
-        if kind == _ARRAY:
-            return self._array(int(self.number("I")), self.number("Q"))
-        if kind not in _NUMBERS:
+        if kind in _NUMBERS:
+            return self.number(_NUMBERS[kind])
+        if kind != _ARRAY:
             raise self.damaged(f"has metadata of an unknown type, {kind}")
-        return self.number(_NUMBERS[kind])
-
-    def _array(self, kind: int, count: int) -> list[Any]:
-        if kind == _STRING:
-            return [self.text() for _ in range(self._bounded(count, 8))]
-        if kind not in _NUMBERS:
+        kind, count = self.number("I"), self.number("Q")
+        if kind != _STRING and kind not in _NUMBERS:
             raise self.damaged("has arrays in arrays, or of an unknown type")
-        code = _NUMBERS[kind]
-        data = self.take(self._bounded(count, struct.calcsize("<" + code)) * struct.calcsize(code))
-        return list(struct.unpack(f"<{count}{code}", data))
-
-    def _bounded(self, count: int, nbytes: int) -> int:
-        """Return a count, or raise for one that the remaining bytes cannot hold."""
-        if count * nbytes > len(self.data) - self.at:
+        nbytes = 8 if kind == _STRING else struct.calcsize(f"<{_NUMBERS[kind]}")
+        if count * nbytes > len(self.data) - self.at:  # before anything is made of a count
             raise Short(f"the header of `{self.path}` is cut short", hint=DAMAGED)
-        return count
+        if kind == _STRING:
+            return [self.text() for _ in range(count)]
+        return list(struct.unpack(f"<{count}{_NUMBERS[kind]}", self.take(count * nbytes)))
 
     def tensor(self) -> GgufTensor:
         name, dimensions = self.text(), self.number("I")
@@ -199,4 +193,60 @@ class _Reader:
         shape = tuple(self.number("Q") for _ in range(dimensions))[::-1]
         if 0 in shape or prod(shape) > _LARGEST_SIDE:
             raise self.damaged(f"has a tensor of an impossible shape, `{name[:60]}`")
-        return GgufTensor(name, int(self.number("I")), shape, self.number("Q"))
+        return GgufTensor(name, self.number("I"), shape, self.number("Q"))
+
+
+# ------------------------------------------------------------------- the bits of a file
+
+
+def library() -> Any:
+    try:
+        import gguf
+    except ImportError as error:
+        raise MachineError(
+            "GGUF files are read by the `gguf` package", hint=install("gguf")
+        ) from error
+    return gguf
+
+
+def bits_claimed(header: GgufHeader, path: PurePath) -> int | None:
+    """Return the bits of the type that a file says it is of, as 4 of `Q4_K_M`.
+
+    Where rows do not divide by 256, as in small models, llama.cpp stores most of them in a type of
+    more bits, and the file is a `Q4_K_M` all the same: people choose between files by that name.
+    """
+    number = header.metadata.get("general.file_type")
+    names = {int(kind): kind.name for kind in library().LlamaFileType}
+    name = names.get(number & ~_GUESSED, "") if type(number) is int else ""
+    if name.startswith("MOSTLY_") and name not in ("MOSTLY_F16", "MOSTLY_BF16"):
+        return bits_of(name.removeprefix("MOSTLY_"))
+    claim = _CLAIM.search(path.stem)
+    return bits_of(claim[1].upper()) if claim else None
+
+
+def bits_in(header: GgufHeader, path: PurePath) -> int:
+    """Return the bits that a file claims or that most codes have, by the header alone."""
+    kinds = {int(k): k.name for k in library().GGMLQuantizationType}
+    most = most_of(
+        [
+            (bits_of(kinds[info.kind]), info.shape)
+            for name, info in header.tensors.items()
+            if name not in (HEAD, EMBEDDINGS) and kinds.get(info.kind, "F32") not in PLAIN
+        ]
+    )
+    return bits_claimed(header, path) or most
+
+
+def most_of(codes: Sequence[tuple[int, tuple[int, ...]]]) -> int:
+    if not codes:
+        raise SourceError(
+            "no linear of the GGUF file is quantized",
+            hint="name its full-precision model as a target, not with `--shipped`",
+        )
+    return most_bits(codes)
+
+
+def bits_of(kind: str) -> int:
+    """Return the bits of a code, which names of types hold."""
+    digits = re.search(r"\d+", kind.removeprefix("MX").removeprefix("NV"))
+    return int(digits[0]) if digits else 8

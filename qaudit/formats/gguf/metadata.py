@@ -45,6 +45,8 @@ _SIGMOID = (
     "minimax_m2", "youtu", "afmoe", "nemotron_h",
 )  # fmt: skip
 """Types whose routers are sigmoids; no configuration of transformers has it."""
+_LARGEST = {"gemma2": 46, "gemma3": 62}
+"""Blocks of the size whose attention is scaled by hidden size over heads (27B)."""
 _WITH_NORM_KEY = ("afmoe", "deepseek2", "dots1", "exaone-moe", "glm4moe", "nemotron_h_moe")
 
 _NONE: Mapping[str, Sequence[object]] = {
@@ -95,34 +97,22 @@ def _in_code(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str
     for name, values in code.needs.items():
         if get(name) not in values:
             yield name, values[-1], get(name)
-    if code.period:
-        yield from _of_windows(architecture, get)
+    layers, period = get.layers, code.period
+    if period and _slides(get, layers, period) != _every(period, layers):
+        yield "layer_types", f"full attention in each {period}th", "another order"
+    if architecture in _LARGEST:  # windows by layer, and scales of attention
+        heads, hidden = get("num_attention_heads") or 1, get("hidden_size") or 0
+        scale = hidden / heads if layers == _LARGEST[architecture] else get("head_dim")
+        if get("query_pre_attn_scalar") != scale:
+            yield "query_pre_attn_scalar", scale, get("query_pre_attn_scalar")
+        if get("use_bidirectional_attention"):
+            yield "use_bidirectional_attention", False, True
     if architecture == "smollm3":
         period = get("no_rope_layer_interval") or _ROTATED
         rotated, usual = (_every(length, get.layers) for length in (period, _ROTATED))
         if (get("no_rope_layers") or [*map(int, rotated)]) != [*map(int, usual)]:
             stated = get("no_rope_layers") or f"each {period}th"
             yield "no_rope_layers", f"each {_ROTATED}th", stated
-
-
-_LARGEST = {"gemma2": 46, "gemma3": 62}
-"""Blocks of the size whose attention is scaled by hidden size over heads (27B)."""
-
-
-def _of_windows(architecture: str, get: _Values) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what llama.cpp has in its code: windows by layer, and Gemma's scales of attention."""
-    layers, period = get.layers, ARCHITECTURES[architecture].period
-    if _slides(get, layers, period) != _every(period, layers):
-        yield "layer_types", f"full attention in each {period}th", "another order"
-    if architecture not in _LARGEST:
-        return
-    heads, hidden = get("num_attention_heads") or 1, get("hidden_size") or 0
-    largest = layers == _LARGEST[architecture]
-    scale = hidden / heads if largest else get("head_dim")
-    if get("query_pre_attn_scalar") != scale:
-        yield "query_pre_attn_scalar", scale, get("query_pre_attn_scalar")
-    if get("use_bidirectional_attention"):
-        yield "use_bidirectional_attention", False, True
 
 
 def _of_experts(
@@ -138,7 +128,7 @@ def _of_experts(
     gating = code.gating if code.gating == SOFTMAX_OF_CHOSEN else gating
     wanted: dict[str, tuple[Any, ...]] = {
         "expert_count": (0, get.experts),
-        "expert_used_count": (0, get.chosen_experts),
+        "expert_used_count": (0, get("num_experts_per_tok", "moe_k", "moe_top_k") or 0),
         "expert_weights_scale": (0, scale, *((0, 0.0) if scale == 1 else ())),
         "expert_gating_func": (code.gating, gating),
         norm: (stored.get(norm), stored.get(norm)),
@@ -154,15 +144,22 @@ def _of_experts(
 _WIDE_HEAD = 512  # of Gemma 4, in layers without a window, where a configuration has none
 
 
-def _of_gemma(architecture: str, get: _Values) -> dict[str, tuple[Any, ...]]:
-    wanted: dict[str, tuple[Any, ...]] = {}
+def _of_one(
+    architecture: str, stored: Mapping[str, Any], get: _Values
+) -> dict[str, tuple[Any, ...]]:
+    """Return keys that single architectures read."""
+    wanted: dict[str, tuple[Any, ...]] = {
+        key: (absent, absent if (value := get(*names)) is None else value)
+        for key, (absent, *names) in ARCHITECTURES[architecture].keys.items()
+    }
     if architecture == "gemma2":
         wanted["attn_logit_softcapping"] = (50.0, get("attn_logit_softcapping"))
         wanted["final_logit_softcapping"] = (30.0, get("final_logit_softcapping"))
-    if architecture == "gemma3":
-        wanted["final_logit_softcapping"] = (0, get("final_logit_softcapping") or 0)
     if architecture in ("gemma3", "gemma4"):
-        wanted["rope.freq_base_swa"] = (10000.0, get.local_theta)
+        table = get("rope_parameters")
+        local = table.get("sliding_attention") if isinstance(table, Mapping) else None
+        theta = local.get("rope_theta") if isinstance(local, Mapping) else None
+        wanted["rope.freq_base_swa"] = (10000.0, theta or get("rope_local_base_freq"))
     if architecture == "gemma4":
         wide = get("global_head_dim") or get.of_full_attention("head_dim") or _WIDE_HEAD
         for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
@@ -170,18 +167,6 @@ def _of_gemma(architecture: str, get: _Values) -> dict[str, tuple[Any, ...]]:
         few = get("num_global_key_value_heads") or get.of_full_attention("num_key_value_heads")
         shared = (number for number in (get.shared_heads, few) if number)
         wanted["attention.head_count_kv"] = (None, *shared)
-    return wanted
-
-
-def _of_one(
-    architecture: str, stored: Mapping[str, Any], get: _Values
-) -> dict[str, tuple[Any, ...]]:
-    """Return keys that single architectures read."""
-    wanted: dict[str, tuple[Any, ...]] = {
-        key: (absent, get(*names) if get(*names) is not None else absent)
-        for key, (absent, *names) in ARCHITECTURES[architecture].keys.items()
-    }
-    wanted |= _of_gemma(architecture, get)
     if architecture == "stablelm":
         wanted["use_parallel_residual"] = (bool(get("use_parallel_residual")),) * 2
     if architecture == "mistral3":
@@ -192,7 +177,14 @@ def _of_one(
     if architecture == "mamba":
         wanted["ssm.dt_b_c_rms"] = (False, get.type == "falcon_mamba")
     if architecture.startswith("qwen3") and get("linear_num_key_heads"):
-        wanted |= _linear_attention_keys(stored, get)
+        linear = [kind == "linear_attention" for kind in get("layer_types") or ()]
+        linear = linear or _every(int(get("full_attention_interval") or 4), get.layers)
+        dense = [False] * int(stored.get("nextn_predict_layers") or 0)
+        interval = stored.get("full_attention_interval", 4)
+        by_interval = _every(interval, get.layers) if isinstance(interval, int) else None
+        recurrent = [*linear, *dense] if _RECURRENT in stored else linear
+        wanted[_RECURRENT] = (by_interval, recurrent)
+        wanted["full_attention_interval"] = (interval, interval)
     if get("kv_lora_rank") and architecture != "minicpm3":
         length = get("qk_nope_head_dim") + get("qk_rope_head_dim")
         wanted["attention.key_length_mla"] = (None, length)
@@ -205,14 +197,15 @@ def _wanted(
 ) -> dict[str, tuple[Any, ...]]:
     """Return, by key, what llama.cpp takes where there is none, and what computes as the base."""
     get, code = _Values(config), ARCHITECTURES[architecture]
-    heads, hidden = get.heads, get.hidden
+    heads, hidden = get.heads, get.whole("hidden_size", "n_embd", "d_model")
+    width = get.whole("intermediate_size", "ffn_hidden_size", "n_inner")
     head = get("head_dim") or (hidden // heads if heads and hidden else None)
     theta = get.rope("rope_theta")
     usual = hidden // heads if heads and hidden else None
     wanted: dict[str, tuple[Any, ...]] = {
         "block_count": (None, get.layers + int(stored.get("nextn_predict_layers") or 0)),
         "embedding_length": (None, hidden),
-        "feed_forward_length": (None, get.feed_forward),
+        "feed_forward_length": (None, width or (4 * hidden if hidden else None)),
         "attention.head_count": (None, heads),
         "attention.head_count_kv": (heads, get.shared_heads),
         "attention.key_length": (usual, head),
@@ -227,11 +220,12 @@ def _wanted(
         **{key: (accepted[0], *accepted) for key, accepted in _NONE.items()},
         **_scaling_keys(stored, get),
         **_window_keys(architecture, stored, get),
-        **_section_keys(architecture, get),
         **{key: (stored.get(key), stored.get(key)) for key in (*_SIZES, *code.free)},
         **_of_experts(architecture, stored, get),
         **_of_one(architecture, stored, get),
     }
+    if sections := _USUAL_SECTIONS.get(architecture):  # of text they are the same but for the last
+        wanted[_SECTIONS] = (None, [*(get.rope("mrope_section") or sections), 0])
     if code.layered:  # blocks without attention have no heads
         for key in ("attention.head_count", "attention.head_count_kv"):
             wanted[key] = (*wanted[key], 0)
@@ -247,18 +241,16 @@ def _wanted(
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    if isinstance(value, float) or isinstance(wanted, float):
-        numbers = all(type(side) in (int, float) for side in (value, wanted))
-        return numbers and _narrow(value) == _narrow(wanted)
-    return type(value) is type(wanted) and bool(value == wanted)
-
-
-def _narrow(number: float) -> float:
-    """Return a number as float32 holds it."""
+    """Compare floats as float32 holds them, and anything else exactly."""
+    if not isinstance(value, float) and not isinstance(wanted, float):
+        return type(value) is type(wanted) and bool(value == wanted)
+    if not all(type(side) in (int, float) for side in (value, wanted)):
+        return False
     try:
-        return float(struct.unpack("<f", struct.pack("<f", number))[0])
+        narrow = [struct.unpack("<f", struct.pack("<f", side))[0] for side in (value, wanted)]
     except OverflowError:
-        return math.nan
+        return False
+    return bool(narrow[0] == narrow[1])
 
 
 # ------------------------------------------------------- where layers attend, what they rotate
@@ -267,32 +259,30 @@ def _narrow(number: float) -> float:
 def _scaling_keys(stored: Mapping[str, Any], get: _Values) -> dict[str, tuple[Any, ...]]:
     kind = str(get.rope("rope_type") or get.rope("type") or "default")
     factor = get.rope("factor") if kind in ("linear", "yarn") else None
-    key = "rope.scaling."
-    scaling: dict[str, tuple[Any, ...]] = {
-        f"{key}type": ("linear", "yarn") if kind == "yarn" else ("linear", "linear", "none"),
-        f"{key}factor": (stored.get("rope.scale_linear", 0), *((factor,) if factor else (0, 1))),
-        "rope.scale_linear": (0, stored.get("rope.scale_linear", 0)),  # an older name
-        f"{key}yarn_ext_factor": (-1, *((-1, 1) if kind == "yarn" else (-1, 0))),
-    }
-    yarn = kind == "yarn"
-    for name, parameter, usual in (("fast", "beta_fast", 32), ("slow", "beta_slow", 1)):
-        named = stored.get(f"{key}yarn_beta_{name}", usual)
-        scaling[f"{key}yarn_beta_{name}"] = (
-            usual,
-            (get.rope(parameter) or usual) if yarn else named,
-        )
+    key, yarn = "rope.scaling.", kind == "yarn"
+    usual_type: tuple[str, ...] = ("linear", "linear", "none")
+    if kind not in ("default", "linear", "yarn", "llama3", "dynamic", "proportional"):
+        usual_type = ("linear", kind)
     original, context = f"{key}original_context_length", stored.get("context_length")
     trained = get.rope("original_max_position_embeddings") or get("max_position_embeddings")
-    scaling[original] = (context, trained if yarn else stored.get(original, context))
     log = get.rope("mscale_all_dim") if yarn else None  # of DeepSeek
     share = 1 if get.type == "ministral3" else 0.1
-    scaling[f"{key}yarn_log_multiplier"] = (0, share * log if log else 0)
+    scaling: dict[str, tuple[Any, ...]] = {
+        f"{key}type": ("linear", "yarn") if yarn else usual_type,
+        f"{key}factor": (stored.get("rope.scale_linear", 0), *((factor,) if factor else (0, 1))),
+        "rope.scale_linear": (0, stored.get("rope.scale_linear", 0)),  # an older name
+        f"{key}yarn_ext_factor": (-1, *((-1, 1) if yarn else (-1, 0))),
+        original: (context, trained if yarn else stored.get(original, context)),
+        f"{key}yarn_log_multiplier": (0, share * log if log else 0),
+    }
+    for name, usual in (("fast", 32), ("slow", 1)):
+        beta = f"{key}yarn_beta_{name}"
+        needed = (get.rope(f"beta_{name}") or usual) if yarn else stored.get(beta, usual)
+        scaling[beta] = (usual, needed)
     attention = get.rope("attention_factor")
     scaled = 1 + 0.1 * math.log(factor) if yarn and factor else 1
     if attention is not None and not math.isclose(attention, scaled, rel_tol=1e-6):
         scaling[f"{key}attn_factor"] = (1, f"scaled by {attention:g}")
-    if kind not in ("default", "linear", "yarn", "llama3", "dynamic", "proportional"):
-        scaling[f"{key}type"] = ("linear", kind)
     return scaling
 
 
@@ -334,27 +324,6 @@ def _slides(get: _Values, layers: int, period: int) -> list[bool]:
 def _every(period: int, layers: int) -> list[bool]:
     """Return which layers have a window where the last of each period has none."""
     return [period < 1 or k % period < period - 1 for k in range(layers)]
-
-
-def _section_keys(architecture: str, get: _Values) -> dict[str, tuple[Any, ...]]:
-    """Return sections of rotations: positions of text are the same in all but the last."""
-    usual = _USUAL_SECTIONS.get(architecture)
-    sections = get.rope("mrope_section") or usual
-    return {_SECTIONS: (None, [*sections, 0])} if usual and sections else {}
-
-
-def _linear_attention_keys(stored: Mapping[str, Any], get: _Values) -> dict[str, tuple[Any, ...]]:
-    """Return which blocks are recurrent."""
-    kinds = get("layer_types") or ()
-    linear = [kind == "linear_attention" for kind in kinds]
-    linear = linear or _every(int(get("full_attention_interval") or 4), get.layers)
-    dense = [False] * int(stored.get("nextn_predict_layers") or 0)
-    interval = stored.get("full_attention_interval", 4)
-    by_interval = _every(interval, get.layers) if isinstance(interval, int) else None
-    return {
-        _RECURRENT: (by_interval, [*linear, *dense] if _RECURRENT in stored else linear),
-        "full_attention_interval": (interval, interval),
-    }
 
 
 def rope_factors(config: Mapping[str, Any], pairs: int) -> list[float] | None:
@@ -429,12 +398,8 @@ class _Values:
         return int(self("num_hidden_layers", "n_layer", "n_layers") or len(kinds))
 
     @property
-    def hidden(self) -> int | None:
-        return self._whole("hidden_size", "n_embd", "d_model")
-
-    @property
     def heads(self) -> int | None:
-        return self._whole("num_attention_heads", "n_head", "n_heads")
+        return self.whole("num_attention_heads", "n_head", "n_heads")
 
     @property
     def shared_heads(self) -> int | None:
@@ -443,7 +408,7 @@ class _Values:
             return 1
         if self.type == "falcon" and not self("new_decoder_architecture"):
             return 1 if self("multi_query") else self.heads
-        return self._whole("num_key_value_heads", "num_kv_heads", "kv_n_heads") or self.heads
+        return self.whole("num_key_value_heads", "num_kv_heads", "kv_n_heads") or self.heads
 
     def of_full_attention(self, name: str) -> int | None:
         """Return what layers without a window have otherwise (Gemma 4)."""
@@ -453,27 +418,10 @@ class _Values:
         return next((value for value in values if isinstance(value, int)), None)
 
     @property
-    def feed_forward(self) -> int | None:
-        width = self._whole("intermediate_size", "ffn_hidden_size", "n_inner")
-        return width or (4 * self.hidden if self.hidden else None)
-
-    @property
     def experts(self) -> int:
         names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
         return int(self(*names) or 0)
 
-    @property
-    def chosen_experts(self) -> int:
-        return int(self("num_experts_per_tok", "moe_k", "moe_top_k") or 0)
-
-    @property
-    def local_theta(self) -> Any:
-        """The base of rotations in layers with a window (Gemma 3)."""
-        table = self("rope_parameters")
-        local = table.get("sliding_attention") if isinstance(table, Mapping) else None
-        named = local.get("rope_theta") if isinstance(local, Mapping) else None
-        return named or self("rope_local_base_freq")
-
-    def _whole(self, *names: str) -> int | None:
+    def whole(self, *names: str) -> int | None:
         value = self(*names)
         return value if isinstance(value, int) and not isinstance(value, bool) else None

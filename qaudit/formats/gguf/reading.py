@@ -1,52 +1,158 @@
-"""The tensors of a GGUF file as a dense checkpoint has them, decoded one at a time.
+"""A GGUF file beside the model that it was made from: its tensors as a dense checkpoint has them.
 
-`gguf` decodes; names and the order of rows are those of the base
-(`base.py`). Norms, embeddings and head are those of the file.
+`gguf` decodes, and knows the names; which rows llama.cpp's converter puts in another order, what it
+adds to norms, and which tensors it joins, splits or turns, is in `architectures.py`. Matrices of
+experts that a release stores one by one are one tensor. Norms, embeddings and head are those of the
+file. Its metadata and vocabulary are held against the configuration and tokenizer of the base.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from qaudit.errors import MachineError, SourceError
-from qaudit.formats.activations import Rounding
-from qaudit.formats.gguf.architectures import ARCHITECTURES, BLOCK, UNPROVED, made
-from qaudit.formats.gguf.base import (
+from qaudit.checkpoints.configuration import read_configuration
+from qaudit.errors import SourceError, UsageError
+from qaudit.formats.gguf import architectures
+from qaudit.formats.gguf.header import (
+    DAMAGED,
     EMBEDDINGS,
     HEAD,
-    ROPE_FACTORS,
-    FilePlace,
-    adds_one,
-    dense_places,
-    heads_of,
-    of_text,
-    separate,
+    PLAIN,
+    GgufHeader,
+    GgufTensor,
+    bits_claimed,
+    bits_of,
+    library,
+    most_of,
+    read_header,
 )
-from qaudit.formats.gguf.header import DAMAGED, GgufHeader, GgufTensor, read_header
-from qaudit.formats.reading import most_bits, refused
+from qaudit.formats.gguf.metadata import UNKNOWN, differences, rope_factors
+from qaudit.formats.reading import (
+    VOCABULARY,
+    Rounding,
+    merges_of,
+    other_model,
+    other_tokenizer,
+    read_tokenizer,
+    refused,
+)
 from qaudit.support.extras import install
 from qaudit.support.lazy import Tensor, torch
 from qaudit.whole import open_regular
 
-_GUESSED = 1024  # a flag in `general.file_type`
-_PLAIN = ("F32", "F16", "BF16")
-OF_NO_CONSEQUENCE = (ROPE_FACTORS,)
+_MOST_BLOCKS = 10_000
+_USER_DEFINED = 4  # a type of tokens
+_WORD_MARK = "\u2581"  # in place of spaces in the vocabulary of Gemma
+_EXPERT = re.compile(r"(\.experts)\.(\d+)\.")
+_INSIDE = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(.*)")
+_BESIDE = ("mtp.", "visual.")  # blocks that guess tokens ahead, and towers (Qwen)
+ROPE_FACTORS = "rope_freqs.weight"
 """What depends on no weight; it is compared with the configuration of the base."""
+_OF_THE_BASE = "give the model that the file was made from as the target"
 
 
-def library() -> Any:
-    try:
-        import gguf
-    except ImportError as error:
-        raise MachineError(
-            "GGUF files are read by the `gguf` package", hint=install("gguf")
-        ) from error
-    return gguf
+# ------------------------------------------------------- where a file has a model's tensors
+
+
+def turned(rows: Any, heads: int, outer: int) -> Any:
+    """Reorder rows of q or k: of 2 rows, the halves of each head take turns, as llama.cpp has them.
+
+    Of half as many rows as a head has, they are back in the order of transformers.
+    """
+    split = rows.reshape(heads, outer, len(rows) // heads // outer, *rows.shape[1:])
+    return split.swapaxes(1, 2).reshape(rows.shape)
+
+
+def heads_of(header: GgufHeader, tensor: str) -> int | None:
+    """Return the heads of q and k whose rows are interleaved."""
+    match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", tensor)
+    if match is None or not architectures.ARCHITECTURES[header.architecture].interleaved:
+        return None
+    every = header.largest("attention.head_count")
+    shared = header.largest("attention.head_count_kv")
+    heads = every if match[1] == "q" or shared is None else shared
+    rows = header.tensors[tensor].shape[0]
+    if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
+        raise refused(tensor, f"has {rows} rows, which {heads} heads do not divide in halves")
+    return heads
+
+
+def adds_one(header: GgufHeader, tensor: str) -> bool:
+    """Return whether a tensor is a norm whose weights are stored with one added."""
+    is_norm = tensor.endswith("norm.weight") and not tensor.endswith("ssm_norm.weight")
+    return architectures.ARCHITECTURES[header.architecture].adds_one and is_norm
+
+
+@dataclass(frozen=True)
+class FilePlace:
+    """The tensors of a file that a dense tensor is made of."""
+
+    tensors: tuple[str, ...]
+    expert: int | None = None  # of the first
+    dense: architectures.Dense | None = None  # makes it of them, if it is not the first
+    numbers: tuple[float, ...] = ()  # what it holds, where metadata have it
+
+    @property
+    def first(self) -> str:
+        return self.tensors[0] if self.tensors else ""
+
+
+def expert_in(name: str) -> int | None:
+    """Return the number of the expert that a dense tensor is of."""
+    match = _EXPERT.search(name)
+    return int(match[2]) if match else None
+
+
+def of_text(base: Collection[str]) -> dict[str, str]:
+    """Return the tensors of a model's text, by the names of a model that is text alone.
+
+    The text of a wrapper is inside `language_model`; its towers are no part of a file.
+    """
+    inside = {name: match[1] for name in base if (match := _INSIDE.fullmatch(name))}
+    if not inside:
+        return {name: name for name in base if not name.startswith(_BESIDE)}
+    heads = {name: "lm_head.weight" for name in base if name.endswith("lm_head.weight")}
+    return {name: f"model.{plain}" for name, plain in inside.items()} | heads
+
+
+def dense_places(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[str, FilePlace]:
+    """Return where a file has each tensor that it has of a model; experts share one."""
+    kinds = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    blocks = header.number("block_count") or 0
+    if not 0 < blocks <= _MOST_BLOCKS:
+        raise SourceError(f"a GGUF file of {blocks:g} blocks is damaged", hint=DAMAGED)
+    table = gguf.get_tensor_name_map(kinds[header.architecture], int(blocks))
+    moves = (*architectures.ARCHITECTURES[header.architecture].moves, *architectures.EVERYWHERE)
+    places = {}
+    for name, plain in of_text(base).items():
+        block = architectures.BLOCK.fullmatch(plain)
+        if block and (
+            match := architectures.XIELU.fullmatch(block[2])
+        ):  # a number that metadata hold (Apertus)
+            values = header.metadata.get(f"xielu.{match[1]}")
+            numbers = values[int(block[1]) :][:1] if isinstance(values, list) else []
+            if numbers and isinstance(numbers[0], float) and math.isfinite(numbers[0]):
+                places[name] = FilePlace((), numbers=tuple(numbers))
+                continue
+        merged = _EXPERT.sub(r"\1.", plain)
+        moved = architectures.place_of(moves, merged)
+        if moved is None or not set(moved[0]) <= set(header.tensors):
+            parts = (merged, merged.removeprefix("transformer."))
+            usual = [table.get_name(part, try_suffixes=(".weight", ".bias")) for part in parts]
+            moved = next((((tensor,), None) for tensor in usual if tensor in header.tensors), None)
+        if moved is not None:
+            places[name] = FilePlace(moved[0], expert_in(plain), moved[1])
+    return places
+
+
+# --------------------------------------------------------------------- the tensors of a file
 
 
 @dataclass(frozen=True)
@@ -69,15 +175,16 @@ class GgufFile:
         self._kinds = kinds = _checked(self._header, path, self._gguf)
         named = self._named(frozenset(base)) if base else {n: FilePlace((n,)) for n in kinds}
         self._places: Mapping[str, FilePlace] = named
-        self._layouts = {
+        self.linears = {
             name: Stored(self.shape(name), bits_of(kinds[place.first]))
             for name, place in named.items()
-            if kinds.get(place.first, "F32") not in _PLAIN
+            if kinds.get(place.first, "F32") not in PLAIN and place.first not in (HEAD, EMBEDDINGS)
         }
+        """What is quantized, by dense name; not embeddings and head, which no scheme rounds."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        codes = _most([(linear.bits, linear.shape) for linear in self.linears.values()])
+        codes = self._most
         if codes == self.bits:
             return ()
         return (
@@ -85,15 +192,13 @@ class GgufFile:
         )
 
     @property
-    def linears(self) -> Mapping[str, Stored]:
-        """What is quantized, by dense name; not embeddings and head, which no scheme rounds."""
-        outside = (HEAD, EMBEDDINGS)
-        return {n: k for n, k in self._layouts.items() if self._places[n].first not in outside}
+    def _most(self) -> int:
+        return most_of([(linear.bits, linear.shape) for linear in self.linears.values()])
 
     @property
     def bits(self) -> int:
         """Return the bits that the file claims, or those of a code in most weights."""
-        most = _most([(linear.bits, linear.shape) for linear in self.linears.values()])
+        most = self._most
         return bits_claimed(self._header, self._path) or most
 
     @property
@@ -112,26 +217,24 @@ class GgufFile:
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._places[name]
         if place.numbers:
-            return self._numbers(name, place.numbers).shape
+            return tuple(self.read(name).shape)
         shapes = [self._header.tensors[tensor].shape for tensor in place.tensors]
         if place.dense is not None:
             empty = [torch.empty(shape, device="meta") for shape in shapes]
-            return tuple(made(name, place.dense, empty, self._header).shape)
+            return tuple(architectures.made(name, place.dense, empty, self._header).shape)
         return shapes[0] if place.expert is None else shapes[0][1:]
 
     def read(self, name: str) -> Tensor:
         """Return a dense tensor in float32, with rows where transformers has them."""
         place = self._places[name]
         if place.numbers:
-            return self._numbers(name, place.numbers)
+            is_scalar = name.endswith((".beta", ".eps"))
+            values = place.numbers[0] if is_scalar else place.numbers
+            return torch.tensor(values, dtype=torch.float32)
         tensors = [self._decoded(name, tensor, place.expert) for tensor in place.tensors]
         if place.dense is None:
             return tensors[0]
-        return made(name, place.dense, tensors, self._header).contiguous()
-
-    def _numbers(self, name: str, numbers: tuple[float, ...]) -> Tensor:
-        is_scalar = name.endswith((".beta", ".eps"))
-        return torch.tensor(numbers[0] if is_scalar else numbers, dtype=torch.float32)
+        return architectures.made(name, place.dense, tensors, self._header).contiguous()
 
     def _decoded(self, name: str, stored: str, expert: int | None) -> Tensor:
         """Return a tensor of the file, or one expert of it."""
@@ -147,7 +250,7 @@ class GgufFile:
         if not np.isfinite(values).all():
             raise refused(name, "holds NaN or infinity")
         if heads := heads_of(self._header, stored):
-            values = separate(values, heads)
+            values = turned(values, heads, len(values) // heads // 2)
         if adds_one(self._header, stored):
             values = values - np.float32(1)
         return torch.from_numpy(np.array(values, np.float32))
@@ -171,28 +274,41 @@ class GgufFile:
 
     def _named(self, base: frozenset[str]) -> dict[str, FilePlace]:
         """Return the file's tensors for each of the base's; refuse others of consequence."""
-        places = dense_places(self._header, base, self._gguf)
-        text = of_text(base)
-        is_tied = "lm_head.weight" not in text.values()
+        tensors = self._header.tensors
+        places, text = dense_places(self._header, base, self._gguf), of_text(base)
+        blocks = int(self._header.number("block_count") or 0)
+        before = blocks - int(
+            self._header.number("nextn_predict_layers") or 0
+        )  # others guess ahead
         missing = sorted(
             name
             for name, plain in text.items()
-            if name not in places and plain != "lm_head.weight" and not self._is_ahead(plain)
+            if name not in places
+            and plain != "lm_head.weight"
+            and not ((block := architectures.BLOCK.fullmatch(plain)) and int(block[1]) >= before)
         )
         if missing:
             raise SourceError(
                 f"`{self._path}` has nothing for `{missing[0]}` of its base"
                 + (f", and for {len(missing) - 1} more" if len(missing) > 1 else ""),
-                hint="give the model that the file was made from as the target",
+                hint=_OF_THE_BASE,
             )
         for place in places.values():
-            if place.expert is not None:
-                _must_hold_expert(self._header.tensors[place.first], place.expert)
+            shape = tensors[place.first].shape if place.expert is not None else ()
+            if place.expert is not None and (len(shape) != 3 or place.expert >= shape[0]):
+                raise refused(
+                    place.first[:60],
+                    f"has the shape {list(shape)}, without an expert {place.expert}",
+                )
+        guesses = tuple(f"blk.{k}." for k in range(max(before, 0), blocks))
         placed = {tensor for place in places.values() for tensor in place.tensors}
-        unplaced = set(self._kinds) - placed - set(OF_NO_CONSEQUENCE) - self._of_blocks_ahead()
-        if HEAD in unplaced and is_tied:
+        unplaced = {name for name in self._kinds if not name.startswith(guesses)} - placed
+        unplaced.discard(ROPE_FACTORS)
+        if HEAD in unplaced and "lm_head.weight" not in text.values():
             unplaced.remove(HEAD)
-            if not self._is_tied():
+            head, front = tensors[HEAD], tensors[EMBEDDINGS]  # OLMo 2 needs a copy of them
+            same = (head.kind, head.shape) == (front.kind, front.shape)
+            if not same or self._bytes(head) != self._bytes(front):
                 raise SourceError(
                     f"`{self._path}` stores a head apart from its embeddings, which are one matrix "
                     "in its base",
@@ -201,83 +317,9 @@ class GgufFile:
         if unplaced:
             raise SourceError(
                 f"`{self._path}` holds `{min(unplaced)}`, for which its base has no place",
-                hint="give the model that the file was made from as the target",
+                hint=_OF_THE_BASE,
             )
         return places
-
-    @property
-    def _blocks(self) -> tuple[int, int]:
-        """Return the number of blocks, and of all with those that guess tokens ahead."""
-        blocks = int(self._header.number("block_count") or 0)
-        return blocks - int(self._header.number("nextn_predict_layers") or 0), blocks
-
-    def _is_ahead(self, plain: str) -> bool:
-        """Return whether a tensor of the base is of a block that guesses tokens ahead."""
-        block = BLOCK.fullmatch(plain)
-        return block is not None and int(block[1]) >= self._blocks[0]
-
-    def _of_blocks_ahead(self) -> set[str]:
-        starts = tuple(f"blk.{k}." for k in range(max(self._blocks[0], 0), self._blocks[1]))
-        return {name for name in self._kinds if name.startswith(starts)} if starts else set()
-
-    def _is_tied(self) -> bool:
-        """Return whether the head is a copy of the embeddings, as OLMo 2 needs it."""
-        head, front = (self._header.tensors[name] for name in (HEAD, EMBEDDINGS))
-        same = (head.kind, head.shape) == (front.kind, front.shape)
-        return same and self._bytes(head) == self._bytes(front)
-
-
-def _must_hold_expert(info: GgufTensor, expert: int) -> None:
-    if len(info.shape) != 3 or expert >= info.shape[0]:
-        raise refused(
-            info.name[:60], f"has the shape {list(info.shape)}, without an expert {expert}"
-        )
-
-
-_CLAIM = re.compile(r"(?:^|[-_.])(I?Q\d|TQ\d|MXFP4|NVFP4)(?=[-_.]|$)", re.IGNORECASE)
-
-
-def bits_claimed(header: GgufHeader, path: PurePath) -> int | None:
-    """Return the bits of the type that a file says it is of, as 4 of `Q4_K_M`.
-
-    Where rows do not divide by 256, as in small models, llama.cpp stores most of them in a type of
-    more bits, and the file is a `Q4_K_M` all the same: people choose between files by that name.
-    """
-    number = header.metadata.get("general.file_type")
-    names = {int(kind): kind.name for kind in library().LlamaFileType}
-    name = names.get(number & ~_GUESSED, "") if type(number) is int else ""
-    if name.startswith("MOSTLY_") and name not in ("MOSTLY_F16", "MOSTLY_BF16"):
-        return bits_of(name.removeprefix("MOSTLY_"))
-    claim = _CLAIM.search(path.stem)
-    return bits_of(claim[1].upper()) if claim else None
-
-
-def bits_in(header: GgufHeader, path: PurePath) -> int:
-    """Return the bits that a file claims or that most codes have, by the header alone."""
-    kinds = {int(k): k.name for k in library().GGMLQuantizationType}
-    most = _most(
-        [
-            (bits_of(kinds[info.kind]), info.shape)
-            for name, info in header.tensors.items()
-            if name not in (HEAD, EMBEDDINGS) and kinds.get(info.kind, "F32") not in _PLAIN
-        ]
-    )
-    return bits_claimed(header, path) or most
-
-
-def _most(codes: Sequence[tuple[int, tuple[int, ...]]]) -> int:
-    if not codes:
-        raise SourceError(
-            "no linear of the GGUF file is quantized",
-            hint="name its full-precision model as a target, not with `--shipped`",
-        )
-    return most_bits(codes)
-
-
-def bits_of(kind: str) -> int:
-    """Return the bits of a code, which names of types hold."""
-    digits = re.search(r"\d+", kind.removeprefix("MX").removeprefix("NV"))
-    return int(digits[0]) if digits else 8
 
 
 def nbytes_of(info: GgufTensor, kind: str, gguf: Any) -> int:
@@ -292,11 +334,13 @@ def _checked(header: GgufHeader, path: Path, gguf: Any) -> dict[str, str]:
             f"`{path}` is one of {str(header.metadata['split.count'])[:20]} parts of a model",
             hint="join them with `llama-gguf-split --merge`, and name the whole file",
         )
-    if (architecture := header.architecture) not in ARCHITECTURES:
-        why = UNPROVED.get(architecture, "transformers has no decoder that is made so")
+    if (architecture := header.architecture) not in architectures.ARCHITECTURES:
+        why = architectures.UNPROVED.get(
+            architecture, "transformers has no decoder that is made so"
+        )
         raise SourceError(
             f"`{path}` is a model of the architecture `{architecture}`, which is not read: {why}",
-            hint=f"these are read: {', '.join(ARCHITECTURES)}",
+            hint=f"these are read: {', '.join(architectures.ARCHITECTURES)}",
         )
     decoded = {int(k): k.name for k in gguf.GGMLQuantizationType if _is_decoded(k, gguf)}
     kinds, size, end = {}, path.stat().st_size, 0
@@ -327,3 +371,88 @@ def _is_decoded(number: Any, gguf: Any) -> bool:
     except NotImplementedError:
         return False
     return True
+
+
+# ----------------------------------------------------------------------- the model of a file
+
+
+def must_match(label: str, header: GgufHeader, base: Path, path: Path | None = None) -> None:
+    """Refuse a file by which llama.cpp computes another model than the base, or other tokens.
+
+    Factors of rotations are tensors, which are compared where the file is on this machine.
+    """
+    config = read_configuration(base)
+    inner = config.get("text_config")
+    config = inner if isinstance(inner, dict) else config
+    architecture, theirs = header.architecture, config.get("model_type")
+    if architecture in architectures.ARCHITECTURES:
+        if theirs not in architectures.ARCHITECTURES[architecture].types:
+            raise other_model(label, "architecture", architecture, theirs, base)
+        for key, value, wanted in differences(header, config):
+            raise _other_arithmetic(label, f"{architecture}.{key}", value, wanted, base)
+        _must_rotate_alike(label, header, config, base, path)
+    table, tokens = read_tokenizer(base), header.metadata.get("tokenizer.ggml.tokens")
+    if table is None or not isinstance(tokens, list):
+        return
+    # Tokens that were added later may be written in another way.
+    added = {
+        token.get("id") for token in table.get("added_tokens") or () if isinstance(token, dict)
+    }
+    kinds = header.metadata.get("tokenizer.ggml.token_type")
+    kinds = kinds if isinstance(kinds, list) else []
+    for text, number in table["model"]["vocab"].items():
+        if number in added or not isinstance(number, int):
+            continue
+        # Tokens that are found before words are made are written with spaces.
+        is_defined = 0 <= number < len(kinds) and kinds[number] == _USER_DEFINED
+        spaced = text.replace(_WORD_MARK, " ") if is_defined else text
+        if not 0 <= number < len(tokens) or tokens[number] not in (text, spaced):
+            raise other_tokenizer(label, VOCABULARY, base)
+    merges = header.metadata.get("tokenizer.ggml.merges")
+    # The `gguf` package keeps spaces of tokens apart.
+    pairs = (
+        " ".join(p.replace(" ", chr(ord(" ") + 256)) for p in pair) for pair in merges_of(table)
+    )
+    if isinstance(merges, list) and merges != list(pairs):
+        raise other_tokenizer(label, "merges", base)
+
+
+def _other_arithmetic(
+    label: str, key: str, value: object, wanted: object, base: Path
+) -> UsageError:
+    if wanted == UNKNOWN:
+        return UsageError(
+            f"`{label}` has `{key[:60]}`, by which llama.cpp may compute, and which is not read",
+            hint=f"`gguf-new-metadata --remove-metadata {key[:60]}` removes it",
+        )
+    return UsageError(
+        f"llama.cpp computes another model from `{label}` than `{base}` is: `{key}` is "
+        f"{str(value)[:40]} where the base needs {str(wanted)[:40]}",
+        hint=_OF_THE_BASE,
+    )
+
+
+def _must_rotate_alike(
+    label: str, header: GgufHeader, config: Mapping[str, Any], base: Path, path: Path | None
+) -> None:
+    """Compare the factors of rotations (Llama 3.1), which a converter computes and stores."""
+    info = header.tensors.get(ROPE_FACTORS)
+    pairs = info.shape[-1] if info else 1
+    wanted = rope_factors(config, pairs)
+    if info is None:
+        if wanted is not None:
+            raise _other_arithmetic(label, ROPE_FACTORS, "not there", "one of `llama3`", base)
+        return
+    if path is None:
+        return
+    with path.open("rb") as file:
+        file.seek(info.start)
+        raw = file.read(4 * pairs)
+    stored = struct.unpack(f"<{len(raw) // 4}f", raw[: len(raw) // 4 * 4])
+    pairs_of = zip(stored, wanted or [1.0] * pairs, strict=False)
+    if (
+        info.kind
+        or len(stored) < pairs
+        or not all(math.isclose(a, b, rel_tol=1e-4) for a, b in pairs_of)
+    ):
+        raise _other_arithmetic(label, ROPE_FACTORS, "of other rotations", "those of its own", base)

@@ -33,12 +33,12 @@ from qaudit.judge.gate.audits import (
     GateInput,
     Pair,
     covers_class,
-    covers_scheme,
     matches,
+    matches_any,
     matches_scheme,
 )
 from qaudit.judge.gate.checks import answer, least_documents, levels_of, mark_known
-from qaudit.judge.gate.questions import Question, of_cell, questions
+from qaudit.judge.gate.questions import of_cell, questions
 from qaudit.support.keys import first_of
 from qaudit.types import (
     METRICS,
@@ -76,11 +76,18 @@ def gate(
     for question in every:
         if question.at_once is None:
             at_once[question.rule.level] += question.intervals
-    checks = tuple(_answered(question, policy, pair, at_once) for question in every)
-    checks += (*unanswered(policy, audit, checks),)
-    checks += (*without_answers(policy, audit, checks),)
-    checks += (*_too_few(policy, checks), *_coverage(policy, audit))
-    checks, rotten = _ignore(checks, policy.ignores, today)
+    made: list[Check] = []
+    for question in every:
+        levels = levels_of(policy, question, at_once[question.rule.level])
+        check = answer(question, policy, levels)
+        if pair is not None and check.outcome == "fail":
+            check = mark_known(check, question, pair, policy, levels)
+        made.append(check)
+    made += unanswered(policy, audit, tuple(made))
+    made += without_answers(policy, audit, tuple(made))
+    made += (*_too_few(policy, made), *_coverage(policy, audit))
+    checks, rotten = _ignore(made, policy.ignores, today)
+    covered = ((chosen, _covering(chosen, checks)) for chosen in audit.choices)
     return Gate(
         policy=policy,
         checks=checks,
@@ -88,7 +95,10 @@ def gate(
         targets=targets,
         baseline=baseline.name if baseline else None,
         at_once=max(1, at_once["error"]),
-        classes=tuple(class_verdicts(policy, audit, checks)),
+        classes=tuple(
+            _judged(chosen, checks) if checks else replace(chosen, status="unjudged")
+            for chosen, checks in covered
+        ),
     )
 
 
@@ -117,7 +127,7 @@ def _worst_outcome(
     for rule in policy.rules:
         covered = covers_class(rule, choice.bit_class, policy.classes)
         is_asked = rule.level == "error" and SHIPS in rule.subjects
-        if not is_asked or not covered or not covers_scheme(rule, measured.scheme):
+        if not is_asked or not covered or not matches_any(measured.scheme, rule.schemes):
             continue
         if METRICS[rule.metric].needs_baseline and pair is None:
             continue
@@ -127,16 +137,6 @@ def _worst_outcome(
     return min(outcomes, key=_WORST.index)
 
 
-def _answered(
-    question: Question, policy: Policy, pair: Pair | None, at_once: dict[Level, int]
-) -> Check:
-    levels = levels_of(policy, question, at_once[question.rule.level])
-    check = answer(question, policy, levels)
-    if pair is None or check.outcome != "fail":
-        return check
-    return mark_known(check, question, pair, policy, levels)
-
-
 def findings_of(judged: Gate) -> tuple[Finding, ...]:
     """Return the checks of a policy as findings of a scan.
 
@@ -144,14 +144,13 @@ def findings_of(judged: Gate) -> tuple[Finding, ...]:
     what it left out.
     """
     found = []
-    for check in judged.checks:
+    for check in (check for check in judged.checks if check.outcome != "missing"):
         columns: dict[str, Any] = {f.name: getattr(check, f.name) for f in fields(Finding)}
-        if check.ignored or check.outcome == "pass":
-            columns["level"] = "info"
         if check.ignored:
             columns["message"] += f" ({check.ignored.reason})"
-        if check.outcome != "missing":
-            found.append(Finding(**columns))
+        if check.ignored or check.outcome == "pass":
+            columns["level"] = "info"
+        found.append(Finding(**columns))
     return tuple(found)
 
 
@@ -167,7 +166,7 @@ def _too_few(policy: Policy, checks: Sequence[Check]) -> Iterator[Check]:
     yield Check(
         rule="QA026",
         name="minimum_documents",
-        level="error" if few[0].level == "error" else "warn",
+        level=few[0].level,
         metric="documents",
         subject=few[0].subject,
         scheme=None,
@@ -314,7 +313,10 @@ def verdict_of(gate: Gate, objective: str) -> Verdict:
         confidence=gate.policy.confidence,
         classes=gate.classes,
         status=_STATUS[gate.verdict],
-        others=tuple(_with_hint(check) for check in further),
+        others=tuple(
+            _sentence(check) + (f": {check.hint}" if check.hint and check.outcome != "fail" else "")
+            for check in further
+        ),
         next_step=gate.next_step,
     )
 
@@ -402,14 +404,6 @@ def _of_class(
     )
 
 
-def class_verdicts(
-    policy: Policy, audit: GateInput, checks: Sequence[Check]
-) -> Iterator[ClassVerdict]:
-    for chosen in audit.choices:
-        covering = _covering(chosen, checks)
-        yield _judged(chosen, covering) if covering else replace(chosen, status="unjudged")
-
-
 def _covering(chosen: ClassVerdict, checks: Sequence[Check]) -> list[Check]:
     cell = (chosen.subject, chosen.scheme)
     of_class = (c for c in checks if c.bit_class == chosen.bit_class and c.level != "off")
@@ -448,6 +442,7 @@ def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
     worst = next(iter(deciding), None)
     further = [c for c in covering if c not in deciding and c.outcome != "pass" and not c.ignored]
     errors = (c.interval for c in deciding if c.metric == "relative_error" and c.against is None)
+    needed = [c.needed_documents for c in deciding if c.outcome == "inconclusive"]
     return replace(
         chosen,
         level=_level(covering),
@@ -458,7 +453,7 @@ def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
         unit=worst.unit if worst and worst.margin is not None else None,
         metric=worst.metric if worst and worst.margin is not None else None,
         breaches=tuple(_sentence(c) for c in deciding if c.outcome == "fail"),
-        needed_documents=_needed(deciding),
+        needed_documents=None if None in needed else max(filter(None, needed), default=None),
         needs=tuple(
             dict.fromkeys(
                 c.hint or c.message for c in deciding if c.outcome not in ("pass", "fail")
@@ -466,17 +461,6 @@ def _judged(chosen: ClassVerdict, covering: Sequence[Check]) -> ClassVerdict:
         ),
         warnings=tuple(map(_sentence, further)),
     )
-
-
-def _needed(deciding: Sequence[Check]) -> int | None:
-    """Return the documents that decide every unclear check; None where more do not."""
-    needed = [check.needed_documents for check in deciding if check.outcome == "inconclusive"]
-    return None if None in needed else max((n for n in needed if n), default=None)
-
-
-def _with_hint(check: Check) -> str:
-    unclear = check.hint and check.outcome != "fail"
-    return f"{_sentence(check)}: {check.hint}" if unclear else _sentence(check)
 
 
 def _sentence(check: Check) -> str:

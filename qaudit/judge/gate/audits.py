@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -111,7 +112,7 @@ class GateInput:
         """The subject and scheme of each bit class, before a policy judges it."""
         verdicts = []
         for choice in self.made:
-            verdict = class_verdict(self.table, choice, self.ships(choice), self.table.confidence)
+            verdict = class_verdict(self.table, choice, self.ships(choice))
             if other := self.instead.get(choice.bit_class):
                 would = f"`{other.subject}` at {other.scheme}, whose loss is indistinguishable, "
                 would += "breaks no rule"
@@ -151,7 +152,7 @@ class GateInput:
             ]
             if (ships := self.ships(choice)) is not None:
                 of_class = [cell_of(ships)]
-            cells |= {cell: None for cell in of_class if _is_any(cell[1], rule.schemes)}
+            cells |= {cell: None for cell in of_class if matches_any(cell[1], rule.schemes)}
         return tuple(cells)
 
     def labels(self, selectors: Iterable[str]) -> tuple[str, ...]:
@@ -176,7 +177,7 @@ class GateInput:
         """Return the measured schemes that some glob matches; full precision only by its name."""
         globs = tuple(globs)
         quantized = self.table.quantized_schemes
-        matching = [name for name in quantized if _is_any(name, globs)]
+        matching = [name for name in quantized if matches_any(name, globs)]
         if bits:
             return [name for name in matching if self.table.class_of[name] in bits]
         return [FULL_PRECISION, *matching] if FULL_PRECISION in globs else matching
@@ -190,17 +191,6 @@ def covers_class(rule: PolicyRule, name: str, classes: Mapping[str, Level]) -> b
     return is_named and not (classes and classes.get(name, "off") == "off")
 
 
-def covers_scheme(rule: PolicyRule, scheme: str) -> bool:
-    return _is_any(scheme, rule.schemes)
-
-
-def _short_of(spec: str) -> str:
-    try:
-        return parse_scheme(spec).short
-    except UsageError:  # of another installation
-        return spec
-
-
 def _lost(audit: AuditRecord) -> Iterator[tuple[str, str]]:
     """Yield subject and scheme of what the plan has and the audit does not account for."""
     shorts = {row.spec: row.scheme for row in audit.measurements}
@@ -211,7 +201,9 @@ def _lost(audit: AuditRecord) -> Iterator[tuple[str, str]]:
         if (subject.label, None) in skipped or (subject.is_search and subject.label not in labels):
             continue
         for spec in (*([FULL_PRECISION] if FULL_PRECISION in shorts else []), *audit.plan.specs):
-            short = shorts.get(spec) or _short_of(spec)
+            short = shorts.get(spec, spec)
+            with suppress(UsageError):  # of another installation
+                short = shorts.get(spec) or parse_scheme(spec).short
             if (subject.label, spec) not in measured and (subject.label, short) not in skipped:
                 yield subject.label, short
 
@@ -224,14 +216,10 @@ def matches(name: str, glob: str) -> bool:
 def matches_scheme(name: str, glob: str) -> bool:
     """Whether a scheme equals a glob, or matches it with its parameters or without."""
     head = re.split(r":| \(", name, maxsplit=1)[0]
-    return matches(name, glob) or (_is_glob(glob) and matches(head, glob))
+    return matches(name, glob) or (any(sign in glob for sign in "*?[") and matches(head, glob))
 
 
-def _is_glob(text: str) -> bool:
-    return any(sign in text for sign in "*?[")
-
-
-def _is_any(name: str, globs: Iterable[str]) -> bool:
+def matches_any(name: str, globs: Iterable[str]) -> bool:
     return any(matches_scheme(name, glob) for glob in globs)
 
 
@@ -289,6 +277,7 @@ _PROTOCOL = {
     "calibration_documents": "with {} calibration documents",
     "calibration_seed": "with calibration seed {}",
 }
+_IN_WORDS = {"None": "no limit", "True": "true", "False": "false"}
 _ALIKE = "measure both with the same protocol and text; such numbers do not compare"
 
 
@@ -297,7 +286,7 @@ def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
     for key, text in _PROTOCOL.items():
         values = [{**side.protocol, "dtype": side.dtype}.get(key) for side in sides]
         if values[0] != values[1]:
-            how = [text.format(_value_text(value)) for value in values]
+            how = [text.format(_IN_WORDS.get(repr(value), value)) for value in values]
             sentence = f"`{audit.name}` was measured {how[0]} and `{baseline.name}` {how[1]}"
             raise UsageError(sentence, hint=_ALIKE)
     _refuse_other_documents(audit, baseline)
@@ -312,12 +301,6 @@ def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
             "documents, calibrated on another text, or scored on other choices",
             hint=_ALIKE,
         )
-
-
-def _value_text(value: object) -> object:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "no limit" if value is None else value
 
 
 def _refuse_other_documents(audit: GateInput, baseline: GateInput) -> None:

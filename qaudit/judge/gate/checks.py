@@ -35,6 +35,7 @@ from qaudit.judge.quantities import (
     estimated,
     interval_of,
     settling,
+    sided,
 )
 from qaudit.judge.rollouts import QUANTITIES
 from qaudit.judge.strata import largest, worst_stratum
@@ -74,11 +75,6 @@ def levels_of(policy: Policy, question: Question, at_once: int) -> Levels:
     if question.record.at_least:
         return Levels(paid, policy.confidence)
     return Levels(policy.confidence, paid)
-
-
-def _sided(levels: Levels, make: Callable[[float], Interval | None]) -> Interval | None:
-    low, high = (make(level) for level in levels)
-    return None if low is None or high is None else Interval(low.estimate, low.low, high.high)
 
 
 class _Answer(NamedTuple):
@@ -136,15 +132,20 @@ def _outcome(
     question: Question, result: _Answer, documents: int, least: int
 ) -> tuple[Literal["pass", "fail", "inconclusive", "missing"], Deciding]:
     """Return the outcome by the interval, and a hint: what would decide, or what to do."""
-    passes, fails = question.record.reaches(result.interval, question.rule.margin)
+    record, interval, margin = question.record, result.interval, question.rule.margin
+    passes, fails = record.reaches(interval, margin)
     if fails:
         return "fail", Deciding(_advice(question))
-    if unbounded := _is_unbounded(question, result.interval):
-        return "pass" if question.rule.level == "warn" else "inconclusive", Deciding(unbounded)
+    is_unbounded = record.quantile is not None and not math.isfinite(interval.high)
+    if is_unbounded and interval.estimate <= margin:
+        # Tokens are too few to bound a tail, and nothing beyond the margin was seen.
+        seen = f"{interval.estimate:.2g} was seen, the margin is {bound_of(margin, record.unit)}"
+        unbounded = Deciding(f"too few tokens to bound the rarest; {seen}")
+        return "pass" if question.rule.level == "warn" else "inconclusive", unbounded
     if documents < least:
         # The policy's number where the interval alone is conclusive.
         required = Deciding(f"the policy requires {least} documents", least)
-        if question.record.of_rollouts:
+        if record.of_rollouts:
             required = Deciding(f"the policy requires {least} prompts: {_MORE_PROMPTS}")
         needed = required if passes else result.deciding()
         most = max(needed.documents or 0, required.documents or 0)
@@ -164,15 +165,6 @@ def _documents(question: Question) -> int:
     if question.record.of_rollouts and measured is not None and measured.evidence.rollouts:
         return len(np.unique(measured.evidence.rollouts.prompt))
     return sum(len(pair.full_N) for pair in marked(measured, full, MEAN) or ())
-
-
-def _is_unbounded(question: Question, interval: Interval) -> str:
-    """Return that tokens are too few to bound a tail, where nothing beyond the margin was seen."""
-    margin, unit = question.rule.margin, question.record.unit
-    if question.record.quantile is None or math.isfinite(interval.high):
-        return ""
-    seen = f"{interval.estimate:.2g} was seen, the margin is {bound_of(margin, unit)}"
-    return f"too few tokens to bound the rarest; {seen}" if interval.estimate <= margin else ""
 
 
 def _advice(question: Question) -> str:
@@ -214,7 +206,7 @@ def _tail(question: Question, share: float, levels: Levels) -> _Answer:
     fidelity = table.draws(*question.own[0])[0].evidence.fidelity
     assert fidelity is not None
     counts = fidelity.kl_counts[table.scored()]
-    whole = _sided(levels, lambda level: quantile_interval(counts, share, level))
+    whole = sided(*(quantile_interval(counts, share, level) for level in levels))
     assert whole is not None
 
     def needed() -> Deciding:
@@ -236,7 +228,7 @@ def _mean(question: Question, levels: Levels) -> _Answer | str:
 
     def interval(cells: tuple[Cell, ...]) -> Interval | None:
         make = partial(interval_of, table, cells, statistic, sums=sums)
-        return _sided(levels, lambda level: make(confidence=level))
+        return sided(*(make(confidence=level) for level in levels))
 
     every = [(interval(cells), against, cells) for against, cells in question.columns]
     results = [(found, against, cells) for found, against, cells in every if found is not None]
@@ -246,24 +238,15 @@ def _mean(question: Question, levels: Levels) -> _Answer | str:
     _, against, _ = max(results, key=lambda each: each[0].estimate)
     _, _, widest = max(results, key=lambda each: each[0].high)
     if record.against is None and len(question.rivals) > FEW:
-        whole = _at_least_as_wide(whole, question, interval)
+        # The pick of many may look quiet by luck: the upper end reaches as far as the lower
+        # quartile of those of all contenders.
+        width = len(question.columns[0][1])
+        others = [interval(with_full(rival)[:width]) for rival in question.rivals]
+        reaches = sorted(each.high - each.estimate for each in others if each is not None)
+        if reaches:
+            least = reaches[min((len(question.rivals) - 1) // 4, len(reaches) - 1)]
+            whole = replace(whole, high=max(whole.high, whole.estimate + least))
     return _Answer(whole, against, lambda: settling(table, widest, statistic, margin, whole, sums))
-
-
-def _at_least_as_wide(
-    whole: Interval, question: Question, interval: Callable[[tuple[Cell, ...]], Interval | None]
-) -> Interval:
-    """Let the upper end reach as far as the lower quartile of those of all contenders.
-
-    The pick of many may look quiet by luck.
-    """
-    width = len(question.columns[0][1])
-    found = [interval(with_full(rival)[:width]) for rival in question.rivals]
-    reaches = sorted(each.high - each.estimate for each in found if each is not None)
-    if not reaches:
-        return whole
-    least = reaches[min((len(question.rivals) - 1) // 4, len(reaches) - 1)]
-    return replace(whole, high=max(whole.high, whole.estimate + least))
 
 
 def _of_rollouts(question: Question, levels: Levels) -> _Answer | str:
@@ -290,7 +273,8 @@ def _of_tasks(question: Question, levels: Levels) -> _Answer | str:
         pairs = marked(measured, full, task)
         if pairs is None:
             return f"no items of tasks were measured on `{label}`"
-        interval = _sided(levels, partial(getattr(paired, question.record.statistic), pairs))
+        statistic: Callable[..., Interval | None] = getattr(paired, question.record.statistic)
+        interval = sided(*(statistic(pairs, level) for level in levels))
         if interval is None:
             return f"`{label}` answers all items of `{task}` in full precision"
         results[task] = interval, sum(len(pair.full_N) for pair in pairs)

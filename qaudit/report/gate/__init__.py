@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 from qaudit.errors import QauditError
 from qaudit.report import markdown, terminal
@@ -18,14 +18,17 @@ from qaudit.report.format import renderer_of
 from qaudit.report.gate import machines
 from qaudit.report.gate.checks import (
     COMMENT_NBYTES,
+    NO_ANSWER,
     WORST_FIRST,
     document,
     failure,
     headline,
     standing,
+    with_hint,
     within,
     worst_first,
 )
+from qaudit.report.gate.machines import COLORS
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Gate
 from qaudit.version import __version__
@@ -36,28 +39,17 @@ SUMMARY_NBYTES = 1024 * 1024
 """A step's summary; a longer one is dropped as a whole."""
 
 
-class GateFormat(NamedTuple):
-    """What a format makes of a gate, and of a failure of the tool."""
-
-    of_gate: Callable[[Gate], str]
-    of_failure: Callable[[QauditError], str]
-
-
 def render(gate: Gate, form: str) -> str:
-    return renderer_of(form, {name: each.of_gate for name, each in FORMATS.items()})(gate)
+    return renderer_of(form, {name: of_gate for name, (of_gate, _) in FORMATS.items()})(gate)
 
 
 def render_failure(error: QauditError, form: str) -> str:
-    return renderer_of(form, {name: each.of_failure for name, each in FORMATS.items()})(error)
+    return renderer_of(form, {name: of_error for name, (_, of_error) in FORMATS.items()})(error)
 
 
 def step_summary(gate: Gate) -> str:
     """Return Markdown for the file that `GITHUB_STEP_SUMMARY` names."""
     return within(gate, SUMMARY_NBYTES)
-
-
-def step_summary_of_failure(error: QauditError) -> str:
-    return render_failure(error, "md")
 
 
 def _to_json(gate: Gate) -> str:
@@ -97,17 +89,29 @@ def _failure_to_json(error: QauditError) -> str:
     return text_of(encode(GateFailure("1", __version__, "error", code, reason)))
 
 
-FORMATS: dict[str, GateFormat] = {
-    "terminal": GateFormat(
-        lambda gate: terminal.render(document(gate)), lambda error: terminal.render(failure(error))
+FORMATS: dict[str, tuple[Callable[[Gate], str], Callable[[QauditError], str]]] = {
+    "terminal": (
+        lambda gate: terminal.render(document(gate)),
+        lambda error: terminal.render(failure(error)),
     ),
-    "md": GateFormat(
-        lambda gate: within(gate, COMMENT_NBYTES), lambda error: markdown.render(failure(error))
+    "md": (
+        lambda gate: within(gate, COMMENT_NBYTES),
+        lambda error: markdown.render(failure(error)),
     ),
-    "json": GateFormat(_to_json, _failure_to_json),
-    "junit": GateFormat(machines.junit, machines.junit_of_failure),
-    "sarif": GateFormat(machines.sarif, machines.sarif_of_failure),
-    "github": GateFormat(machines.github, machines.github_of_failure),
-    "badge": GateFormat(machines.badge, machines.badge_of_failure),
-    "shields": GateFormat(machines.shields, machines.shields_of_failure),
+    "json": (_to_json, _failure_to_json),
+    "junit": (machines.junit, machines.junit_of_failure),
+    "sarif": (machines.sarif, machines.sarif_of_failure),
+    "github": (
+        machines.github,
+        lambda error: machines.failed(with_hint(error.message, error.hint)),
+    ),
+    "badge": (
+        lambda gate: machines.drawn(machines.status_of(gate), COLORS[gate.verdict]),
+        lambda error: machines.drawn(NO_ANSWER, COLORS["error"]),
+    ),
+    "shields": (
+        lambda gate: machines.endpoint(machines.status_of(gate), COLORS[gate.verdict]),
+        lambda error: machines.endpoint(NO_ANSWER, COLORS["error"], isError=True),
+    ),
 }
+"""What each format makes of a gate, and of a failure of the tool."""

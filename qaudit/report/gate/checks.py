@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from qaudit.errors import QauditError
@@ -17,7 +17,7 @@ from qaudit.report import document as doc
 from qaudit.report import markdown
 from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.report.verdict import answer
-from qaudit.types import Check, CheckStanding, Gate, Interval, NextStep, bound_of, in_unit
+from qaudit.types import Check, CheckStanding, Gate, Interval, bound_of, in_unit
 
 TITLE, NO_ANSWER = "qaudit gate", "not judged"
 LEFT_OUT = "Left out for length, see `qaudit gate --format json`"
@@ -25,7 +25,14 @@ COMMENT_NBYTES = 60_000
 """A pull request comment takes 65,536 characters, and a bot adds some of its own."""
 
 MOST_ROWS, MOST_PASSING = 200, 30
-COLUMNS = ("subject", "scheme", "outcome", "rule", "value", "margin")
+COLUMNS: doc.Columns[Check] = {
+    "subject": lambda check: doc.name_cell(check.subject),
+    "scheme": lambda check: doc.name_cell(check.scheme) if check.scheme else NOT_MEASURED,
+    "outcome": lambda check: word(check),
+    "rule": lambda check: check.name,
+    "value": lambda check: doc.interval_cell(check.interval, partial(shown, check.unit)),
+    "margin": lambda check: doc.cell(margin(check), value=check.margin),
+}
 WORST_FIRST: dict[CheckStanding, tuple[str, str]] = {  # one of them, and several
     "fail": ("breach", "breaches"),
     "missing": ("not measured", "not measured"),
@@ -135,31 +142,24 @@ def document(gate: Gate, most: int = MOST_ROWS) -> doc.Page:
     if gate.at_once > 1:
         level = f"{100 * gate.policy.confidence:g} %"
         about += [f"All {gate.at_once} intervals that decide hold together at {level}."]
-    blocks = [*_next(verdict.next_step), doc.paragraph(*about)]
+    blocks: list[doc.Block] = []
+    if step := verdict.next_step:
+        bits = listing([f"{name} bits" if name.isdecimal() else name for name in step.bits])
+        text = f"This decides {bits} in four of five cases:"
+        if step.available is not None and step.available < step.documents:
+            has = plural(step.available, "document")
+            text = f"The text at hand has {has}: name a longer one with `--evaluation`. {text}"
+        blocks += [doc.paragraph(text), doc.CodeBlock(step.command, "sh")]
+    blocks.append(doc.paragraph(*about))
     if bad:
         blocks.append(doc.Section("Checks that did not pass", _table(bad, most), 1))
     if to_do:
-        items = (doc.bullets(*dict.fromkeys(to_do)), *_more(bad, most, "line"))
+        items = (doc.bullets(*dict.fromkeys(to_do)), *doc.and_more(len(bad) - most, "line"))
         blocks.append(doc.Section("What to do", items, 2))
     if passing:
         fold = doc.fold(plural(len(passing), "check"), *_table(passing, min(most, MOST_PASSING)))
         blocks.append(doc.Section("Checks that passed", (fold,), 3))
     return doc.Page(TITLE, doc.prose(answer(verdict)), tuple(blocks))
-
-
-def _next(step: NextStep | None) -> Iterator[doc.Block]:
-    """Yield the command that decides, and whether the text has as many documents."""
-    if step is None:
-        return
-    bits = listing([f"{name} bits" if name.isdecimal() else name for name in step.bits])
-    sentences = [f"This decides {bits} in four of five cases:"]
-    if step.available is not None and step.available < step.documents:
-        documents = plural(step.available, "document")
-        sentences.insert(
-            0, f"The text at hand has {documents}: name a longer one with `--evaluation`."
-        )
-    yield doc.paragraph(*sentences)
-    yield doc.CodeBlock(step.command, "sh")
 
 
 def failure(error: QauditError) -> doc.Page:
@@ -177,20 +177,4 @@ def within(gate: Gate, nbytes: int) -> str:
 
 
 def _table(checks: Sequence[Check], most: int) -> tuple[doc.Block, ...]:
-    rows = (
-        (
-            doc.name_cell(check.subject),
-            doc.name_cell(check.scheme) if check.scheme else NOT_MEASURED,
-            word(check),
-            check.name,
-            doc.interval_cell(check.interval, partial(shown, check.unit)),
-            doc.cell(margin(check), value=check.margin),
-        )
-        for check in checks[:most]
-    )
-    return (doc.table(COLUMNS, rows), *_more(checks, most, "check"))
-
-
-def _more(shown: Sequence[object], most: int, noun: str) -> tuple[doc.Block, ...]:
-    more = len(shown) - most
-    return (doc.paragraph(f"and {plural(more, noun)} more"),) if more > 0 else ()
+    return (doc.table_of(checks[:most], COLUMNS), *doc.and_more(len(checks) - most, "check"))

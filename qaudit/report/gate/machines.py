@@ -141,7 +141,17 @@ def sarif_of_failure(error: QauditError) -> str:
 
 def _sarif(invocation: dict[str, Any], results: list[dict[str, Any]], codes: list[str]) -> str:
     driver: dict[str, Any] = {"name": "qaudit", "version": __version__, "informationUri": _PAGE}
-    driver["rules"] = [_rule(code, CODES.get(code, _UNKNOWN)) for code in codes]
+    driver["rules"] = [
+        {
+            "id": code,
+            "shortDescription": {"text": rule.title},
+            "fullDescription": {"text": f"{rule.title[0].upper()}{rule.title[1:]}. {rule.help}"},
+            "help": {"text": rule.help, "markdown": rule.help},
+            "defaultConfiguration": {"level": "error"},
+            "properties": {"tags": ["quantization"], "precision": "high"},
+        }
+        for code, rule in ((code, CODES.get(code, _UNKNOWN)) for code in codes)
+    ]
     run = {"tool": {"driver": driver}, "invocations": [invocation], "results": results}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     return text_of({"$schema": schema, "version": "2.1.0", "runs": [run]})
@@ -149,17 +159,6 @@ def _sarif(invocation: dict[str, Any], results: list[dict[str, Any]], codes: lis
 
 def _notification(text: str, level: str) -> dict[str, Any]:
     return {"level": level, "message": {"text": _unlinked(text)}}
-
-
-def _rule(code: str, rule: Code) -> dict[str, Any]:
-    return {
-        "id": code,
-        "shortDescription": {"text": rule.title},
-        "fullDescription": {"text": f"{rule.title[0].upper()}{rule.title[1:]}. {rule.help}"},
-        "help": {"text": rule.help, "markdown": rule.help},
-        "defaultConfiguration": {"level": "error"},
-        "properties": {"tags": ["quantization"], "precision": "high"},
-    }
 
 
 def _result(of: Check | Finding, gate: Gate) -> dict[str, Any]:
@@ -249,9 +248,8 @@ def github(gate: Gate) -> str:
     return "\n".join(line for some in lines.values() for line in some) + "\n"
 
 
-def github_of_failure(error: QauditError) -> str:
-    text = with_hint(error.message, error.hint)
-    return command("error", text, f"qaudit gate: {NO_ANSWER}") + "\n"
+def failed(text: str) -> str:
+    return command("error", text, f"{TITLE}: {NO_ANSWER}") + "\n"
 
 
 def command(kind: Kind, text: str, title: str, file: str | None = None, line: int = 1) -> str:
@@ -280,28 +278,12 @@ FONT = "Verdana,Geneva,DejaVu Sans,sans-serif"
 _HEIGHT, _PADDING = 20, 6
 
 
-def badge(gate: Gate) -> str:
-    return _drawn(_message(gate), COLORS[gate.verdict])
-
-
-def badge_of_failure(error: QauditError) -> str:
-    return _drawn(NO_ANSWER, COLORS["error"])
-
-
-def shields(gate: Gate) -> str:
+def endpoint(text: str, color: str, **more: bool) -> str:
     """Write the badge as JSON that shields.io fetches and draws."""
-    return text_of(_endpoint(_message(gate), COLORS[gate.verdict]))
+    return text_of({"schemaVersion": 1, "label": LABEL, "message": text, "color": color, **more})
 
 
-def shields_of_failure(error: QauditError) -> str:
-    return text_of(_endpoint(NO_ANSWER, COLORS["error"]) | {"isError": True})
-
-
-def _endpoint(text: str, color: str) -> dict[str, Any]:
-    return {"schemaVersion": 1, "label": LABEL, "message": text, "color": color}
-
-
-def _message(gate: Gate) -> str:
+def status_of(gate: Gate) -> str:
     """Return the status of each bit class, the most bits first, and what was ignored."""
     asked = [decision for decision in gate.classes if decision.level != "off"]
     names = [d.bit_class for d in asked]
@@ -315,7 +297,7 @@ def _message(gate: Gate) -> str:
     return " | ".join(parts)
 
 
-def _drawn(text: str, color: str) -> str:
+def drawn(text: str, color: str) -> str:
     left, right = (round(pixels_of(part, 11)) + 2 * _PADDING for part in (LABEL, text))
     size = {"width": left + right, "height": _HEIGHT}
     letters = (

@@ -45,7 +45,11 @@ def text(words: str) -> Html:
 
 def element(tag: str, *inner: Html, **attributes: Value) -> Html:
     """Return an element; `class_` is written `class`, `data_x` is `data-x`, None is left out."""
-    opened = tag + "".join(_attribute(k, v) for k, v in attributes.items() if v is not None)
+    opened = tag
+    for name, value in attributes.items():
+        if value is not None:
+            number = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+            opened += f' {name.rstrip("_").replace("_", "-")}="{text(str(number))}"'
     if tag in _VOID:
         return Html(f"<{opened}>")
     if tag in _LEAVES and not inner:
@@ -60,12 +64,6 @@ def joined(parts: Iterable[Html], between: str = "") -> Html:
 def unseen(words: str) -> Html:
     """Return words for screen readers alone."""
     return element("span", text(words), class_="unseen")
-
-
-def _attribute(name: str, value: Value) -> str:
-    key = name.rstrip("_").replace("_", "-")
-    number = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-    return f' {key}="{text(number)}"'
 
 
 FILE = "report.html"

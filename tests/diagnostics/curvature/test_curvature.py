@@ -73,10 +73,6 @@ def test_a_soup_is_measured_by_its_merged_weights(series, tmp_path) -> None:
     )
     assert whole.trace.estimate != pytest.approx(first.trace.estimate, rel=1e-3)
     assert again.trace.estimate == pytest.approx(first.trace.estimate, rel=1e-5)
-
-
-def test_without_eigenvalues_only_the_trace_is_measured(series, tmp_path) -> None:
-    (whole, *_) = measured(series[:1], tmp_path, replace(QUICK, eigenvalues=0))
     assert (whole.eigenvalues, whole.smallest, whole.products) == ((), None, 4)
 
 
@@ -109,22 +105,17 @@ def with_free(monkeypatch, nbytes: int) -> None:
     monkeypatch.setattr(curvature_measure, "room_nbytes", lambda device: nbytes)
 
 
-def test_fewer_windows_go_side_by_side_where_less_fits(monkeypatch) -> None:
+def test_less_goes_side_by_side_where_less_fits_and_nothing_where_none_does(monkeypatch) -> None:
+    bare = replace(QUICK, eigenvalues=0)
     with_free(monkeypatch, product_nbytes(SHAPE, 3, 256) + 100)
-    found = find_room(SHAPE, 256, replace(QUICK, eigenvalues=0), CPU)
+    found = find_room(SHAPE, 256, bare, CPU)
     assert found.windows == 3
     assert found.notes == ("3 of 16 windows side by side, to fit in memory",)
-
-
-def test_vectors_of_lanczos_that_do_not_fit_are_refused_with_what_would(monkeypatch) -> None:
     with_free(monkeypatch, product_nbytes(SHAPE, 1, 256) + 100)
     with pytest.raises(MachineError, match=r"eigenvalues 24\.0 MB more") as refusal:
         find_room(SHAPE, 256, QUICK, CPU)
     assert "`curvature:eigenvalues=0`" in refusal.value.hint
-    assert find_room(SHAPE, 256, replace(QUICK, eigenvalues=0), CPU).windows == 1
-
-
-def test_a_model_that_does_not_fit_is_refused_with_what_it_takes(monkeypatch) -> None:
+    assert find_room(SHAPE, 256, bare, CPU).windows == 1
     with_free(monkeypatch, 10**6)
     with pytest.raises(MachineError, match=r"takes [\d.]+ .B of memory.*; 1\.0 MB are free"):
         find_room(SHAPE, 256, QUICK, CPU)

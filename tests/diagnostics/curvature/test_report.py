@@ -7,10 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from qaudit.diagnostics.plane import Line, beyond_the_parabola, grid
+from qaudit.diagnostics.plane import Line, beyond_the_parabola
 from qaudit.report.folder import figures
 from qaudit.report.format import digits, interval_text
-from qaudit.report.views import View
 from qaudit.types import AuditRecord, Interval
 from tests.support import cards
 from tests.support.curved import (
@@ -67,11 +66,6 @@ def test_a_loss_above_or_below_the_parabola_is_told() -> None:
     assert "less than the curvature" in beyond_the_parabola(line(0.05, 0.0, 0.05, 0.1))
     straight = Line("x", "gptq-3bit", ((0.0, around(0.0, 0.0)), (1.0, around(0.2, 0.01))))
     assert beyond_the_parabola(straight).endswith("0.200 [0.190, 0.210] nats per token.")
-
-
-def test_the_grid_is_that_of_the_last_subject_that_has_one() -> None:
-    view = View(audit_with([], [*grid_of(HELD), *grid_of(LAST), *slice_of("soup")]))
-    assert {row.subject for row in grid(view)} == {LAST}
 
 
 def drawn(audit: AuditRecord, name: str) -> list[str]:

@@ -1,12 +1,16 @@
-"""Which parts are measured, and how parameters are written."""
+"""Which parts are measured, how parameters are written, and what is said of a role."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
-from qaudit.diagnostics.sensitivity import Variant, variants_of
+from qaudit.diagnostics.sensitivity import Variant, diagnosed_findings, variants_of
 from qaudit.errors import SchemeError
+from qaudit.types import Interval, SensitivityRow
+from tests.support.diagnosed import ALL, ROLE
 
 ROLES = ("q", "o", "down")
 
@@ -66,3 +70,23 @@ def test_all_stands_for_each_and_what_is_said_of_one_holds() -> None:
 def test_what_no_diagnostic_knows_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(SchemeError, match=sentence):
         parse_diagnostics([text])
+
+
+FOUR = (replace(ALL, bits=4), replace(ROLE, bits=4))
+
+
+@pytest.mark.parametrize(
+    ("rows", "rules"),
+    [
+        ([ROLE], ["QA035"]),
+        ([replace(ROLE, share=Interval(0.6, 0.49, 0.7))], []),  # not all of the interval
+        ([replace(ROLE, share=None)], []),
+        (FOUR, []),  # said at the fewer bits alone
+        ([*FOUR, ROLE], ["QA035"]),
+        ([replace(ROLE, part="layers", name="0..1")], []),
+    ],
+)
+def test_a_role_adds_most_only_with_all_of_its_interval(
+    rows: list[SensitivityRow], rules: list[str]
+) -> None:
+    assert [finding.rule for finding in diagnosed_findings((ALL, *rows))] == rules

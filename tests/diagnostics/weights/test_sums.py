@@ -19,7 +19,7 @@ from scipy import stats
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.diagnostics import weights_measure as w
-from qaudit.diagnostics.roles import role_of
+from qaudit.diagnostics.diagnostic import role_of
 from qaudit.diagnostics.weights_measure import (
     WeightStatistics,
     difference,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qaudit.errors import HubError
-from qaudit.hub.metadata import Metadata, Repository, metadata_of, with_metadata
+from qaudit.hub.metadata import Metadata, metadata_of, with_metadata
 from qaudit.types import AuditRecord, Ref, TextFile
 from tests.support import sample
 
@@ -317,7 +317,7 @@ def test_any_front_matter_is_edited_or_refused(front: str) -> None:
 
 
 TEXT = TextFile("hf://datasets/o/text/e.jsonl", "o/text", "c" * 40, "e.jsonl", 9, "0" * 64)
-HERE = Repository("me/soup", audit_url="https://hub/me/soup/blob/main/qaudit/audit.json")
+HERE = "me/soup"
 
 
 def audit(pick: str = "soup", home: str | None = "o/run") -> AuditRecord:
@@ -345,15 +345,11 @@ def test_the_soup_that_was_picked_is_a_merge_of_its_members() -> None:
 
 
 def test_a_member_s_own_repository_is_not_taken_for_the_soup() -> None:
-    wanted, notes = metadata_of(audit(), Repository("o/run"), None)
+    wanted, notes = metadata_of(audit(), "o/run", None)
     assert (wanted.base_models, wanted.results, wanted.tags) == ((), (), ("qaudit",))
     assert any("none of those audited" in note for note in notes)
-
-
-def test_no_model_is_its_own_base() -> None:
-    wanted, _ = metadata_of(audit(), Repository("o/run"), "soup")
-    assert wanted.results
-    assert wanted.base_models == ()
+    named, _ = metadata_of(audit(), "o/run", "soup")  # no model is its own base
+    assert (bool(named.results), named.base_models) == (True, ())
 
 
 def test_members_that_lie_in_folders_have_no_name_on_the_hub() -> None:
@@ -369,11 +365,11 @@ def test_a_checkpoint_that_was_picked_is_not_taken_for_weights_nobody_compared()
 def test_weights_speak_louder_than_the_pick() -> None:
     made = audit()
     other = made.subjects[3]
-    there = Repository("me/x", {file.sha256 for file in other.first.files} | {"more"})
-    wanted, _ = metadata_of(made, there, None)
+    weights = {file.sha256 for file in other.first.files} | {"more"}
+    wanted, _ = metadata_of(made, "me/x", None, weights=weights)
     scores = {s.perplexity for s in made.measurements if s.subject == other.label}
     assert {m["value"] for m in wanted.results[0]["metrics"]} == scores
-    assert metadata_of(made, replace(there, weights={"more"}), None)[0].results != wanted.results
+    assert metadata_of(made, "me/x", None, weights={"more"})[0].results != wanted.results
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])

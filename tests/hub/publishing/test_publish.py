@@ -330,16 +330,6 @@ def test_an_upload_that_breaks_off_is_repeated_with_a_fresh_link(desk: Desk, sav
     assert read_saved(published_folder(f"{REPO}@refs/pr/1")).measurements
 
 
-def test_large_files_that_the_hub_has_are_not_uploaded_again(
-    desk: Desk, saved: Path, newer: Path
-) -> None:
-    desk.publish(saved)
-    desk.requests[0]["status"] = "closed"
-    desk.hub.log.clear()
-    desk.publish(saved)
-    assert desk.hub.asked("PUT /cdn") == []
-
-
 def test_a_branch_that_moved_meanwhile_is_not_overwritten(
     desk: Desk, saved: Path, newer: Path
 ) -> None:

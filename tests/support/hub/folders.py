@@ -46,11 +46,9 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 def natural(text: str) -> list[tuple[int, str]]:
     """Sort numbers as numbers."""
-    return [(int(part or 0), "") if part.isdigit() else (0, part) for part in _parts(text)]
-
-
-def _parts(text: str) -> list[str]:
-    return re.split(r"(\d+)", text)
+    return [
+        (int(part or 0), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)
+    ]
 
 
 def repositories_in(root: Path) -> list[Repository]:
@@ -72,24 +70,10 @@ def _folders(path: Path) -> list[Path]:
 
 def repository_of(folder: Path, id_: str, kind: Kind) -> Repository:
     """Return the repo that a folder describes."""
-    settings = _settings(folder)
-    repo = _repository_of_revisions(folder, Repository(id_, kind), settings)
-    repo.private, repo.gated = settings.get("private", False), settings.get("gated", False)
-    repo.readers = tuple(settings.get("readers", ()))
-    return repo
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / "repo.json"
+    path, repo = folder / "repo.json", Repository(id_, kind)
     settings: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if unknown := set(settings) - set(SETTINGS):
         raise ValueError(f"{path}: unknown keys {sorted(unknown)}; there are {sorted(SETTINGS)}")
-    return settings
-
-
-def _repository_of_revisions(
-    folder: Path, repo: Repository, settings: Mapping[str, Any]
-) -> Repository:
     base = _begin(repo)
     commits: dict[str, Commit] = {}
     for path in sorted(_folders(folder), key=lambda p: p.name == "main"):
@@ -100,6 +84,8 @@ def _repository_of_revisions(
     named |= {name: commit.id for name, commit in commits.items() if name != "main"}
     if "main" in settings:
         _point_main(repo, settings["main"])
+    repo.private, repo.gated = settings.get("private", False), settings.get("gated", False)
+    repo.readers = tuple(settings.get("readers", ()))
     return repo
 
 

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from tests.support.hub.server import Hub
 
 
-def _now() -> str:
-    return timestamp(datetime.now(UTC))
-
-
 def open_discussion(
     repo: Repository,
     title: str,
@@ -43,7 +39,7 @@ def open_discussion(
             "title": title,
             "num": number,
             "author": {"name": user},
-            "createdAt": _now(),
+            "createdAt": timestamp(datetime.now(UTC)),
             "status": status,
             "repo": {"name": repo.id, "type": repo.kind},
             "isPullRequest": base is not None,
@@ -117,14 +113,12 @@ def preupload(hub: Hub, request: Request, place: Place) -> Reply:
     """Say which files go into the commit and which to the CDN first."""
     writer_of(hub, request)
     commit = commit_for(repository_for(hub, request, place.repo), place.revision)
-    return as_json({"files": [_mode(file, commit) for file in request.json["files"]]})
-
-
-def _mode(file: dict[str, Any], commit: Commit) -> dict[str, Any]:
-    path = file["path"]
-    mode = "lfs" if is_large(path, file["size"]) else "regular"
-    known = {"oid": commit.files[path].etag} if path in commit.files else {}
-    return {"path": path, "shouldIgnore": False, "uploadMode": mode, **known}
+    files = []
+    for path, nbytes in ((file["path"], file["size"]) for file in request.json["files"]):
+        mode = "lfs" if is_large(path, nbytes) else "regular"
+        known = {"oid": commit.files[path].etag} if path in commit.files else {}
+        files.append({"path": path, "shouldIgnore": False, "uploadMode": mode, **known})
+    return as_json({"files": files})
 
 
 def lfs_batch(hub: Hub, request: Request, place: Place) -> Reply:
@@ -149,42 +143,27 @@ def create_commit(hub: Hub, request: Request, place: Place) -> Reply:
     lines = [json.loads(line) for line in request.body.splitlines() if line.strip()]
     head = next(line["value"] for line in lines if line["key"] == "header")
     as_request = request.flag("create_pr")
-    parent = _parent(repo, place.revision, head.get("parentCommit"), as_request)
-    if not as_request and not _may_push(repo, place.revision, user):
+    parent, wanted = commit_for(repo, place.revision), head.get("parentCommit")
+    if wanted and not parent.id.startswith(wanted):
+        if not as_request:
+            raise refusal(412, "A commit has happened since. Please refresh and try again.")
+        parent = commit_for(repo, wanted)
+    number = re.fullmatch(r"refs/pr/(\d+)", place.revision)
+    author = repo.discussions[int(number[1]) - 1]["author"]["name"] if number else repo.owner
+    if not as_request and user not in (author, repo.owner):
         text = "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request"
         raise refusal(403, text)
     files = _changed(repo, parent, lines)
     title, message = head["summary"], head.get("description", "")
     branch, said = place.revision, {}
     if as_request:
-        number = open_discussion(repo, title, message, user, base=place.revision)
-        branch = f"refs/pr/{number}"
-        said["pullRequestUrl"] = f"{hub.url}/{repo.key}/discussions/{number}"
+        opened = open_discussion(repo, title, message, user, base=place.revision)
+        branch = f"refs/pr/{opened}"
+        said["pullRequestUrl"] = f"{hub.url}/{repo.key}/discussions/{opened}"
     new = repo.commit(files, title, message=message, parent=parent.id, author=user, branch=branch)
     link = f"{hub.url}/{repo.key}/commit/{new.id}"
     said |= {"commitOid": new.id, "commitUrl": link, "hookOutput": ""}
     return as_json({"success": True, **said})
-
-
-def _parent(repo: Repository, revision: str, wanted: str | None, as_request: bool) -> Commit:
-    """Return what the commit goes upon; a branch that has moved since is refused."""
-    commit = commit_for(repo, revision)
-    if not wanted or commit.id.startswith(wanted):
-        return commit
-    if as_request:
-        return commit_for(repo, wanted)
-    raise refusal(412, "A commit has happened since. Please refresh and try again.")
-
-
-def _may_push(repo: Repository, revision: str, user: str) -> bool:
-    number = _request_number(revision)
-    own = bool(number) and repo.discussions[int(number) - 1]["author"]["name"] == user
-    return own or user == repo.owner
-
-
-def _request_number(revision: str) -> str:
-    found = re.fullmatch(r"refs/pr/(\d+)", revision)
-    return found[1] if found else ""
 
 
 def _changed(repo: Repository, parent: Commit, lines: list[dict[str, Any]]) -> dict[str, Blob]:

@@ -1,6 +1,6 @@
 """Tokens per CPU second of the trainer, one setting against another.
 
-    python -m experiments.speed [--shape olmo2-1m] [--repeats 5]
+    python -m benchmarks.training [--shape olmo2-1m] [--repeats 5]
 
 One thread, random tokens, whole steps: windows, gradients, clipping, AdamW. Every setting is
 compiled or warmed up by two steps of its own that are not counted; then all take turns and each

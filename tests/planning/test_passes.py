@@ -1,4 +1,4 @@
-"""Bit classes that shapes decide: planned as measured, and refused by name before anything runs."""
+"""What is planned beside a recipe: bit classes that shapes decide, candidates, proposed soups."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from benchmarks.cut import checkpoint
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf.blocks import TYPES
 from qaudit.core.registry import parse_scheme, parse_schemes, scheme_sets
 from qaudit.core.schemes import gguf
 from qaudit.errors import UsageError
 from qaudit.model.blocks import BlockModel
-from qaudit.planning.passes import class_notes, planned_bits, planned_class, refuse_classes
+from qaudit.planning.passes import (
+    candidates_of,
+    class_notes,
+    planned_bits,
+    planned_class,
+    refuse_classes,
+)
+from qaudit.planning.resolve import proposed_soups
 from qaudit.planning.sizes import Sizes
-from qaudit.types import Recipe
+from qaudit.types import GREEDY, Checkpoint, Pass, Price, Recipe, Subject
+from tests.support.series import find_checkpoints
 from tests.support.tiny import make
 
 
@@ -93,3 +103,79 @@ def test_a_class_that_only_a_name_has_is_refused_with_the_bits_that_are_stored()
     assert "stores 5.50 bits per weight" in str(refused.value.hint)
     with pytest.raises(UsageError):
         refuse_classes(recipe, parse_schemes(["rtn-3bit"]), None)
+
+
+# ------------------------------------------------------------------------- candidates
+
+
+SPECS = tuple(parse_scheme(f"rtn-{bits}bit:group=16").spec for bits in (3, 4))
+SERIES = [checkpoint(n, 100 + n) for n in range(4)]
+
+
+def alone(one: Checkpoint) -> Subject:
+    return Subject(one.label, ((one, 1.0),))
+
+
+def search(label: str, *members: Checkpoint, scheme: str = SPECS[1]) -> Pass:
+    shares = tuple((one, 1 / len(members)) for one in members)
+    price = Price(flops=60.0, nbytes_read=1, streams=6)
+    return Pass(Subject(label, shares, f"{GREEDY}:scheme={scheme}"), SPECS, price=price)
+
+
+def test_only_what_no_pass_measures_is_a_candidate_and_each_once() -> None:
+    found = search("best", *SERIES[:3])
+    again = search("again", *SERIES[1:])
+    passes = [Pass(alone(SERIES[0]), SPECS), found, again]
+    assert candidates_of(passes[:1]) == ()
+    candidates = candidates_of(passes)
+    assert [one.subject for one in candidates] == [alone(one) for one in SERIES[1:]]
+    assert {one.schemes for one in candidates} == {(SPECS[1],)}  # that of the search alone
+    assert not any(one.full_precision or one.draw for one in candidates)
+    assert candidates[0].price == Price(flops=20.0, nbytes_read=101, streams=2)
+
+
+def test_passes_of_further_draws_and_perturbed_ones_measure_no_candidate() -> None:
+    others = [
+        Pass(alone(SERIES[0]), SPECS, draw=1),
+        Pass(alone(SERIES[0]), SPECS, perturbed=True),
+    ]
+    candidates = candidates_of([*others, search("best", *SERIES[:2])])
+    assert [one.subject.label for one in candidates] == [one.label for one in SERIES[:2]]
+
+
+def test_the_same_checkpoint_at_two_schemes_is_two_candidates() -> None:
+    some = SERIES[:2]
+    candidates = candidates_of([search("a", *some), search("b", *some, scheme=SPECS[0])])
+    assert [one.schemes for one in candidates] == [(s,) for s in reversed(SPECS) for _ in some]
+
+
+# ------------------------------------------------------------------------- proposals
+
+
+FAMILY = """
+family: tiny
+description: tiny
+stages: [{name: end, pattern: 'end-(?P<ingredient>[0-9])-step(?P<step>[0-9]+)'}]
+soups: [{label: main, TARGETof: [end-1-step9, end-2-step9]}]
+"""
+
+
+def test_a_soup_that_was_not_released_is_proposed_unless_soups_were_asked_for(
+    tmp_path: Path,
+) -> None:
+    for seed in (1, 2):
+        folder = tmp_path / f"end-{seed}-step9"
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        save_file({"a": torch.full((4,), float(seed))}, folder / "model.safetensors")
+    family = tmp_path / "qaudit-family.yaml"
+    family.write_text(FAMILY.replace("TARGET", ""))
+    every = find_checkpoints(tmp_path)
+    assert proposed_soups(Recipe((), ()), every) == (
+        "the makers' soup of `end-1-step9` and `end-2-step9` can be measured too: "
+        "`--soup 'main=mean(end-1-step9+end-2-step9)'`",
+    )
+    assert proposed_soups(Recipe((), (), soups=("last:2",)), every) == ()
+    assert proposed_soups(Recipe((), ()), every[:1]) == ()
+    family.write_text(FAMILY.replace("TARGET", "target: main, "))
+    assert proposed_soups(Recipe((), ()), find_checkpoints(tmp_path)) == ()

@@ -1,0 +1,217 @@
+"""Weighted means: of members alike, with weights of their own, and along a run.
+
+How the sum is formed, and why its bits are the same on every run, is in `core/merge.py`.
+
+`mean` is the uniform soup of Wortsman et al. (2203.05482).
+
+`weighted`: `0.9*A+0.1*B`, as SmolLM3 was released. Weights have to sum to one (a step beyond a
+checkpoint, `1.5*B-0.5*A`, does). Proportions are written `weighted:scaled=true(3*A+1*B)` and
+divided by their sum; `weighted:free=true` takes any weights as they are, nothing divided.
+
+`ema`, the exponential moving average, is formed afterwards from what was saved: m(1) = x(1),
+m(i) = decay * m(i-1) + (1 - decay) * x(i). `decay` is from one saved checkpoint to the next, not
+from step to step, so that the same decay over sparser checkpoints looks further back. It is formed
+as one weighted sum: no running average is rounded on the way.
+
+`lawa`, latest weight averaging, is the mean of a window that ends at the latest checkpoint. After
+Kaddour (2209.14981); the study of quantization and training (2510.06213) takes windows of five, 500
+steps apart. With `every` the members are the latest checkpoint and those exactly so many steps
+before it: a window that silently took others would be another experiment.
+
+`wsm` (Tian et al., 2507.17634) is a weighted mean in place of decaying the learning rate. With
+x(0)...x(k) the checkpoints of a run at equal distances and w(1) >= ... >= w(k) what a decay would
+have left of the learning rate on the way to each of them,
+
+    x(0) + sum w(i) (x(i) - x(i-1)) = (1 - w(1)) x(0) + sum (w(i) - w(i+1)) x(i) + w(k) x(k):
+
+every decay is a weighted mean, and `linear` is the plain one. The curve is read at i / (k + 1),
+so that the learning rate ends above zero and every member counts. The members are those in the
+last `duration` steps, both ends included; a window that silently took others would be another
+merge, and so would one of unequal distances.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+from qaudit.core.merge import Merge
+from qaudit.errors import UsageError
+from qaudit.support.keys import nearest
+from qaudit.support.lazy import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(Merge):
+    """Average the members, all alike."""
+
+    name: ClassVar[str] = "mean"
+
+    def coefficients(
+        self, tensors: Sequence[Tensor], weights: Sequence[float]
+    ) -> tuple[float, ...]:
+        return tuple(weights)
+
+    def divisor(self, weights: Sequence[float]) -> float:
+        return sum(weights)
+
+
+TOLERANCE = 1e-6  # thirds are written with a few digits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(Mean):
+    """Average the members, each with the weight it is given."""
+
+    scaled: bool = False
+    free: bool = False
+
+    name: ClassVar[str] = "weighted"
+
+    def __post_init__(self) -> None:
+        if self.scaled and self.free:
+            raise UsageError(
+                "`weighted` cannot be both scaled and free",
+                hint="scaled divides by the sum of the weights, free does not: take one",
+            )
+
+    def accept(self, weights: Sequence[float]) -> None:
+        total = math.fsum(weights)
+        if not all(math.isfinite(weight) for weight in weights) or total == 0:
+            raise UsageError(
+                f"weights that sum to {total:g} make no soup", hint="give finite weights"
+            )
+        if not (self.scaled or self.free) and abs(total - 1) > TOLERANCE:
+            raise UsageError(
+                f"the weights sum to {total:g}, not to 1",
+                hint="write `weighted:scaled=true(...)` for proportions, "
+                "or `weighted:free=true(...)` if that sum is meant",
+            )
+
+    def divisor(self, weights: Sequence[float]) -> float:
+        return 1.0 if self.free else super().divisor(weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ema(Mean):
+    """Average along the run, each checkpoint counting less than the one after it."""
+
+    decay: float = 0.9
+
+    name: ClassVar[str] = "ema"
+    follows_a_run: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise UsageError(
+                f"a decay of {self.decay:g} is not between 0 and 1", hint="write `ema:decay=0.9`"
+            )
+
+    def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
+        last = len(steps) - 1
+        return tuple(
+            self.decay ** (last - n) * (1.0 if n == 0 else 1 - self.decay) for n in range(last + 1)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lawa(Mean):
+    """Average the latest k checkpoints, or k that are so many steps apart."""
+
+    k: int = 5
+    every: int = 0  # steps between members; 0 takes them as they come
+
+    name: ClassVar[str] = "lawa"
+    follows_a_run: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.k < 2 or self.every < 0:
+            raise UsageError(
+                f"a window of {self.k} checkpoints every {self.every} steps is none",
+                hint="write `lawa:k=5` or `lawa:k=5:every=500`",
+            )
+
+    def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
+        if len(steps) < self.k:
+            raise UsageError(
+                f"a window of {self.k} is longer than the series, which has {len(steps)}",
+                hint="name more checkpoints"
+                + (f", or write `lawa:k={len(steps)}`" if len(steps) > 1 else ""),
+            )
+        chosen = self._spaced(steps) if self.every else set(range(len(steps) - self.k, len(steps)))
+        return tuple(1 / self.k if n in chosen else 0.0 for n in range(len(steps)))
+
+    def _spaced(self, steps: Sequence[int | None]) -> set[int]:
+        latest = steps[-1]
+        if latest is None:
+            raise UsageError(
+                "the latest checkpoint has no step to count back from",
+                hint="name the members instead: `A+B+C`",
+            )
+        wanted = [latest - n * self.every for n in range(self.k)]
+        if missing := [step for step in wanted if step not in steps]:
+            raise UsageError(
+                f"there is no checkpoint at step {missing[0]}, which `{self.spec}` needs",
+                hint=f"it would take steps {', '.join(map(str, reversed(wanted)))}",
+            )
+        return {steps.index(step) for step in wanted}
+
+
+CURVES: Mapping[str, Callable[[float], float]] = MappingProxyType({
+    "linear": lambda x: 1 - x,
+    "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
+    "1-sqrt": lambda x: 1 - math.sqrt(x),
+})  # fmt: skip
+"""What is left of the learning rate after a part of the decay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wsm(Mean):
+    """Average the last steps of a held learning rate as a decay over them would have."""
+
+    decay: str = "linear"
+    duration: int = 0  # steps from the first member to the last; 0 takes all that are named
+
+    name: ClassVar[str] = "wsm"
+    follows_a_run: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.decay not in CURVES:
+            raise UsageError(f"there is no decay `{self.decay}`", hint=nearest(self.decay, CURVES))
+        if self.duration < 0:
+            raise UsageError(
+                f"a duration of {self.duration} steps is none", hint="write `wsm:duration=2000`"
+            )
+
+    def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
+        dated = [step for step in steps if step is not None]
+        if len(dated) < len(steps) or sorted(set(dated)) != dated:
+            named = ", ".join("no step" if step is None else str(step) for step in steps)
+            raise UsageError(
+                f"`wsm` merges checkpoints of one run, each at a later step; these are at {named}",
+                hint="name those of one run: `wsm(A+B+C)`",
+            )
+        first = dated[-1] - self.duration if self.duration else dated[0]
+        if first not in dated:
+            raise UsageError(
+                f"there is no checkpoint at step {first}, where `{self.spec}` begins",
+                hint=f"take a duration that ends at one of {', '.join(map(str, dated[:-1]))}"
+                if len(dated) < 20
+                else f"the steps are {dated[0]} to {dated[-1]}; `qaudit series` lists them",
+            )
+        members = [step for step in dated if step >= first]
+        distances = {after - before for before, after in itertools.pairwise(members)}
+        if len(distances) > 1:
+            raise UsageError(
+                f"members of `{self.spec}` are {min(distances)} to {max(distances)} steps apart",
+                hint="name members at equal distances: `wsm(A+B+C)`",
+            )
+        remaining = [CURVES[self.decay](n / len(members)) for n in range(len(members))]
+        shares = [
+            before - after for before, after in zip(remaining, [*remaining[1:], 0.0], strict=True)
+        ]
+        return (*[0.0] * (len(dated) - len(members)), *shares)
