@@ -171,7 +171,7 @@ def _with_minima(kind: str, x_NK: Tensor, importance_NK: Tensor | None) -> Tenso
     six_NB = [
         s_NJ[:, :4] | (s_NJ[:, 4:] >> 4 << 6),
         t_NJ[:, :4] | (t_NJ[:, 4:] >> 4 << 6),
-        (s_NJ[:, 4:] & 15) | ((t_NJ[:, 4:] & 15) << 4),
+        (s_NJ[:, 4:] & 15) | (t_NJ[:, 4:] << 4),
     ]
     parts = {
         "d": d_NB,
