@@ -5,6 +5,12 @@
 
 `reach DATA --tests tests/judge` and `draw DATA --under qaudit/judge` do the same for one room.
 
+    python -m tests.mutants draw DATA --again table.tsv > before.tsv
+    python -m tests.mutants paired before.tsv table.tsv
+
+The first, in a tree with an earlier suite of the same package, tries what `table.tsv` did not kill:
+a suite that only lost tests kills no more than it did before. The second compares the survivors.
+
 A mutant changes one expression of one function. The tests that reach its line run in a process of
 their own, the shortest first, until one fails. `alive` is a mutant that all of them pass,
 `unreached` a line that no test reaches, `slow` one whose tests took longer than `--seconds`.
@@ -236,8 +242,38 @@ def serve() -> None:
         answers.flush()
 
 
-def draw(data: Path, under: Path, count: int, seed: int, seconds: float, workers: int) -> None:
-    """Print what became of `count` mutants, drawn from all lines that do not run at import."""
+def fates(table: Path) -> dict[str, str]:
+    """Return what became of each mutant of a table, by its place and change."""
+    rows = (line.split("\t", 1) for line in table.read_text("utf-8").splitlines())
+    return {row[1]: row[0] for row in rows if len(row) == 2 and "\t" in row[1] and ":" in row[1]}
+
+
+def paired(before: Path, after: Path) -> None:
+    """Print the difference in survivors of the same mutants, with an interval of 95 %.
+
+    The interval is that of Agresti and Min (2005): half a pair is added to each of the four cells.
+    """
+    earlier, later = fates(before), fates(after)
+    lost = [key for key, fate in later.items() if fate != "killed" and earlier[key] == "killed"]
+    won = [key for key, fate in later.items() if fate == "killed" and earlier[key] != "killed"]
+    count, b, c = len(later) + 2, len(lost) + 0.5, len(won) + 0.5
+    middle, half = (b - c) / count, 1.96 * ((b + c) - (b - c) ** 2 / count) ** 0.5 / count
+    print(
+        f"{len(later)} mutants: {len(lost)} more survive, {len(won)} fewer; difference "
+        f"{100 * (len(lost) - len(won)) / len(later):.2f} points "
+        f"[{100 * (middle - half):.2f}, {100 * (middle + half):.2f}]"
+    )
+    print(*lost, sep="\n")
+
+
+def draw(
+    data: Path, under: Path, count: int, seed: int, seconds: float, workers: int,
+    again: Path | None,
+) -> None:  # fmt: skip
+    """Print what became of `count` mutants, drawn from all lines that do not run at import.
+
+    With a table of them, `again`, those that it killed are not tried: they count as killed.
+    """
     import coverage
 
     reached = coverage.CoverageData(str(data / "coverage"))
@@ -250,6 +286,13 @@ def draw(data: Path, under: Path, count: int, seed: int, seconds: float, workers
         name: reached.contexts_by_lineno(str(ROOT / name)) for name in {m.path for m in drawn}
     }
     tally: dict[str, int] = {}
+    killed = fates(again) if again else {}
+
+    def spelled(mutant: Mutant) -> str:
+        before = (ROOT / mutant.path).read_bytes()[mutant.where].decode()
+        change = " ".join(f"{before} -> {mutant.replacement}".split())
+        return f"{mutant.path}:{mutant.lines[-1]}\t{change[:160]}"
+
     with tempfile.TemporaryDirectory() as scratch:
         idle: Queue[Worker] = Queue()
         for number in range(workers):
@@ -259,6 +302,8 @@ def draw(data: Path, under: Path, count: int, seed: int, seconds: float, workers
             idle.put(worker)
 
         def judge(mutant: Mutant) -> str:
+            if killed.get(spelled(mutant)) == "killed":
+                return "killed"
             at = lines[mutant.path]
             tests = tests_of([context for line in mutant.lines for context in at.get(line, [])])
             if not tests:
@@ -273,9 +318,7 @@ def draw(data: Path, under: Path, count: int, seed: int, seconds: float, workers
         with ThreadPoolExecutor(workers) as pool:
             for mutant, fate in zip(drawn, pool.map(judge, drawn), strict=True):
                 tally[fate] = tally.get(fate, 0) + 1
-                before = (ROOT / mutant.path).read_bytes()[mutant.where].decode()
-                change = " ".join(f"{before} -> {mutant.replacement}".split())
-                print(f"{fate}\t{mutant.path}:{mutant.lines[-1]}\t{change[:160]}", flush=True)
+                print(f"{fate}\t{spelled(mutant)}", flush=True)
         for _ in range(workers):
             idle.get().process.kill()
     print("\t".join(f"{name} {number}" for name, number in sorted(tally.items())))
@@ -283,24 +326,27 @@ def draw(data: Path, under: Path, count: int, seed: int, seconds: float, workers
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("reach", "draw", "serve"))
+    parser.add_argument("what", choices=("reach", "draw", "paired", "serve"))
     parser.add_argument("data", type=Path, nargs="?", default=ROOT / "runs" / "mutants")
+    parser.add_argument("table", type=Path, nargs="?")
     parser.add_argument("--tests", nargs="*", default=[])
     parser.add_argument("--under", type=Path, default=ROOT / "qaudit")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--again", type=Path)
     chosen = parser.parse_args()
     if chosen.what == "reach":
         reach(chosen.data.resolve(), chosen.tests)
     elif chosen.what == "serve":
         serve()
+    elif chosen.what == "paired":
+        paired(chosen.data, chosen.table)
     else:
-        under = chosen.under.resolve()
-        draw(
-            chosen.data.resolve(), under, chosen.count, chosen.seed, chosen.seconds, chosen.workers
-        )
+        data, under = chosen.data.resolve(), chosen.under.resolve()
+        limits = chosen.count, chosen.seed, chosen.seconds, chosen.workers
+        draw(data, under, *limits, chosen.again)
 
 
 if __name__ == "__main__":
