@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NewType, get_args, get_origin, get_type_hints
@@ -31,8 +32,9 @@ SEARCHED_AT = "gptq-4bit"
 EXAMPLE_SCHEME, EXAMPLE_SCHEMES = "gptq-3bit", "rtn-4bit,gptq-4bit"
 """In hints."""
 
-MEASURE, TEXT, COMPUTE, OUTPUT = "What to measure", "Text", "How to compute", "Output"
-EXECUTE, SAMPLE = "Where to compute", "What to write"
+MEASURE, OUTPUT, SAMPLE = "What to measure", "Output", "What to write"
+"""Panels that commands add options of their own to."""
+
 _OWN = "the checkpoint's"
 _LONGEST = 1 << 24  # tokens; the longest that a model of today claims is 10 million
 SET = "--set"
@@ -44,15 +46,20 @@ class Setting:
 
     help: str
     panel: str
-    unset: str = ""  # what applies by default, where the default value does not show it
+    unset: str = ""  # what applies by default, where neither the value nor `none` says it
     option: bool = False  # or only a key
     flag: str = ""  # the option, where it is not the name with hyphens
     at_least: int | None = None
     at_most: int | None = None
 
 
-def setting(text: str, panel: str, default: Any = None, **more: Any) -> Any:
+def _setting(panel: str, text: str, default: Any = None, **more: Any) -> Any:
     return field(default=default, metadata={"setting": Setting(text, panel, **more)})
+
+
+measure, output = partial(_setting, MEASURE), partial(_setting, OUTPUT)
+text, compute = partial(_setting, "Text"), partial(_setting, "How to compute")
+execute, sample = partial(_setting, "Where to compute"), partial(_setting, SAMPLE)
 
 
 @dataclass(frozen=True)
@@ -60,165 +67,125 @@ class Recipe:
     """What to measure: nothing resolved, nothing priced."""
 
     targets: tuple[str, ...]
-    schemes: tuple[str, ...] = setting(
+    schemes: tuple[str, ...] = measure(
         "Schemes or sets of them (`qaudit list sets`), separated by commas or repeated.",
-        MEASURE,
         DEFAULT_SCHEMES,
         option=True,
     )
-    checkpoints: tuple[str, ...] = setting(
+    checkpoints: tuple[str, ...] = measure(
         "Only these: a name, a glob, or `stage1@100k..900k/50k`; repeatable.",
-        MEASURE,
         (),
         unset="all; of more than 16, a selection",
         option=True,
     )
-    bits: tuple[str, ...] = setting(
+    bits: tuple[str, ...] = measure(
         "Classes of bits per weight to decide, as 4,3.",
-        MEASURE,
         (),
         unset="all that are measured",
         option=True,
     )
-    last: int | None = setting("Only the latest N checkpoints.", MEASURE, unset="all", at_least=1)
-    soups: tuple[str, ...] = setting(
-        "A soup: `A+B+C`, or a glob; repeatable.",
-        MEASURE,
-        (),
-        unset="none",
-        option=True,
-        flag="--soup",
+    last: int | None = measure("Only the latest N checkpoints.", unset="all", at_least=1)
+    soups: tuple[str, ...] = measure(
+        "A soup: `A+B+C`, or a glob; repeatable.", (), option=True, flag="--soup"
     )
-    shipped: tuple[str, ...] = setting(
-        "A file or repository of the target that is quantized already; repeatable.",
-        MEASURE,
-        (),
-        unset="none",
-        option=True,
+    shipped: tuple[str, ...] = measure(
+        "A file or repository of the target that is quantized already; repeatable.", (), option=True
     )
-    reference: str | None = setting(
-        "A target or label: every other subject is compared with it, in KL and tasks.",
-        MEASURE,
-        unset="none",
+    reference: str | None = measure(
+        "A target or label: every other subject is compared with it, in KL and tasks."
     )
-    calibration: str | None = setting(
+    calibration: str | None = text(
         "Calibration text: a file, or hf://datasets/org/name/path.",
-        TEXT,
         unset="C4 for Hub models, Python's own text for folders",
         option=True,
     )
-    evaluation: str | None = setting(
+    evaluation: str | None = text(
         "Evaluation text: a file, or hf://datasets/org/name/path.",
-        TEXT,
         unset="C4 for Hub models, Python's own text for folders",
         option=True,
     )
-    strata: str | None = setting(
-        "Field of the evaluation text, as `source`: shows the errors of each of its values.",
-        TEXT,
-        unset="none",
+    strata: str | None = text(
+        "Field of the evaluation text, as `source`: shows the errors of each of its values."
     )
-    chat_template: str | None = setting(
-        "Jinja file that renders `messages` of the text.", TEXT, unset="the checkpoint's own"
+    chat_template: str | None = text(
+        "Jinja file that renders `messages` of the text.", unset="the checkpoint's own"
     )
-    score: Literal["answer", "all"] = setting(
-        "Tokens of `messages` that are scored: answer (what the model wrote) or all.",
-        TEXT,
-        "answer",
+    score: Literal["answer", "all"] = text(
+        "Tokens of `messages` that are scored: answer (what the model wrote) or all.", "answer"
     )
-    reasoning: str | None = setting(
+    reasoning: str | None = text(
         "What begins and ends reasoning in them, as `<think> </think>`.",
-        TEXT,
         unset="the markers of the template",
     )
-    rollouts: str | None = setting(
-        "Folder with rollouts, as `qaudit rollouts` writes it: scored in the same pass.",
-        TEXT,
-        unset="none",
+    rollouts: str | None = text(
+        "Folder with rollouts, as `qaudit rollouts` writes it: scored in the same pass."
     )
-    choices: str | None = setting("Multiple-choice items to score: .jsonl.", TEXT, unset="none")
-    tasks: tuple[str, ...] = setting(
+    choices: str | None = text("Multiple-choice items to score: .jsonl.")
+    tasks: tuple[str, ...] = text(
         "Tasks, separated by commas: paper-a, names of lm-eval, a folder of its YAML files.",
-        TEXT,
         (),
-        unset="none",
         option=True,
     )
-    task_items: str = setting("At most N items of each task, drawn at random, or all.", TEXT, "500")
-    task_shots: int | None = setting(
-        "Examples before each question.", TEXT, unset="5, or as the task's file says", at_least=0
+    task_items: str = text("At most N items of each task, drawn at random, or all.", "500")
+    task_shots: int | None = text(
+        "Examples before each question.", unset="5, or as the task's file says", at_least=0
     )
-    task_data: str | None = setting(
-        "Folder with data sets of tasks, as org/name.", TEXT, unset="from the Hub"
+    task_data: str | None = text(
+        "Folder with data sets of tasks, as org/name.", unset="from the Hub"
     )
-    context: int | None = setting(
+    context: int | None = text(
         "Window length in tokens.",
-        TEXT,
         unset="the model's longest, at most 2048",
         at_least=2,
         at_most=_LONGEST,
     )
-    bos: Literal["auto", "always", "never"] = setting(
-        "Start each window with a BOS token: auto, always or never.", TEXT, "auto"
+    bos: Literal["auto", "always", "never"] = text(
+        "Start each window with a BOS token: auto, always or never.", "auto"
     )
-    packed: bool = setting("Fill windows across documents.", TEXT, False)
-    evaluation_documents: int = setting("At most N evaluation documents.", TEXT, 64, at_least=2)
-    calibration_documents: int = setting("At most N calibration documents.", TEXT, 64, at_least=1)
-    document_tokens: int | None = setting(
-        "At most N tokens of each document.", TEXT, unset="all", at_least=2
+    packed: bool = text("Fill windows across documents.", False)
+    evaluation_documents: int = text("At most N evaluation documents.", 64, at_least=2)
+    calibration_documents: int = text("At most N calibration documents.", 64, at_least=1)
+    document_tokens: int | None = text(
+        "At most N tokens of each document.", unset="all", at_least=2
     )
-    calibration_seed: int = setting(
-        "Another seed draws other calibration text.", TEXT, 0, at_least=0
-    )
-    repeats: int = setting(
+    calibration_seed: int = text("Another seed draws other calibration text.", 0, at_least=0)
+    repeats: int = text(
         "Draws of calibration text, each measured: how much depends on the draw.",
-        TEXT,
         1,
         at_least=1,
         at_most=16,
     )
-    device: str = setting(
+    device: str = compute(
         "auto (a CUDA GPU, else the CPU), cpu, cuda (the one with most free memory) or cuda:1.",
-        COMPUTE,
         "auto",
         option=True,
     )
-    dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = setting(
+    dtype: Literal["auto", "fast", "float32", "bfloat16", "float16"] = compute(
         "auto (bfloat16 on a GPU that supports it, else float32), fast (bfloat16 on a processor "
         "with instructions for it, too), float32, bfloat16 or float16.",
-        COMPUTE,
         "auto",
     )
-    arithmetic: bool = setting(
+    arithmetic: bool = compute(
         "Round what ships otherwise too, for a tenth of the scan at most: what arithmetic moves.",
-        COMPUTE,
         True,
     )
-    routing: Literal["own", "reference"] = setting(
+    routing: Literal["own", "reference"] = compute(
         "Who chooses experts: own (each stream's routers) or reference (full precision's choice).",
-        COMPUTE,
         "own",
     )
-    confidence: float = setting("Confidence level of intervals.", MEASURE, 0.95)
-    schedule: dict[str, Any] | None = setting(
-        "Learning-rate schedule of the run.", MEASURE, unset="as the family says"
+    confidence: float = measure("Confidence level of intervals.", 0.95)
+    schedule: dict[str, Any] | None = measure(
+        "Learning-rate schedule of the run.", unset="as the family says"
     )
-    family: str | None = setting(
+    family: str | None = measure(
         "Family that explains checkpoint names; see `qaudit list families`.",
-        MEASURE,
         unset="recognized by the names",
     )
-    diagnostics: tuple[str, ...] = setting(
-        "Why it breaks: weights, sensitivity, curvature, plane, positions, or all.",
-        MEASURE,
-        (),
-        unset="none",
+    diagnostics: tuple[str, ...] = measure(
+        "Why it breaks: weights, sensitivity, curvature, plane, positions, or all.", ()
     )
-    policy: str = setting(
-        "Policy that judges findings: explore, release, strict or a file.",
-        OUTPUT,
-        "release",
-        option=True,
+    policy: str = output(
+        "Policy that judges findings: explore, release, strict or a file.", "release", option=True
     )
 
 
@@ -226,9 +193,8 @@ class Recipe:
 class Presets:
     """Several keys of a recipe at once, as `PRESETS` has them; an option beside one wins."""
 
-    quick: bool = setting(
+    quick: bool = measure(
         "Minutes on a CPU: dtype `fast`, 512 tokens of a document, a scheme for 8, 4 and 3 bits.",
-        MEASURE,
         False,
         option=True,
     )
@@ -252,83 +218,66 @@ PRESETS: dict[str, dict[str, Any]] = {
 class RunOptions:
     """How a plan is run: none of these changes a number."""
 
-    stream_memory: Nbytes | None = setting(
+    stream_memory: Nbytes | None = compute(
         "Memory for hidden states before they go to disk, as 512MB or 4GB.",
-        COMPUTE,
         unset="a quarter of what is free",
     )
-    disk_budget: Nbytes | None = setting(
-        "Disk space for downloads, as 60GB.", COMPUTE, unset="keep everything while it fits"
+    disk_budget: Nbytes | None = compute(
+        "Disk space for downloads, as 60GB.", unset="keep everything while it fits"
     )
-    update: bool = setting("Ask the Hub again where this plan was made before.", COMPUTE, False)
-    allow_pickle: bool = setting("Read .bin weights too.", COMPUTE, False, option=True)
-    trust_remote_code: bool = setting(
-        "Run code that a repository contains.", COMPUTE, False, option=True
+    update: bool = compute("Ask the Hub again where this plan was made before.", False)
+    allow_pickle: bool = compute("Read .bin weights too.", False, option=True)
+    trust_remote_code: bool = compute("Run code that a repository contains.", False, option=True)
+    keep: tuple[str, ...] = output(
+        "Keep the weights under these schemes, for `export`; separated by commas.", (), option=True
     )
-    keep: tuple[str, ...] = setting(
-        "Keep the weights under these schemes, for `export`; separated by commas.",
-        OUTPUT,
-        (),
-        unset="none",
-        option=True,
-    )
-    sign: bool = setting("Sign the audit with the key in QAUDIT_SIGNING_KEY.", OUTPUT, False)
-    out: Path | None = setting("Output folder.", OUTPUT, unset="qaudit-out/TARGET", option=True)
+    sign: bool = output("Sign the audit with the key in QAUDIT_SIGNING_KEY.", False)
+    out: Path | None = output("Output folder.", unset="qaudit-out/TARGET", option=True)
 
 
 @dataclass(frozen=True)
 class Execution:
     """Where a plan is computed, and what is printed meanwhile: settings of the command line."""
 
-    gpus: str | None = setting(
-        "Use N GPUs of this machine, or all. Each search for a soup uses one of them.",
-        EXECUTE,
-        unset="none",
-        option=True,
+    gpus: str | None = execute(
+        "Use N GPUs of this machine, or all. Each search for a soup uses one of them.", option=True
     )
-    executor: Literal["in-process", "local", "slurm"] | None = setting(
+    executor: Literal["in-process", "local", "slurm"] | None = execute(
         "in-process, local (a process for each part here) or slurm (a job array).",
-        EXECUTE,
         unset="in-process; local with --gpus",
     )
-    workers: int = setting("Processes of the executor local without GPUs.", EXECUTE, 2, at_least=1)
-    parts: int = setting("Tasks of the Slurm array at most.", EXECUTE, 16, at_least=1)
-    slurm: tuple[str, ...] = setting(
-        "Options of sbatch, as `--account=x --gres=gpu:1`; repeatable.", EXECUTE, (), unset="none"
+    workers: int = execute("Processes of the executor local without GPUs.", 2, at_least=1)
+    parts: int = execute("Tasks of the Slurm array at most.", 16, at_least=1)
+    slurm: tuple[str, ...] = execute(
+        "Options of sbatch, as `--account=x --gres=gpu:1`; repeatable.", ()
     )
-    detach: bool = setting("Submit to Slurm and return; the same command follows.", EXECUTE, False)
-    threads: int | None = setting(
+    detach: bool = execute("Submit to Slurm and return; the same command follows.", False)
+    threads: int | None = execute(
         "Threads of each part of a plan on a CPU.",
-        EXECUTE,
         unset="OMP_NUM_THREADS, or every core",
         at_least=1,
     )
-    verbose: bool = setting("Print a line at every block.", EXECUTE, False)
+    verbose: bool = execute("Print a line at every block.", False)
 
 
 @dataclass(frozen=True)
 class Sampling:
     """What `rollouts` writes behind prompts."""
 
-    samples: int = setting("Samples of each prompt.", SAMPLE, 4, option=True, at_least=0)
-    max_tokens: int = setting(
-        "Tokens of each sample at most.", SAMPLE, 2048, option=True, at_least=1
-    )
-    temperature: float | None = setting("Of the sampler.", SAMPLE, unset=_OWN, option=True)
-    top_k: int | None = setting("Likeliest tokens to draw from; 0: all.", SAMPLE, unset=_OWN)
-    top_p: float | None = setting("Probability to draw from.", SAMPLE, unset=_OWN)
-    seed: int = setting("Of all random numbers.", SAMPLE, 0, at_least=0)
-    greedy: bool = setting("Write the likeliest tokens of each prompt, too.", SAMPLE, True)
-    server: str | None = setting(
+    samples: int = sample("Samples of each prompt.", 4, option=True, at_least=0)
+    max_tokens: int = sample("Tokens of each sample at most.", 2048, option=True, at_least=1)
+    temperature: float | None = sample("Of the sampler.", unset=_OWN, option=True)
+    top_k: int | None = sample("Likeliest tokens to draw from; 0: all.", unset=_OWN)
+    top_p: float | None = sample("Probability to draw from.", unset=_OWN)
+    seed: int = sample("Of all random numbers.", 0, at_least=0)
+    greedy: bool = sample("Write the likeliest tokens of each prompt, too.", True)
+    server: str | None = sample(
         "A server with OpenAI's completions, as http://127.0.0.1:8000/v1.",
-        SAMPLE,
         unset="this machine",
         option=True,
     )
-    served_model: str | None = setting("The model's name there.", SAMPLE, unset="TARGET")
-    marks: Path | None = setting(
-        "Marks of samples that were judged since, as JSON lines.", SAMPLE, unset="none"
-    )
+    served_model: str | None = sample("The model's name there.", unset="TARGET")
+    marks: Path | None = sample("Marks of samples that were judged since, as JSON lines.")
 
 
 Settings = type[Recipe] | type[Presets] | type[RunOptions] | type[Execution] | type[Sampling]
@@ -380,8 +329,8 @@ class Entry:
 
     @property
     def shown_default(self) -> str:
-        if self.setting.unset:
-            return self.setting.unset
+        if self.setting.unset or self.default in (None, ()):
+            return self.setting.unset or "none"
         if isinstance(self.default, bool):
             return "true" if self.default else "false"
         return ", ".join(self.default) if isinstance(self.default, tuple) else str(self.default)
