@@ -34,8 +34,8 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
-from qaudit.planning.footprint import Footprint
-from qaudit.planning.price import Load, choose_column_loop
+from qaudit.planning.machine import Footprint, choose_column_loop
+from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.support.sizes import size

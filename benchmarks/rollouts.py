@@ -38,7 +38,7 @@ from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
-from qaudit.planning.footprint import Footprint
+from qaudit.planning.machine import Footprint
 from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.text.documents import python_part

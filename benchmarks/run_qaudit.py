@@ -25,7 +25,7 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
-from qaudit.planning.price import choose_column_loop
+from qaudit.planning.machine import choose_column_loop
 from qaudit.planning.sizes import Sizes
 from qaudit.types import Window
 

@@ -62,7 +62,7 @@ def train(
     from qaudit.cli.progress import Progress
     from qaudit.cli.terminal import print_result
     from qaudit.errors import Interrupted
-    from qaudit.planning.price import choose_device
+    from qaudit.planning.machine import choose_device
 
     options, document = read_config(config, settings or ())
     where = device or "auto"

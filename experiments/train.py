@@ -61,7 +61,7 @@ from experiments.run import TrainingRun
 from experiments.text import TokenStream
 from qaudit.engine.tasks import open_device
 from qaudit.errors import TrainingError, UsageError
-from qaudit.planning.price import choose_device
+from qaudit.planning.machine import choose_device
 from qaudit.whole import locked
 
 LOG_EVERY = 10

@@ -62,7 +62,7 @@ def pin(prepared: Prepared, threads: int | None = None) -> Run:
 def complete(executor: Executor, *, sign: bool = False) -> Audit:
     """Measure and judge a plan round by round, and write its output folder."""
     from qaudit.executors.records import read_records
-    from qaudit.planning.passes import next_round, planned_rounds
+    from qaudit.planning.price import next_round, planned_rounds
     from qaudit.report.folder import must_take_files, write_folder
     from qaudit.saved.parts import write_round
 

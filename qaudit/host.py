@@ -23,6 +23,8 @@ CPUINFO, FLAGS = Path("/proc/cpuinfo"), ("flags", "Features")  # of x86, and of 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 BF16_ISA = re.compile("BF16|FP16|AMX")  # names of oneDNN for what has these instructions
 
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")  # of the CUDA driver on Linux, and in WSL2
+
 SHARED = frozenset({
     "afs", "beegfs", "ceph", "cifs", "fhgfs", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs",
     "fuse.juicefs", "fuse.mount-s3", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs",
@@ -85,6 +87,10 @@ def has_bf16_units() -> bool:
         return False
     flags = (line.partition(":")[2].split() for line in lines if line.startswith(FLAGS))
     return bool(BF16_FLAGS & {*next(flags, [])})
+
+
+def has_gpu_driver() -> bool:
+    return any(Path(node).exists() for node in GPU_NODES)
 
 
 def is_running(pid: int) -> bool:

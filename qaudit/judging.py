@@ -24,8 +24,7 @@ from qaudit.judge.gate import GateInput, verdict_of
 from qaudit.judge.gate import gate as gate_measurements
 from qaudit.judge.quantities import Moved
 from qaudit.judge.table import Measurements
-from qaudit.planning.passes import planned_rounds
-from qaudit.planning.price import detectable_error
+from qaudit.planning.price import detectable_error, planned_rounds
 from qaudit.policy import policy_named
 from qaudit.report.verdict import next_step
 from qaudit.saved.audits import read_audit

@@ -165,7 +165,7 @@ def series(
     Example: qaudit series allenai/OLMo-2-1124-7B --check
     """
     from qaudit.cli.progress import Progress
-    from qaudit.planning.catalog import read_catalog
+    from qaudit.planning.survey import read_catalog
     from qaudit.recipe.table import recipe_and_options
     from qaudit.report.catalog import catalog_to_json, render_catalog
 

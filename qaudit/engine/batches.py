@@ -32,7 +32,7 @@ from torch import Tensor
 
 from qaudit.items.tokens import PADDED
 from qaudit.model.proven import NO_LIMIT
-from qaudit.planning.footprint import TREE_TOKENS
+from qaudit.planning.machine import TREE_TOKENS
 from qaudit.types import UNSCORED, Corpus, RolloutChoices, Window
 
 TOKENS_PER_BATCH = 4096

@@ -22,8 +22,8 @@ import psutil
 from qaudit.checkpoints.stamps import hub_cache, own_cache
 from qaudit.errors import HubError, MachineError, QauditError, UnreachableError
 from qaudit.host import available_nbytes, free_disk_nbytes
+from qaudit.planning.machine import choose_device, why_auto
 from qaudit.planning.pin import libraries
-from qaudit.planning.price import choose_device, why_auto
 from qaudit.report.format import duration, size
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.support.extras import INSTALL, install

@@ -46,7 +46,7 @@ from qaudit.formats.weights import QuantizedWeights
 from qaudit.model.beside import WideRows, beside, leave
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.model.tape import Arguments
-from qaudit.planning.footprint import MASKS_NBYTES, waiting_nbytes
+from qaudit.planning.machine import MASKS_NBYTES, waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
 
 _UNITS = {2: 1, 4: 4, 8: 4}  # by bytes of a value

@@ -24,7 +24,7 @@ from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
 from qaudit.executors.folder import cost_of
 from qaudit.hub import Hub
-from qaudit.planning.shipped import with_shipped
+from qaudit.planning.price import with_shipped
 from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome
 from qaudit.search.greedy import search, search_stored
 from qaudit.types import Checkpoint, Plan, Subject, Watch, WorkUnit

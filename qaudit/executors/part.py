@@ -57,11 +57,9 @@ from qaudit.hub import Hub, open_hub
 from qaudit.items.prepare import fetch_items
 from qaudit.model.device import free_nbytes
 from qaudit.model.groups import ExpertOptions
-from qaudit.planning.passes import planned_rounds, with_draws
 from qaudit.planning.pin import refuse_other_libraries
 from qaudit.planning.prepare import Prepared
-from qaudit.planning.price import kept_specs
-from qaudit.planning.shipped import with_shipped
+from qaudit.planning.price import kept_specs, planned_rounds, with_draws, with_shipped
 from qaudit.report.folder import must_take_files
 from qaudit.saved.documents import DiagnosticRows, UnitDocument
 from qaudit.saved.parts import (

@@ -21,7 +21,7 @@ from typing import Any
 
 from qaudit.core.merges.averages import Mean
 from qaudit.errors import MissingParts, SourceError, UsageError
-from qaudit.planning.passes import planned_rounds
+from qaudit.planning.price import planned_rounds
 from qaudit.saved.codec import parse
 from qaudit.saved.documents import Failure, ResultDocument, TaskFile, UnitDocument
 from qaudit.saved.evidence import must_be_complete, must_be_of, must_be_pass

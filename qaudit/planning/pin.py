@@ -12,6 +12,10 @@ costs little, and where they hold something else the whole plan is made again.
 A plan can come from a stranger and its names become paths, so each of them is checked here as
 if it had come from the network. What it says about content is checked where files are
 read; what it permits is ignored: permissions are given on the command line alone.
+
+A scan into the folder of an audit adds to it; one that measures less has a folder of its own. The
+evidence of an earlier scan stays in the folder, but `audit.json` and the card have what the
+last plan measured: a narrower one would replace them.
 """
 
 from __future__ import annotations
@@ -19,21 +23,26 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
+from typing import Any
 
-from qaudit.core.registry import origins, parse_merge
-from qaudit.core.scheme import Scheme
-from qaudit.errors import MachineError, OtherIdentityError, UsageError
+from qaudit.core.registry import origins, parse_merge, parse_schemes
+from qaudit.core.scheme import Scheme, Shipped
+from qaudit.errors import MachineError, OtherIdentityError, QauditError, UsageError
 from qaudit.hub import Hub
 from qaudit.planning.resolve import resolve, still_there
 from qaudit.recipe.table import recipe_from
-from qaudit.saved.codec import is_inside
+from qaudit.report.protocol import command
+from qaudit.saved.audits import read_audit
+from qaudit.saved.codec import FILE, is_inside
 from qaudit.saved.parts import AGAIN, PLAN, read_plan
-from qaudit.types import Pins, Recipe, Resolved, TextFile, WeightFile
+from qaudit.types import Pins, Plan, Recipe, Resolved, TextFile, WeightFile
 
 CHOOSES = (
     "targets", "checkpoints", "last", "soups", "calibration",
@@ -83,6 +92,29 @@ def read_lock(path: Path) -> tuple[Recipe, Resolved]:
     except UsageError as error:
         raise UsageError(f"the plan `{path}`: {error.message}", hint=error.hint or AGAIN) from error
     return requested, pinned(requested, plan.resolved)
+
+
+def from_lock(lock: str, targets: Sequence[str], keys: dict[str, Any]) -> tuple[Recipe, Resolved]:
+    """Return the pinned recipe, with the settings beside it that choose nothing."""
+    if len(targets) > 1:
+        raise UsageError(
+            f"`{lock}` is a lock, and other targets are given beside it",
+            hint="scan a lock by itself",
+        )
+    if chosen := [key for key in keys if key in CHOOSES and key != "targets"]:
+        raise UsageError(
+            f"`{lock}` already pins which checkpoints and texts are measured, "
+            f"and `{chosen[0]}` would change that",
+            hint="leave it out, or scan the targets themselves",
+        )
+    recipe, resolved = read_lock(Path(lock))
+    if not still_there(recipe, resolved):
+        raise UsageError(
+            f"the folders that `{lock}` was made from have changed since",
+            hint="scan the targets themselves",
+        )
+    recipe = recipe_from({**asdict(recipe), **keys})
+    return recipe, pinned(recipe, resolved)
 
 
 def _wrong(resolved: Resolved) -> Iterator[tuple[str, str]]:
@@ -138,7 +170,7 @@ def pinned_or_resolved(
             if not update:
                 raise
         else:
-            same = not update and same_choice(earlier, recipe)
+            same = same_choice(earlier, recipe) and not update
             if same and still_there(recipe, before):
                 if hub is not None:
                     check_pins(before, hub)
@@ -250,3 +282,85 @@ def refuse_other_libraries(pins: Pins) -> None:
             f"this environment has {', '.join(other)}, and such numbers would not compare",
             hint="run the part in the environment of the plan, or plan again in this one",
         )
+
+
+SELECTIONS = ("checkpoints", "last")
+LISTS = ("schemes", "soups", "shipped", "tasks", "diagnostics")
+TEXTS = ("evaluation", "calibration", "chat_template")
+FURTHER = ("choices", "rollouts", "reference")
+
+
+def must_extend(plan: Plan, out: Path) -> None:
+    """Refuse a plan whose audit would lack what the audit in its folder has."""
+    if not (out / FILE).is_file():
+        return
+    try:
+        before = read_audit(out).plan
+    except QauditError:  # damaged: it is written anew
+        return
+    lost = list(_lost(before, plan))
+    if not lost:
+        return
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    both = _together(before.recipe, plan.recipe)
+    folder = shlex.quote(str(out))
+    numbered = (out.with_name(f"{out.name}-{number}") for number in count(2))
+    free = next(path for path in numbered if not path.exists())
+    adding = "" if both is None else f"; or add to it: `{command(both)} --out {folder}`"
+    raise UsageError(
+        f"`{out}` has an audit, which this scan would replace by one without "
+        f"{', '.join(lost[:3])}{more}",
+        hint=f"name another folder, as `--out {shlex.quote(str(free))}`{adding}",
+    )
+
+
+def _lost(before: Plan, plan: Plan) -> Iterator[str]:
+    """Yield what the audit has, and the plan has not."""
+    subjects = {s.label: s.content for s in plan.subjects}
+    other_targets = before.recipe.targets != plan.recipe.targets
+    for subject in before.subjects:
+        other = other_targets and subjects.get(subject.label) != subject.content
+        if subject.label not in subjects or other:
+            yield f"`{subject.label}`"
+    for scheme in parse_schemes(before.specs):
+        if scheme.spec not in plan.specs and not isinstance(scheme, Shipped):
+            yield scheme.short
+    shipped = {checkpoint.label for checkpoint in plan.shipped}
+    yield from (f"`{file.label}`" for file in before.shipped if file.label not in shipped)
+    old, new = before.recipe, plan.recipe
+    yield from (f"the task `{task}`" for task in old.tasks if task not in new.tasks)
+    diagnosed = [text.partition(":")[0] for text in new.diagnostics]
+    for name in (text.partition(":")[0] for text in old.diagnostics):
+        if not {name, "all"} & {*diagnosed}:
+            yield f"the diagnostic `{name}`"
+    for name in TEXTS:
+        if getattr(old, name) != getattr(new, name):
+            yield f"{getattr(old, name) or 'the default'} as its {name.replace('_', ' ')}"
+    for name in FURTHER:
+        if (value := getattr(old, name)) not in (None, getattr(new, name)):
+            yield f"the {name} `{value}`"
+    if old.evaluation_documents > new.evaluation_documents:
+        yield f"documents beyond {new.evaluation_documents}"
+
+
+def _together(before: Recipe, recipe: Recipe) -> Recipe | None:
+    """Return a recipe of both; None where they differ in more than how much they measure."""
+    if before.targets != recipe.targets:
+        return None
+    if any(getattr(before, name) != getattr(recipe, name) for name in TEXTS):
+        return None
+    further: dict[str, Any] = {
+        name: getattr(recipe, name) or getattr(before, name) for name in FURTHER
+    }
+    selected = [{name: getattr(each, name) for name in SELECTIONS} for each in (before, recipe)]
+    if selected[0] != selected[1]:
+        if all(any(keys.values()) for keys in selected):
+            return None
+        further |= next(keys for keys in selected if not any(keys.values()))
+    for name in LISTS:
+        further[name] = tuple(dict.fromkeys((*getattr(before, name), *getattr(recipe, name))))
+    documents = max(before.evaluation_documents, recipe.evaluation_documents)
+    bits = (*before.bits, *recipe.bits) if before.bits and recipe.bits else ()
+    return replace(
+        recipe, **further, bits=tuple(dict.fromkeys(bits)), evaluation_documents=documents
+    )

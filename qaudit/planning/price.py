@@ -1,39 +1,53 @@
-"""What goes through a model in an audit, its time as an order of magnitude, and what is kept.
+"""The passes of a plan, what each costs, and when they are due. No torch.
 
-No torch. Time is arithmetic over a rate that is measured in a moment. Progress, and the status of
-parts, go by the pace of what was measured instead.
+A pass sends one subject once through its blocks. Each subject has one; every further draw of
+calibration text is another pass of what calibrates. A greedy soup is one entry: its passes are
+chosen while it runs, and it is priced at their upper bound. Searches come behind their candidates.
+Then it is known what ships. That one pair is rounded otherwise, which shows what arithmetic moves.
+
+Time is arithmetic over a rate that is measured in a moment: an order of magnitude. Progress, and
+the status of parts, go by the pace of what was measured instead.
 """
 
 from __future__ import annotations
 
 import math
-import platform
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import psutil
 
-from qaudit.core.column_loops import PLAIN, choose
 from qaudit.core.gram import SAMPLE
 from qaudit.core.linears import STEP_TOKENS
 from qaudit.core.mixture import FITTED, SCORED
-from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Calibration, Scheme, Shipped
+from qaudit.core.registry import parse_scheme, parse_schemes
+from qaudit.core.scheme import Calibration, Scheme, Shipped, class_of_stored
 from qaudit.core.statistics import detectable, excess
 from qaudit.diagnostics.diagnostic import DiagnosticWork
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import UsageError
-from qaudit.host import has_bf16_units
+from qaudit.host import has_bf16_units, has_gpu_driver
 from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.settings import SEARCHED_AT
 from qaudit.support.lazy import torch
-from qaudit.types import FULL_PRECISION, Measurement, Plan, Price, Protocol, Recipe, Subject
+from qaudit.types import (
+    FULL_PRECISION,
+    GREEDY,
+    AuditRecord,
+    Checkpoint,
+    Further,
+    Measurement,
+    Pass,
+    Plan,
+    Price,
+    Protocol,
+    Recipe,
+    Subject,
+)
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROUND_TOKENS = 1_000_000  # of items of several tasks that go through blocks together
@@ -108,9 +122,6 @@ class Load:
     def item_round_tokens(self) -> int:
         """Tokens of items that are evaluated together: rounds of whole tasks."""
         return max(self.text.largest_task_tokens, min(self.text.item_tokens, ROUND_TOKENS))
-
-
-# ---------------------------------------------------------------------------------------- time
 
 
 def flops(sizes: Sizes, load: Load) -> float:
@@ -207,10 +218,6 @@ def diagnoses_of(
     return diagnoses
 
 
-def price_of(work: DiagnosticWork, load: Load, sizes: Sizes) -> Price:
-    return Price(work.passes * flops(sizes, load), streams=work.passes * work.streams)
-
-
 _PER_WEIGHT = 1.25  # a byte for a code; scales and zero points of groups of 16 take a quarter more
 _LARGEST_ITEM = 4
 
@@ -248,94 +255,11 @@ def begins_again_notes(rounds: int, diagnoses: Iterable[DiagnosticWork]) -> tupl
     return (f"a subject that is interrupted begins again, because {' and '.join(reasons)}",)
 
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-DTYPES = ("auto", "fast", "float32", "bfloat16", "float16")
-_NODES = ("/dev/nvidiactl", "/dev/dxg")  # of the driver on Linux, and in WSL2
-_NO_MPS = "MPS has no float64, in which divergences and moments are summed"
-
-
-def choose_device(device: str, dtype: str) -> tuple[str, str]:
-    if device.partition(":")[0] not in DEVICES:
-        raise UsageError(f"there is no device `{device}`", hint=f"one of {', '.join(DEVICES)}")
-    if dtype not in DTYPES:
-        raise UsageError(f"there is no dtype `{dtype}`", hint=f"one of {', '.join(DTYPES)}")
-    if device == "auto":
-        device = why_auto()[0]
-    if dtype in ("auto", "fast"):
-        on_gpu = device.startswith("cuda")
-        if not on_gpu:
-            has_units = dtype == "fast" and has_bf16_units()
-        elif _has_driver() and torch.cuda.is_available():
-            has_units = torch.cuda.is_bf16_supported(including_emulation=False)
-        else:  # a plan for a GPU of another machine
-            has_units = True
-        dtype = "bfloat16" if has_units else "float32"
-    return device, dtype
-
-
-def choose_audited(device: str, dtype: str) -> tuple[str, str]:
-    """Return the device and dtype of an audit; refuse a device that cannot run one."""
-    if device == "mps":
-        raise UsageError(f"an audit cannot run on `mps`: {_NO_MPS}", hint="use `--device cpu`")
-    return choose_device(device, dtype)
-
-
-def why_auto() -> tuple[str, str]:
-    build = _torch_build()
-    if build.startswith("rocm"):
-        reason = "ROCm is not tested, and is used only where `--device cuda` asks for it"
-    elif build.startswith("xpu"):
-        reason = "XPU is not supported"
-    elif sys.platform == "darwin":
-        reason = _NO_MPS if platform.machine() == "arm64" else "there is no CUDA device"
-    elif not _has_driver():
-        reason = f"no CUDA driver: there is neither {' nor '.join(_NODES)}"
-    elif torch.cuda.is_available():
-        return "cuda", "this torch sees a CUDA device"
-    else:
-        reason = "there is a CUDA driver, and this torch sees no device"
-    return "cpu", reason
-
-
-def device_notes(device: str) -> tuple[str, ...]:
-    """Return why `auto` leaves an accelerator unused, where there is one."""
-    if device != "auto":
-        return ()
-    chosen, reason = why_auto()
-    is_unused = chosen == "cpu" and not reason.startswith(("no CUDA", "there is no"))
-    return (f"computed on the CPU: {reason}",) if is_unused else ()
-
-
-def choose_column_loop(device: str, schemes: Sequence[Scheme], sizes: Sizes) -> tuple[str, str]:
-    """Return how GPTQ's columns are rounded, and a note; on a GPU what is proven there."""
-    if not device.startswith("cuda") or not any(scheme.rounds_columns for scheme in schemes):
-        return PLAIN, ""
-    if not torch.cuda.is_available():
-        return (
-            PLAIN,
-            "GPTQ's columns are rounded by the plain loop: the plan was made without a GPU",
-        )
-    widths = {columns for _, columns in sizes.matrices.values()} or {sizes.hidden, sizes.widest}
-    return choose(widths, torch.device(device))
-
-
 @cache
 def gpu_name() -> str | None:
-    if not _has_driver():
+    if not has_gpu_driver():
         return None
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def _torch_build() -> str:
-    """Return the suffix of the version of torch: cu128, rocm6.4, xpu, cpu or nothing."""
-    try:
-        return version("torch").partition("+")[2]
-    except PackageNotFoundError:
-        return ""
-
-
-def _has_driver() -> bool:
-    return any(Path(node).exists() for node in _NODES)
 
 
 def detectable_error(plan: Plan, measurements: Sequence[Measurement]) -> float | None:
@@ -356,3 +280,239 @@ def detectable_error(plan: Plan, measurements: Sequence[Measurement]) -> float |
         if math.isfinite(effect):
             effects.append(effect)
     return median(effects) if effects else None
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What the price of a pass is made of."""
+
+    sizes: Sizes  # of the largest model
+    text: TextSize
+    diagnostics: Price  # of one subject
+
+    def flops(
+        self, schemes: Sequence[Scheme], *, items: bool = False, full_precision: int = 1
+    ) -> float:
+        """Return the arithmetic of one pass: schemes, and full precision beside them.
+
+        Items of tasks and rollouts are a part of a subject's first pass alone.
+        """
+        text = self.text if items else self.text.of_documents
+        return flops(self.sizes, Load.of(schemes, text, full_precision))
+
+
+def passes_of(
+    subjects: Sequence[Subject],
+    schemes: Sequence[Scheme],
+    repeats: int,
+    pricing: Pricing,
+    reference: Subject | None = None,
+) -> tuple[Pass, ...]:
+    """Return the passes of a plan; the reference runs beside every other subject."""
+    drawn = calibrated(schemes)
+    passes: list[Pass] = []
+    for subject in subjects:
+        first = priced(Pass(subject, tuple(s.spec for s in schemes)), pricing)
+        price = first.price + pricing.diagnostics
+        if subject.is_search:  # each candidate on further documents, and each mean of two or more
+            largest = sorted((c.nbytes for c, _ in subject.members), reverse=True)
+            means = (sum(largest[:count]) for count in range(2, len(largest) + 1))
+            trials = [*largest, *means]
+            work = pricing.flops([scheme_of(subject, schemes)])
+            price += Price(len(trials) * work, sum(trials), 2 * len(trials))
+        elif reference is not None and reference != subject:
+            one_stream = replace(pricing.text, item_tokens=0, calibration_tokens=0)
+            work = flops(pricing.sizes, Load.of((), one_stream))
+            price += _reading(reference) + Price(work, 0, 1)
+            first = replace(first, reference=reference)
+        passes.append(replace(first, price=price))
+        if repeats > 1 and drawn:
+            draw = priced(
+                Pass(subject, tuple(s.spec for s in drawn), full_precision=False, draw=1), pricing
+            )
+            passes += [replace(draw, draw=number) for number in range(1, repeats)]
+    return tuple(passes)
+
+
+def with_draws(recipe: Recipe, schemes: Sequence[Scheme]) -> Recipe:
+    """Return the recipe with as many draws of calibration text as its schemes need."""
+    return recipe if calibrated(schemes) else replace(recipe, repeats=1)
+
+
+def calibrated(schemes: Sequence[Scheme]) -> tuple[Scheme, ...]:
+    return tuple(s for s in schemes if s.calibration is not Calibration.NONE)
+
+
+def scheme_of(search: Subject, schemes: Sequence[Scheme]) -> Scheme:
+    """Return the scheme at which a greedy soup is searched; it must be one that is measured."""
+    _, _, named = (search.merge or "").partition("scheme=")
+    wanted = parse_scheme(named or SEARCHED_AT)
+    match = next((scheme for scheme in schemes if scheme.spec == wanted.spec), None)
+    if match is not None:
+        return match
+    if named:
+        raise UsageError(
+            f"soup `{search.label}` is searched for at `{wanted.short}`, which is not measured",
+            hint=f"add it: `--schemes {','.join(s.short for s in (*schemes, wanted))}`",
+        )
+    return min(schemes, key=lambda scheme: scheme.short)
+
+
+def candidates_of(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    """Return the passes of what searches rank first, where no pass measures it: the candidates."""
+    plain = [step for step in passes if not step.draw and not step.perturbed]
+    taken = {(p.subject.content, spec) for p in plain for spec in p.schemes}
+    candidates: list[Pass] = []
+    for step in plain:
+        if not step.subject.is_search:
+            continue
+        spec = scheme_of(step.subject, parse_schemes(step.schemes)).spec
+        flops_of_stream = step.price.flops / max(1, step.price.streams)
+        for checkpoint, _ in step.subject.members:
+            alone = Subject(checkpoint.label, ((checkpoint, 1.0),))
+            if (alone.content, spec) not in taken:
+                taken.add((alone.content, spec))
+                price = Price(2 * flops_of_stream, checkpoint.nbytes, 2)  # full precision beside it
+                candidates.append(Pass(alone, (spec,), full_precision=False, price=price))
+    return tuple(candidates)
+
+
+def with_scheme(search: Subject, schemes: Sequence[Scheme]) -> Subject:
+    """Return a search whose scheme is written out."""
+    merge = f"{GREEDY}:scheme={scheme_of(search, schemes).spec}"
+    return Subject(search.label, search.members, merge)
+
+
+def priced(one: Pass, pricing: Pricing) -> Pass:
+    """Return a pass with its price: full precision runs beside schemes, measured or not."""
+    schemes = parse_schemes(one.schemes)
+    first = one.full_precision or one.is_quantized
+    first = first and not (one.draw or one.perturbed)
+    full = 0 if one.is_quantized else 2 if one.perturbed else 1
+    work = pricing.flops(schemes, items=first, full_precision=full)
+    price = _reading(one.subject) + Price(work, 0, len(schemes) + full)
+    return replace(one, price=price)
+
+
+def _reading(subject: Subject) -> Price:
+    return Price(nbytes_read=sum(checkpoint.nbytes for checkpoint, _ in subject.members))
+
+
+def with_shipped(subject: Subject, shipped: Sequence[Checkpoint]) -> Subject:
+    if not shipped:
+        return subject
+    members = {(member.ref, member.files) for member, _ in subject.members}
+    further = (c for c in dict.fromkeys(shipped) if (c.ref, c.files) not in members)
+    return replace(subject, members=(*subject.members, *((c, 0.0) for c in further)))
+
+
+def reading_shipped(step: Pass, shipped: Sequence[Checkpoint], pricing: Pricing) -> Pass:
+    """Return a pass with the files that its schemes name, and their bytes in its price."""
+    named = tuple(
+        file for file in shipped if any(f":file={file.label}:" in spec for spec in step.schemes)
+    )
+    if not named:
+        return step
+    step = replace(step, shipped=named)
+    if step.is_quantized:  # nothing runs beside it
+        step = priced(replace(step, full_precision=False), pricing)
+    nbytes = step.price.nbytes_read + sum(file.nbytes for file in named)
+    return replace(step, price=replace(step.price, nbytes_read=nbytes))
+
+
+def planned_class(scheme: Scheme, sizes: Sizes) -> str:
+    return class_of_stored(scheme.bit_class, planned_bits(scheme, sizes))
+
+
+def planned_bits(scheme: Scheme, sizes: Sizes) -> float | None:
+    return scheme.planned_bits(sizes.matrices, sizes.blocks)
+
+
+def class_notes(schemes: Sequence[Scheme], sizes: Sizes) -> Iterator[str]:
+    for scheme in schemes:
+        bits, name = planned_bits(scheme, sizes), planned_class(scheme, sizes)
+        if bits is not None and name != scheme.bit_class:
+            yield (
+                f"`{scheme.short}` stores {bits:.2f} bits per weight of this model, and competes "
+                f"in class {name}"
+            )
+
+
+def refuse_classes(recipe: Recipe, schemes: Sequence[Scheme], sizes: Sizes | None) -> None:
+    """Refuse a class of bits that no scheme has; without sizes, unless shapes decide it."""
+    if sizes is None and any(scheme.mixes_types for scheme in schemes):
+        return
+    classes = {planned_class(s, sizes) if sizes else s.bit_class for s in schemes}
+    absent = [name for name in recipe.bits if name not in classes]
+    if absent:
+        name, measured = absent[0], ", ".join(s.short for s in schemes)
+        what, example = f"class {name}", "`qaudit list schemes` has them"
+        if name.isdecimal():
+            what, example = f"{name} bits", f"for example `rtn-{name}bit`"
+        raise UsageError(
+            f"`--bits` asks for {what}, which no scheme here has: {measured}",
+            hint="; ".join(
+                [f"add one, {example}", *(class_notes(schemes, sizes) if sizes else ())]
+            ),
+        )
+
+
+def next_round(
+    plan: Plan, rounds: Sequence[Sequence[Pass]], record: AuditRecord | None
+) -> tuple[Pass, ...]:
+    """Return the passes that are due when `rounds` are measured; none when all is.
+
+    `record` is what was judged of them, once the passes of the plan itself are measured.
+    """
+    planned = planned_rounds(plan.passes)
+    if len(rounds) < len(planned):
+        return planned[len(rounds)]
+    assert record is not None, "the passes of the plan are measured"
+    later = [step for some in rounds[len(planned) :] for step in some]
+    return () if any(step.perturbed for step in later) else otherwise(plan, record)
+
+
+def planned_rounds(passes: Sequence[Pass]) -> tuple[tuple[Pass, ...], ...]:
+    """Return the passes that need nothing, then candidates, then searches, which look these up."""
+    rounds = (
+        tuple(step for step in passes if not step.subject.is_search),
+        candidates_of(passes),
+        tuple(step for step in passes if step.subject.is_search),
+    )
+    return tuple(filter(None, rounds))
+
+
+def otherwise(plan: Plan, record: AuditRecord) -> tuple[Pass, ...]:
+    """Return the pass that rounds what ships otherwise; data-free codes do not depend on it."""
+    pick = record.pick
+    if plan.otherwise is None or pick is None:
+        return ()
+    subject = next(s for s in record.subjects if s.label == pick.subject)
+    for row in record.measurements:
+        if (row.subject, row.scheme) == (pick.subject, pick.scheme) and row.calibrates:
+            return (Pass(subject, (row.spec,), perturbed=True),)
+    return ()
+
+
+ARITHMETIC = 0.1
+"""The most that rounding what ships otherwise may cost, as a part of the scan."""
+
+
+def price_otherwise(
+    subjects: Sequence[Subject],
+    schemes: Sequence[Scheme],
+    pricing: Pricing,
+    passes: Sequence[Pass],
+    machine: tuple[str, str],
+) -> Further | None:
+    """Return the price of rounding the dearest pair otherwise; None where it is too much."""
+    pairs = (
+        priced(Pass(subject, (scheme.spec,), perturbed=True), pricing).price
+        for subject in subjects
+        for scheme in calibrated(schemes)
+    )
+    price = max(pairs, key=lambda price: price.flops, default=Price())
+    if not 0 < price.flops <= ARITHMETIC * sum(step.price.flops for step in passes):
+        return None
+    low, high = seconds_range(price.flops, *machine)
+    return Further(price.streams, low, high)

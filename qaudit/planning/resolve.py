@@ -6,12 +6,18 @@ choice among names, then texts, then the file trees of what was chosen, and neve
 A revision without weights is no subject. Where the recipe does not name it, that is a finding;
 where it does, an error. Two names for the same weights stay two subjects, with a finding:
 they are measured once, because what identifies a measurement is content.
+
+A file that is quantized already is one stream beside its base, so that there is one subject. One
+of another architecture or another vocabulary is refused here, where both configurations are on
+this machine; the engine checks it again when it opens the file.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,17 +25,26 @@ from qaudit.checkpoints import folder
 from qaudit.checkpoints.configuration import is_own_code, read_configuration
 from qaudit.checkpoints.folder import family_of
 from qaudit.checkpoints.safetensors import INDEX, weight_map
+from qaudit.checkpoints.stamps import folder_of, hash_of, is_gguf, weights_of
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Calibration, Scheme
-from qaudit.errors import QauditError, SourceError, UsageError
-from qaudit.formats.weights import quantization_of
+from qaudit.core.scheme import Calibration, Scheme, Shipped, label_for
+from qaudit.errors import HubError, QauditError, SourceError, UsageError
+from qaudit.formats.gguf import reading as gguf
+from qaudit.formats.gguf.header import bits_in, header_by, read_header
+from qaudit.formats.weights import (
+    QuantizedFolder,
+    format_of,
+    must_match,
+    open_quantized,
+    quantization_of,
+)
 from qaudit.hub import Hub, open_hub
-from qaudit.hub.series import find_all, is_hub, with_files
+from qaudit.hub.series import find_all, is_hub, parse, revisions_of, with_files
+from qaudit.hub.weights import weights_on_hub
 from qaudit.items.prepare import find_item_files
 from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.content import content_findings
-from qaudit.planning.passes import refuse_classes, with_scheme
-from qaudit.planning.shipped import all_shipped, find_shipped
+from qaudit.planning.price import refuse_classes, with_scheme
 from qaudit.planning.survey import Survey, refuse, survey
 from qaudit.policy import policy_named
 from qaudit.recipe.selection import is_default_choice, select
@@ -37,7 +52,8 @@ from qaudit.recipe.soups import members_of, needed, resolve_soups
 from qaudit.report.format import listing
 from qaudit.saved.audits import checkpoints_of
 from qaudit.saved.exports import pinned_tables
-from qaudit.settings import RunOptions
+from qaudit.saved.results import sha256_of
+from qaudit.settings import EXAMPLE_SCHEMES, RunOptions
 from qaudit.support.keys import first_of, nearest
 from qaudit.support.sizes import size
 from qaudit.text.texts import find_texts, hub_sources, with_default_texts
@@ -47,6 +63,7 @@ from qaudit.types import (
     Ref,
     Resolved,
     Subject,
+    WeightFile,
     digest,
     reference_in,
 )
@@ -202,6 +219,137 @@ def _without_weights(what: str, checkpoint: Checkpoint) -> SourceError:
         f"{what} holds no weights{why}",
         hint=f"leave it out; `qaudit series {checkpoint.ref.location}` lists the others",
     )
+
+
+_CONFIGURATIONS = ("config.json", "quantize_config.json", "quant_config.json")
+
+
+def find_shipped(places: Sequence[str], hub: Hub | None = None) -> tuple[Checkpoint, ...]:
+    """Return the files that are named, hashed, under labels that differ."""
+    found = [_on_hub(place, hub) if is_hub(place) else _local(place) for place in places]
+    names = []
+    for file in found:
+        folder = Path(file.ref.location.rstrip("/"))
+        weights = weights_of(file, folder)
+        names.append(label_for(weights.stem if weights != folder else folder.name))
+    counts = Counter(names)
+    labels = [
+        name if counts[name] == 1 else label_for(str(file.ref))
+        for name, file in zip(names, found, strict=True)
+    ]
+    if twice := [label for label, count in Counter(labels).items() if count > 1]:
+        raise UsageError(f"`{twice[0]}` is shipped twice", hint="name each file once")
+    return tuple(replace(file, label=label) for file, label in zip(found, labels, strict=True))
+
+
+def _local(place: str) -> Checkpoint:
+    path = Path(place)
+    if path.is_file() and is_gguf(path):
+        file = WeightFile(path.name, path.stat().st_size, hash_of(path))
+        return Checkpoint(Ref(str(path.parent)), path.name, (file,))
+    if not path.is_dir():
+        what = "is a file that is not read" if path.exists() else "does not exist"
+        raise UsageError(
+            f"the shipped file `{place}` {what}",
+            hint="name the folder of a quantized checkpoint, a `.gguf` file or `org/name`",
+        )
+    (checkpoint,) = folder.with_hashes([Checkpoint(Ref(str(path)), path.name)])
+    if not checkpoint.files:
+        QuantizedFolder(path)  # raises the error that names the file
+        raise SourceError(f"no weights in `{place}`", hint="download it again")
+    return checkpoint
+
+
+def _on_hub(place: str, hub: Hub | None) -> Checkpoint:
+    listing = (hub or open_hub()).listing
+    if not is_gguf(place):
+        series = with_files(listing, find_all([place], None, lambda: listing))
+        if len(series) != 1 or not series[0].files:
+            raise UsageError(
+                f"`{place}` holds {len(series)} checkpoints with weights, and a shipped file is "
+                "one",
+                hint="write `org/name@revision`, `org/name@revision//folder`, or "
+                "`org/name//file.gguf` for one of several",
+            )
+        return series[0]
+    ref = parse(place)
+    path = ref.subfolder or ""
+    revision = revisions_of(listing, Ref(ref.location, ref.revision, path))[0]
+    files = {file.path: file for file in listing.files(ref.location, revision.commit)}
+    if path not in files:
+        near = nearest(path, sorted(filter(is_gguf, files)) or sorted(files))
+        raise HubError(f"there is no file `{path or place}` in `{ref.location}`", hint=near)
+    folder, _, name = path.rpartition("/")
+    file = WeightFile(name, files[path].nbytes, files[path].identity)
+    return Checkpoint(
+        Ref(ref.location, revision.name, folder or None), name, (file,), revision.commit
+    )
+
+
+def all_shipped(
+    subjects: Sequence[Subject],
+    shipped: Sequence[Checkpoint],
+    hub: Hub | None,
+    schemes: Sequence[Scheme],
+) -> tuple[tuple[Checkpoint, ...], tuple[Shipped, ...]]:
+    """Return the files that are quantized already, and what each is measured as.
+
+    A base that is one itself is the only one where nothing is measured beside it.
+    """
+    base = subjects[0].first
+    if not shipped:
+        if schemes:
+            return (), ()
+        if base.commit is not None and hub is not None and len(subjects) == 1:
+            hub.fetcher.settings(base)
+        if len(subjects) > 1 or subjects[0].merge or quantization_of(folder_of(base)) is None:
+            raise UsageError(
+                "no scheme is named, and no shipped file", hint=f"for example `{EXAMPLE_SCHEMES}`"
+            )
+        base = replace(base, label=label_for(base.label))
+        return (base,), (_identified(base, *format_of(folder_of(base))),)
+    if len(subjects) != 1 or subjects[0].is_search:
+        raise UsageError(
+            f"shipped files are compared with the one model they were made from, and "
+            f"{len(subjects)} are measured",
+            hint="name one checkpoint, or choose it with `--checkpoints`",
+        )
+    taken = {scheme.short for scheme in schemes}
+    return tuple(shipped), tuple(_scheme(file, base, hub, taken) for file in shipped)
+
+
+def _scheme(checkpoint: Checkpoint, base: Checkpoint, hub: Hub | None, taken: set[str]) -> Shipped:
+    if checkpoint.label in taken:
+        raise UsageError(
+            f"the shipped file `{checkpoint.label}` has the name of a scheme",
+            hint="rename its folder",
+        )
+    if (checkpoint.ref, checkpoint.files) == (base.ref, base.files):
+        raise UsageError(
+            f"`{checkpoint.label}` is the base itself, and not a file beside it",
+            hint="leave out `--shipped`; with `--schemes none` a quantized base is run as it ships",
+        )
+    place = weights_of(checkpoint, folder_of(checkpoint))
+    if checkpoint.commit is not None and hub is not None:
+        if is_gguf(place):  # its header is read, and no more of it
+            (file,) = weights_on_hub(checkpoint)
+            read = partial(hub.listing.read, checkpoint.ref.location, checkpoint.commit, file, 0)
+            header = read_header(place) if place.is_file() else header_by(place, file.nbytes, read)
+            if (folder_of(base) / "config.json").is_file():
+                gguf.must_match(checkpoint.label, header, folder_of(base))
+            return _identified(checkpoint, "gguf", bits_in(header, place), 16)
+        hub.fetcher.settings(checkpoint)
+    must_match(checkpoint.label, place, folder_of(base))
+    return _identified(checkpoint, *format_of(place))
+
+
+def _identified(checkpoint: Checkpoint, name: str, bits: int, act: int) -> Shipped:
+    folder = folder_of(checkpoint)
+    if checkpoint.commit is None:  # refuses stored tensors that do not fit together
+        bits = open_quantized(weights_of(checkpoint, folder)).bits
+    texts = [sha256_of(folder / name) for name in _CONFIGURATIONS if (folder / name).is_file()]
+    identity = digest([checkpoint.content, texts])
+    return Shipped(file=checkpoint.label, format=name, bits=bits, act=act, sha256=identity)
 
 
 _Key = tuple[str | None, tuple[tuple[str, str], ...]]

@@ -33,7 +33,8 @@ from qaudit.text.texts import cut_texts, is_hub_text
 from qaudit.text.tokenizer import tokenizer_sha256
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
 
-_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Sizes:
         heads = config.get("num_attention_heads") or 1
         shared = config.get("num_key_value_heads") or heads
         attention = 2 * hidden**2 + 2 * hidden * hidden * shared // heads
-        experts = next((int(config[key]) for key in _EXPERTS if config.get(key)), 0)
+        experts = first_whole(config, *_EXPERTS)
         of_expert = 3 * hidden * int(config.get("moe_intermediate_size") or inner)
         block = attention + (experts * of_expert or 3 * hidden * inner) + 2 * hidden
         rest = (1 if config.get("tie_word_embeddings") else 2) * vocabulary * hidden + hidden
@@ -172,16 +173,8 @@ class TextSize:
     def bound(cls, protocol: Protocol) -> TextSize:
         """Return the size of text that is not on this machine."""
         each = protocol.document_tokens or protocol.context
-        return cls(
-            protocol.calibration_documents * each,
-            protocol.evaluation_documents * each,
-            protocol.context,
-        )
-
-    @property
-    def most_items(self) -> int:
-        """The items of the largest task."""
-        return max((count for _, count in self.items), default=0)
+        calibration, evaluation = protocol.calibration_documents, protocol.evaluation_documents
+        return cls(calibration * each, evaluation * each, protocol.context)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -244,31 +237,21 @@ def text_size(
             rollout_tokens=sum(tokens),
             context=max(text.context, *tokens),
         )
-    return _with_tasks(text, recipe, protocol, checkpoints, texts, trees) if recipe.tasks else text
-
-
-def _with_tasks(
-    text: TextSize,
-    recipe: Recipe,
-    protocol: Protocol,
-    checkpoints: Sequence[Checkpoint],
-    texts: Sequence[TextFile],
-    trees: bool,
-) -> TextSize:
-    """Count the items of tasks where they were built before; estimate them elsewhere."""
+    if not recipe.tasks:
+        return text
     key = tokenizer_sha256([folder_of(c) for c in checkpoints])
     built = counted(Reading(recipe, texts, key, protocol.item_context or protocol.context))
     if built is not None:
-        items, tokens = built.counts, built.task_tokens(trees=trees)
-    else:
+        counts, task_tokens = built.counts, built.task_tokens(trees=trees)
+    else:  # they were not built before
         most, here = most_items(recipe.task_items), sizes_here(recipe)
-        items = items_of([*here], most, here)
-        tokens = bound([*here], most, recipe.task_shots, trees=trees, counted=here)
+        counts = items_of([*here], most, here)
+        task_tokens = bound([*here], most, recipe.task_shots, trees=trees, counted=here)
     return replace(
         text,
-        item_tokens=text.item_tokens + sum(tokens.values()),
-        largest_task_tokens=max(text.largest_task_tokens, *tokens.values()),
-        items=(*text.items, *items.items()),
+        item_tokens=text.item_tokens + sum(task_tokens.values()),
+        largest_task_tokens=max(text.largest_task_tokens, *task_tokens.values()),
+        items=(*text.items, *counts.items()),
         items_counted=built is not None,
     )
 
@@ -315,9 +298,12 @@ _HANDED_ON = ("indexer_types", "index_topk_freq", "index_topk_pattern")
 _COPIES = ("hc_mult", "altup_num_inputs")  # hidden states of a token
 
 
-def with_beside(sizes: Sizes, config: Mapping[str, Any]) -> Sizes:
-    """Return the sizes with what waits beside the hidden states of a token."""
+def with_config(sizes: Sizes, config: Mapping[str, Any]) -> Sizes:
+    """Return the sizes with the experts of a layer, and what waits beside a token's states."""
     config = {**config, **(config.get("text_config") or {})}
+    count, each = (first_whole(config, *names) for names in (_EXPERTS, _PER_TOKEN))
+    if count and each:
+        sizes = replace(sizes, experts=count, per_token=min(each, count))
     copies = max(first_whole(config, *_COPIES), 1)
     beside = (copies - 1) * sizes.hidden + _shared_keys(config)
     if any(config.get(name) for name in _HANDED_ON):  # what a sparse indexer leaves, as numbers

@@ -8,13 +8,22 @@ header first. Where everything is in the cache, no request is sent.
 
 A model that cannot be read is skipped with its reason when its turn comes; if none can be
 read, there is nothing to plan.
+
+The catalog of a series is what is known of it before a scan. Names cost one request for a
+repository. File trees are read for the selected checkpoints, because a scan reads them too and
+keeps them; for more than `MOST_TREES` only with `check`, which reads all of them. Every tree that
+was read is kept, so an interrupted walk resumes.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -28,19 +37,34 @@ from qaudit.checkpoints.configuration import (
     must_be_held,
     read_configuration,
 )
+from qaudit.checkpoints.folder import family_of, weights_nbytes, with_hashes
 from qaudit.checkpoints.header import ITEMSIZE, TensorInfo
 from qaudit.checkpoints.safetensors import ADAPTER, WeightFolder
+from qaudit.checkpoints.series import tell_apart
 from qaudit.checkpoints.stamps import folder_of, own_folder
 from qaudit.core.scheme import shipped_reference
-from qaudit.errors import SourceError, UsageError
+from qaudit.errors import (
+    HubError,
+    Interrupted,
+    ModelError,
+    QauditError,
+    SourceError,
+    UnreachableError,
+    UsageError,
+)
 from qaudit.families.family import Need
 from qaudit.formats.weights import QuantizedFolder, format_of, quantization_of
-from qaudit.hub import Hub
+from qaudit.hub import Hub, open_hub
+from qaudit.hub.series import find_all, with_files
 from qaudit.hub.weights import weights_on_hub
+from qaudit.judge.content import content_findings
 from qaudit.model.proven import STREAMABLE, left_as_gates, reads_trees
-from qaudit.planning.sizes import Sizes, first_whole, with_beside
+from qaudit.planning.sizes import Sizes, with_config
+from qaudit.recipe.selection import is_default_choice, select
+from qaudit.report.catalog import Catalog
 from qaudit.support.sizes import size
-from qaudit.types import Checkpoint, Subject
+from qaudit.types import Checkpoint, Recipe, Subject, Watch
+from qaudit.whole import read_regular
 
 LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the model's maximum
 
@@ -87,11 +111,6 @@ def survey(
     )
 
 
-def must_be_auditable(checkpoint: Checkpoint, hub: Hub | None) -> None:
-    """Refuse a checkpoint that a plan would refuse, by its configuration and headers."""
-    _Surveyor(hub, allow_pickle=True, code=True).look_at(checkpoint)
-
-
 class _Surveyor:
     """Reads headers and configurations, and remembers what stands for more than one checkpoint."""
 
@@ -120,7 +139,7 @@ class _Surveyor:
         if key not in self._known:
             self._known[key] = self._sizes(checkpoint, folder, config, hub)
         must_be_held(config, self._known[key].tensors, f"`{checkpoint.label}`")
-        sizes = with_beside(with_experts(self._known[key], config), config)
+        sizes = with_config(self._known[key], config)
         return sizes, longest_context(config, LONGEST_CONTEXT), reads_trees(config)
 
     def _look_at_adapter(self, checkpoint: Checkpoint, base: Checkpoint) -> tuple[Sizes, int, bool]:
@@ -161,9 +180,14 @@ class _Surveyor:
                 self.notes.append(f"the size of `{name}` is estimated from its configuration")
             return Sizes.of_config(config, name)
         sizes = Sizes.of(shapes, name)
-        if not is_known(config):
+        # A test holds its model type, or code of its own makes it.
+        is_known = str(config.get("model_type")) in STREAMABLE or is_own_code(config)
+        if not is_known:
             must_be_held(config, sizes.tensors, f"`{checkpoint.label}`")  # before it is made
-            must_open(folder, shapes)
+            if find_spec("torch") is not None:  # it is in an installation that only plans
+                from qaudit.model import skeleton
+
+                skeleton.must_open(folder, shapes)  # before its weights are downloaded
         return sizes
 
 
@@ -192,30 +216,7 @@ def _headers(hub: Hub, checkpoint: Checkpoint) -> dict[str, TensorInfo]:
     }
 
 
-def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse what the engine could not open, before its weights are downloaded."""
-    if find_spec("torch") is None:  # an installation that only plans
-        return
-    from qaudit.model import skeleton
-
-    skeleton.must_open(folder, shapes)
-
-
-def is_known(config: Mapping[str, Any]) -> bool:
-    """Return whether a model type needs no look: a test holds it, or code of its own makes it."""
-    return str(config.get("model_type")) in STREAMABLE or is_own_code(config)
-
-
-_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
 _OF_EXPERTS = re.compile(r"^(.*?\bexperts)\b")
-
-
-def with_experts(sizes: Sizes, config: Mapping[str, Any]) -> Sizes:
-    """Return the sizes with the experts of a layer, and how many of them read a token."""
-    config = {**config, **(config.get("text_config") or {})}
-    count, each = (first_whole(config, *names) for names in (_EXPERTS, _PER_TOKEN))
-    return replace(sizes, experts=count, per_token=min(each, count)) if count and each else sizes
 
 
 def expert_notes(sizes: Sizes) -> Iterator[str]:
@@ -298,3 +299,97 @@ def _why(need: Need, checkpoints: Sequence[Checkpoint]) -> str:
     whys = (by_name.get(c.family or "", {}).get(need) for c in checkpoints)
     reasons = dict.fromkeys(why for why in whys if why)
     return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+MOST_TREES = 32
+"""File trees to read without `check`: far from the 500 requests that strangers have."""
+
+
+def read_catalog(
+    recipe: Recipe, watch: Watch, *, check: bool = False
+) -> tuple[Catalog, dict[str, int]]:
+    """Return the catalog of a series, and how many trees failed for which reason."""
+    hub = cache(lambda: open_hub(watch=watch))  # opened where something is there
+    names = find_all(recipe.targets, recipe, lambda: hub().listing)
+    selected = {checkpoint.label for checkpoint in select(recipe, names)}
+    wanted = {c.label for c in names} if check else selected
+    if len(wanted) > MOST_TREES and not check:
+        wanted = set()
+    asked = [c for c in names if c.label in wanted and c.commit]
+    errors = _fetch_trees(asked, hub(), watch) if asked else {}
+    parts: list[tuple[Checkpoint, str]] = []
+    for name in names:
+        if name.commit is None:
+            some = with_hashes([name]) if check else (name,)
+        else:
+            unread = name.label not in wanted or _place(name) in errors
+            some = with_files(hub().listing, [name], known_only=unread, keep_all=True)
+        parts += [(part, name.label) for part in some]
+    checkpoints = tell_apart(part for part, _ in parts)
+    # Of folders beside each other the last with the same configuration is opened. Those of the Hub
+    # are asked for with `--check` alone: they are further requests.
+    last = {_model(c): c for c in checkpoints if c.commit is None or (c.files and check)}
+    refusals = []
+    for checkpoint in last.values():
+        try:
+            reached = None if checkpoint.commit is None else hub()
+            _Surveyor(reached, allow_pickle=True, code=True).look_at(checkpoint)
+        except ModelError as error:
+            refusals.append(f"`{checkpoint.label}` cannot be audited: {error.message}")
+        except QauditError:  # damaged, or not reached: another matter
+            continue
+    families = {c.family: c for c in reversed(names) if c.family}
+    catalog = Catalog(
+        targets=recipe.targets,
+        checkpoints=checkpoints,
+        selected=frozenset(
+            c.label for c, (_, name) in zip(checkpoints, parts, strict=True) if name in selected
+        ),
+        by_default=is_default_choice(recipe, names),
+        nbytes={
+            c.label: weights_nbytes(c) for c in checkpoints if c.commit is None and not c.files
+        },
+        findings=content_findings(checkpoints),
+        refusals=tuple(refusals),
+        remarks=tuple(r for name, c in families.items() for r in family_of(c, name).remarks),
+    )
+    return catalog, dict(Counter(errors.values()))
+
+
+def _fetch_trees(
+    checkpoints: Sequence[Checkpoint], hub: Hub, watch: Watch
+) -> dict[tuple[str, str], str]:
+    """Read every tree that is not known yet; return why some failed, which leaves the others."""
+    errors: dict[tuple[str, str], str] = {}
+    places = dict.fromkeys(map(_place, checkpoints))
+    missing = [p for p in places if hub.listing.known_files(*p) is None]
+    begin, count = time.monotonic(), 0
+    try:
+        for place in missing:
+            try:
+                hub.listing.files(*place)
+            except HubError as error:
+                errors[place] = error.message
+            count += 1
+            left_seconds = (time.monotonic() - begin) / count * (len(missing) - count)
+            watch.count("file trees", count, len(missing), left_seconds)
+    except (KeyboardInterrupt, UnreachableError) as error:
+        what = getattr(error, "message", "interrupted")
+        kind = UnreachableError if isinstance(error, UnreachableError) else Interrupted
+        read = f"{count} of {len(missing)} trees were read and are kept"
+        raise kind(f"{what}; {read}", hint="run the same command again") from error
+    return errors
+
+
+def _model(checkpoint: Checkpoint) -> tuple[str, bytes]:
+    """Return what checkpoints of one model share: the repository, or folder and configuration."""
+    if checkpoint.commit is not None:
+        return checkpoint.ref.location, b""
+    folder, configuration = folder_of(checkpoint), b""
+    with suppress(OSError):  # which its headers are refused for
+        configuration = read_regular(folder / "config.json")
+    return str(folder.parent), configuration
+
+
+def _place(checkpoint: Checkpoint) -> tuple[str, str]:
+    return checkpoint.ref.location, str(checkpoint.commit)

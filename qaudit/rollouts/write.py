@@ -16,7 +16,7 @@ from qaudit.downloads.downloads import Downloads
 from qaudit.errors import ConfigurationError, ModelError, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
-from qaudit.planning.price import choose_audited
+from qaudit.planning.machine import choose_audited
 from qaudit.planning.resolve import resolve, resolve_soup
 from qaudit.planning.survey import refuse
 from qaudit.rollouts.folder import (

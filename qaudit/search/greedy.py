@@ -29,7 +29,7 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
-from qaudit.planning.passes import scheme_of
+from qaudit.planning.price import scheme_of
 from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome
 from qaudit.types import (
     Checkpoint,

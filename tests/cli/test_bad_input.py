@@ -555,7 +555,7 @@ def test_memory_that_runs_out(place: Path, scan: Run, monkeypatch: pytest.Monkey
     refused(scan("series"), 4, "out of memory", "`--set context=N`")
 
 
-FOOTPRINT = "qaudit.planning.footprint.Footprint"
+FOOTPRINT = "qaudit.planning.machine.Footprint"
 
 
 @pytest.mark.parametrize(

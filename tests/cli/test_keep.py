@@ -128,7 +128,7 @@ def test_the_plan_has_what_is_kept_and_refuses_what_no_disk_holds(
         "`--keep awq-4bit` names a scheme that is not measured",
         GPTQ,
     )
-    monkeypatch.setattr("qaudit.planning.footprint.free_disk_nbytes", lambda place: 1000)
+    monkeypatch.setattr("qaudit.planning.machine.free_disk_nbytes", lambda place: 1000)
     done = qaudit(*SCAN, "--keep", GPTQ, "--dry-run")
     refused(done, 4, "weights of `--keep`", "fewer schemes in `--keep`, or none")
 

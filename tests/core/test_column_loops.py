@@ -13,7 +13,7 @@ from qaudit.core import column_loops
 from qaudit.core.column_loops import FUSED, LOOPS, PLAIN, choose
 from qaudit.core.gptq_block import quantize_block
 from qaudit.core.registry import parse_scheme
-from qaudit.planning.price import choose_column_loop
+from qaudit.planning.machine import choose_column_loop
 from qaudit.planning.sizes import Sizes
 from tests.support.pretended_device import pretended
 from tests.support.schemes import example

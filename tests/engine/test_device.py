@@ -18,7 +18,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.errors import is_out_of_memory
 from qaudit.executors.part import _free_for_streams
 from qaudit.model.device import free_nbytes
-from qaudit.planning.footprint import Footprint
+from qaudit.planning.machine import Footprint
 from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from tests.support.awkward import NAMES, SHAPES, made, short

@@ -16,10 +16,9 @@ from qaudit.engine.measure import ON_HOST, attempts, measure
 from qaudit.engine.tasks import Task
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
-from qaudit.planning.footprint import Footprint
+from qaudit.planning.machine import Footprint
 from qaudit.planning.price import Load
-from qaudit.planning.sizes import Sizes, TextSize
-from qaudit.planning.survey import with_experts
+from qaudit.planning.sizes import Sizes, TextSize, with_config
 from qaudit.saved.results import ResultStore
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Subject, Window
@@ -82,7 +81,7 @@ def held_and_planned(config, schemes, documents, folder):
         model = opened(folder, device="cuda")
         tallies_of(model, schemes, folder, Feed(*batches), 0)  # states are on the host
     load = Load.of(schemes, TextSize(documents * context, documents * context, context))
-    sizes = with_experts(Sizes.read(folder), config.to_dict())
+    sizes = with_config(Sizes.read(folder), config.to_dict())
     return device.reserved, Footprint(sizes, load, 4, 0, "cuda").memory_nbytes
 
 

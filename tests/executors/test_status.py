@@ -20,7 +20,7 @@ from qaudit.executors.folder import parts_of
 from qaudit.executors.records import PartLog, read_records
 from qaudit.executors.status import render, run_status
 from qaudit.judging import judge
-from qaudit.planning.passes import next_round, planned_rounds
+from qaudit.planning.price import next_round, planned_rounds
 from qaudit.saved.parts import FIRST, read_run, unit_path
 from qaudit.types import SILENT, units_of
 from tests.support.cli import Run

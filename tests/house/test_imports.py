@@ -85,7 +85,8 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.downloads.*",
         "qaudit.export.*",
         "qaudit.rollouts.generate",
-        "qaudit.planning.price",  # only where there is a GPU
+        "qaudit.planning.machine",  # only where there is a GPU
+        "qaudit.planning.price",
         "qaudit.checkpoints.safetensors",
         "qaudit.formats.*",
         "qaudit.checkpoints.adapters",

@@ -15,7 +15,7 @@ from qaudit.errors import ModelError
 from qaudit.model.beside import WideRows, beside, leave
 from qaudit.model.structure import Fold, all_numbers, true_folds
 from qaudit.model.tape import Arguments, Carried, Form, Links, Store, form_of, returned
-from qaudit.planning.sizes import Sizes, beside_notes, with_beside
+from qaudit.planning.sizes import Sizes, beside_notes, with_config
 from tests.support import tiny
 from tests.support.filled import filled
 from tests.support.passes import opened
@@ -241,7 +241,7 @@ SHARING = ["gemma3n_text", "gemma4_text"]
 def test_a_plan_knows_what_waits_beside_hidden_states(family: str, tmp_path: Path) -> None:
     folder = tiny.make(tmp_path, family)
     model = opened(folder)
-    planned = with_beside(Sizes.read(folder), read_configuration(folder))
+    planned = with_config(Sizes.read(folder), read_configuration(folder))
     hidden_BTD = model.embed(tiny.tokens(2, 20))
     given = sum(tensor.numel() for tensor in beside(hidden_BTD).values())
     assert given == 40 * planned.given
@@ -262,5 +262,5 @@ def test_a_plan_counts_the_keys_that_the_last_blocks_read() -> None:
     config = {"layer_types": kinds, "num_kv_shared_layers": 2, "num_key_value_heads": 3,
               "head_dim": 5, "num_global_key_value_heads": 7, "global_head_dim": 11}  # fmt: skip
     sizes = Sizes(0, 4, 0, 0, 8, 8, 2)
-    assert with_beside(sizes, config).beside == 2 * 3 * 5
-    assert with_beside(sizes, {**config, "layer_types": kinds[::-1]}).beside == 2 * 7 * 11
+    assert with_config(sizes, config).beside == 2 * 3 * 5
+    assert with_config(sizes, {**config, "layer_types": kinds[::-1]}).beside == 2 * 7 * 11

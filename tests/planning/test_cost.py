@@ -10,10 +10,10 @@ from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import MachineError, ModelError
 from qaudit.planning import price
-from qaudit.planning.footprint import Footprint
+from qaudit.planning.machine import Footprint
 from qaudit.planning.price import ROUND_TOKENS, Load, begins_again_notes, flops
-from qaudit.planning.sizes import Sizes, TextSize
-from qaudit.planning.survey import expert_notes, with_experts
+from qaudit.planning.sizes import Sizes, TextSize, with_config
+from qaudit.planning.survey import expert_notes
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Protocol
 
@@ -268,7 +268,7 @@ def mixture(fused):
             for name, shape in (("gate", (32, 64)), ("up", (32, 64)), ("down", (64, 32))):
                 found[f"{prefix}.experts.{k}.{name}_proj.weight"] = shape
     config = {"num_experts": 8, "num_experts_per_tok": 2}
-    return with_experts(Sizes.of(found, "model"), config)
+    return with_config(Sizes.of(found, "model"), config)
 
 
 @pytest.mark.parametrize("fused", [False, True])

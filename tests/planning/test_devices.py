@@ -10,7 +10,7 @@ import torch
 from qaudit import host
 from qaudit.engine.tasks import open_device
 from qaudit.errors import MachineError, UsageError
-from qaudit.planning import price
+from qaudit.planning import machine
 from tests.support.pretended_device import pretended
 
 
@@ -19,19 +19,19 @@ def nodes(monkeypatch, tmp_path):
     """Name a driver that is there."""
     node = tmp_path / "dxg"
     node.touch()
-    monkeypatch.setattr(price, "_NODES", (str(node),))
-    monkeypatch.setattr(price, "_torch_build", lambda: "cu128")
-    monkeypatch.setattr(price.sys, "platform", "linux")
+    monkeypatch.setattr(host, "GPU_NODES", (str(node),))
+    monkeypatch.setattr(machine, "_torch_build", lambda: "cu128")
+    monkeypatch.setattr(machine.sys, "platform", "linux")
 
 
 def test_the_driver_of_wsl2_is_looked_for():
-    assert "/dev/dxg" in price._NODES
+    assert "/dev/dxg" in host.GPU_NODES
 
 
 def test_auto_is_a_gpu_where_torch_sees_one(nodes):
     with pretended():
-        assert price.choose_device("auto", "auto") == ("cuda", "bfloat16")
-        assert price.device_notes("auto") == ()
+        assert machine.choose_device("auto", "auto") == ("cuda", "bfloat16")
+        assert machine.device_notes("auto") == ()
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_auto_is_a_gpu_where_torch_sees_one(nodes):
 def test_an_accelerator_that_is_left_unused_is_named_with_a_reason(
     nodes, monkeypatch, build, has_driver, reason
 ):
-    monkeypatch.setattr(price, "_torch_build", lambda: build)
+    monkeypatch.setattr(machine, "_torch_build", lambda: build)
     if not has_driver:
-        monkeypatch.setattr(price, "_NODES", (str(Path("/nowhere")),))
-    assert price.choose_device("auto", "auto") == ("cpu", "float32")
-    assert [reason in note for note in price.device_notes("auto")] == [True] * bool(reason)
-    assert price.device_notes("cuda") == ()
+        monkeypatch.setattr(host, "GPU_NODES", (str(Path("/nowhere")),))
+    assert machine.choose_device("auto", "auto") == ("cpu", "float32")
+    assert [reason in note for note in machine.device_notes("auto")] == [True] * bool(reason)
+    assert machine.device_notes("cuda") == ()
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_fast_is_bfloat16_where_the_processor_has_instructions_for_it(
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
     if cpuinfo is not None:
         host.CPUINFO.write_text(f"processor: 0\n{cpuinfo}\n", encoding="utf-8")
-    assert price.choose_device("cpu", "fast") == ("cpu", dtype)
-    assert price.choose_device("cpu", "auto") == ("cpu", "float32")
+    assert machine.choose_device("cpu", "fast") == ("cpu", dtype)
+    assert machine.choose_device("cpu", "auto") == ("cpu", "float32")
 
 
 @pytest.mark.skipif(not host.CPUINFO.is_file(), reason="this system lists no instructions")
@@ -101,7 +101,7 @@ def test_instructions_for_bfloat16_are_those_that_torch_finds(
 
 def test_mps_is_refused_when_an_audit_is_planned():
     with pytest.raises(UsageError, match="MPS has no float64") as refused:
-        price.choose_audited("mps", "auto")
+        machine.choose_audited("mps", "auto")
     assert refused.value.hint == "use `--device cpu`"
 
 

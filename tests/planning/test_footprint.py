@@ -16,8 +16,8 @@ import pytest
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Shipped
 from qaudit.errors import MachineError
-from qaudit.planning import footprint as module
-from qaudit.planning.footprint import Footprint
+from qaudit.planning import machine as module
+from qaudit.planning.machine import Footprint
 from qaudit.planning.price import Load
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.settings import DEFAULT_SCHEMES
@@ -34,9 +34,8 @@ class Planned(Footprint):
     rounds, weights_nbytes, spilled_nbytes = 21, 25 * GB, 40 * GB  # type: ignore[assignment]
 
 
-PLANNED = Planned(
-    Sizes(0, 0, 0, 0, 0, 0, 0), Load((), TextSize(0, 0, 0), 1), 2, GB, most_items=10_042
-)
+ITEMS = TextSize(0, 0, 0, items=(("task", 10_042),))
+PLANNED = Planned(Sizes(0, 0, 0, 0, 0, 0, 0), Load((), ITEMS, 1), 2, GB)
 STREAM_NBYTES = 10 * 10**6
 
 
@@ -167,7 +166,7 @@ from pathlib import Path
 import qaudit.engine.hidden_states as hidden_states
 import qaudit.engine.measure as rounds
 import qaudit.planning.price as cost
-import qaudit.planning.footprint as footprint
+import qaudit.planning.machine as footprint
 import qaudit.text.texts as texts
 from dataclasses import replace
 from qaudit.cli import main

@@ -16,7 +16,7 @@ from qaudit.core.registry import parse_scheme, parse_schemes, scheme_sets
 from qaudit.core.schemes import gguf
 from qaudit.errors import UsageError
 from qaudit.model.blocks import BlockModel
-from qaudit.planning.passes import (
+from qaudit.planning.price import (
     candidates_of,
     class_notes,
     planned_bits,

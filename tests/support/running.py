@@ -20,8 +20,8 @@ from qaudit.executors.part import whole_plan
 from qaudit.hub import Hub
 from qaudit.judge.quantities import Moved
 from qaudit.judging import moved_by_rounding, tables_of
-from qaudit.planning.passes import Pricing, calibrated, passes_of
 from qaudit.planning.prepare import Prepared
+from qaudit.planning.price import Pricing, calibrated, passes_of
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.audits import checkpoints_of
 from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome

@@ -1,21 +1,109 @@
-"""What an audit takes of memory, and of the disk beside downloads, and what would fit. No torch."""
+"""The machine of an audit: its device, what the audit takes of memory and disk, what would fit.
+
+No torch, unless there is a GPU.
+"""
 
 from __future__ import annotations
 
 import math
+import platform
+import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from qaudit.checkpoints.stamps import hub_cache
+from qaudit.core.column_loops import PLAIN, choose
 from qaudit.core.fidelity import CORE_ELEMENTS, CUDA_ELEMENTS, head_rows
-from qaudit.core.scheme import Calibration, Shipped
-from qaudit.errors import MachineError
+from qaudit.core.scheme import Calibration, Scheme, Shipped
+from qaudit.errors import MachineError, UsageError
 from qaudit.formats.packing import has_embeddings
-from qaudit.host import free_disk_nbytes, shares_disk
+from qaudit.host import (
+    GPU_NODES,
+    free_disk_nbytes,
+    has_bf16_units,
+    has_gpu_driver,
+    shares_disk,
+)
 from qaudit.planning.price import ROUND_TOKENS, Load
 from qaudit.planning.sizes import Sizes, beside_notes
+from qaudit.support.lazy import torch
 from qaudit.support.sizes import size, typed_size
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+_NO_MPS = "MPS has no float64, in which divergences and moments are summed"
+
+
+def choose_device(device: str, dtype: str) -> tuple[str, str]:
+    if device.partition(":")[0] not in DEVICES:
+        raise UsageError(f"there is no device `{device}`", hint=f"one of {', '.join(DEVICES)}")
+    if device == "auto":
+        device = why_auto()[0]
+    if dtype in ("auto", "fast"):
+        on_gpu = device.startswith("cuda")
+        if not on_gpu:
+            has_units = dtype == "fast" and has_bf16_units()
+        elif has_gpu_driver() and torch.cuda.is_available():
+            has_units = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:  # a plan for a GPU of another machine
+            has_units = True
+        dtype = "bfloat16" if has_units else "float32"
+    return device, dtype
+
+
+def choose_audited(device: str, dtype: str) -> tuple[str, str]:
+    """Return the device and dtype of an audit; refuse a device that cannot run one."""
+    if device == "mps":
+        raise UsageError(f"an audit cannot run on `mps`: {_NO_MPS}", hint="use `--device cpu`")
+    return choose_device(device, dtype)
+
+
+def why_auto() -> tuple[str, str]:
+    build = _torch_build()
+    if build.startswith("rocm"):
+        reason = "ROCm is not tested, and is used only where `--device cuda` asks for it"
+    elif build.startswith("xpu"):
+        reason = "XPU is not supported"
+    elif sys.platform == "darwin":
+        reason = _NO_MPS if platform.machine() == "arm64" else "there is no CUDA device"
+    elif not has_gpu_driver():
+        reason = f"no CUDA driver: there is neither {' nor '.join(GPU_NODES)}"
+    elif torch.cuda.is_available():
+        return "cuda", "this torch sees a CUDA device"
+    else:
+        reason = "there is a CUDA driver, and this torch sees no device"
+    return "cpu", reason
+
+
+def device_notes(device: str) -> tuple[str, ...]:
+    """Return why `auto` leaves an accelerator unused, where there is one."""
+    if device != "auto":
+        return ()
+    chosen, reason = why_auto()
+    is_unused = chosen == "cpu" and not reason.startswith(("no CUDA", "there is no"))
+    return (f"computed on the CPU: {reason}",) if is_unused else ()
+
+
+def choose_column_loop(device: str, schemes: Sequence[Scheme], sizes: Sizes) -> tuple[str, str]:
+    """Return how GPTQ's columns are rounded, and a note; on a GPU what is proven there."""
+    if not device.startswith("cuda") or not any(scheme.rounds_columns for scheme in schemes):
+        return PLAIN, ""
+    if not torch.cuda.is_available():
+        note = "GPTQ's columns are rounded by the plain loop: the plan was made without a GPU"
+        return PLAIN, note
+    widths = {columns for _, columns in sizes.matrices.values()} or {sizes.hidden, sizes.widest}
+    return choose(widths, torch.device(device))
+
+
+def _torch_build() -> str:
+    """Return the suffix of the version of torch: cu128, rocm6.4, xpu, cpu or nothing."""
+    try:
+        return version("torch").partition("+")[2]
+    except PackageNotFoundError:
+        return ""
+
 
 TREE_TOKENS = 2048  # of a window of items that is a tree, unless a single sequence is longer
 MASKS_NBYTES = 2**29  # of the masks of trees; what is more is made again for every block
@@ -49,7 +137,6 @@ class Footprint:
     itemsize: int
     limit_nbytes: int  # of memory for hidden states
     device: str = "cpu"
-    most_items: int = 0  # of the largest task
 
     @property
     def streams_nbytes(self) -> int:
@@ -275,7 +362,8 @@ class Footprint:
         if self.spilled_nbytes >= short_nbytes:
             ways.append(f"`--set stream_memory={typed_size(self.limit_nbytes + short_nbytes)}`")
         if self.rounds > 1:
-            ways.append(f"`--set task_items={max(1, self.most_items // self.rounds)}`")
+            largest = max(count for _, count in self.load.text.items)
+            ways.append(f"`--set task_items={max(1, largest // self.rounds)}`")
         if self.spilled_nbytes:
             ways.append("`TMPDIR` on a larger disk")
         return f"it may fit with {' or with '.join(ways)}"
