@@ -52,6 +52,7 @@ from qaudit.model.config import foreign, is_remote, must_be_one_architecture, ra
 from qaudit.model.device import fits_whole
 from qaudit.model.routes import MergedWeights
 from qaudit.model.skeleton import load_whole
+from qaudit.model.structure import notes_of_left
 from qaudit.types import FULL_PRECISION, Checkpoint, Subject
 
 Progress = Callable[[int, int, str], None]
@@ -103,7 +104,7 @@ def run_blocks(
         streams.append(ReferenceStream(feed.reference(model), feed, states))
     tokens = Tokens(model, feed, states, routes)
     if any(scheme.rotates_outputs for scheme in schemes):
-        model.prove_rotations()
+        model.inspector.rotations = True
     tokens.embed(calibration=calibrates, mini_batches=Calibration.WHOLE_BLOCK in kinds)
     scores: Scores = {}
     for stream in streams:
@@ -114,7 +115,9 @@ def run_blocks(
     run_streams(tokens, streams, progress, kept)
     tallies = {**{stream.name: stream.tally for stream in streams}, **unopened}
     for scheme in schemes:
-        tallies[scheme.spec].note(*([scheme.remark] if scheme.remark else ()), *model.notes_of_left)
+        tallies[scheme.spec].note(
+            *([scheme.remark] if scheme.remark else ()), *notes_of_left(model.left)
+        )
         tallies[scheme.spec].note_experts()
         tallies[scheme.spec].note(*([REPLAYED] if replays else ()))
     return tallies

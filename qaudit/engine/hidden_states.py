@@ -30,8 +30,8 @@ from torch import Tensor
 
 from qaudit.errors import MachineError
 from qaudit.host import return_large_blocks
-from qaudit.model.beside import GIVEN, beside, leave
 from qaudit.model.device import Copies, HostCopy
+from qaudit.model.links import GIVEN, beside, leave
 
 if TYPE_CHECKING:
     from qaudit.model.blocks import Block

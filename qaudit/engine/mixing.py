@@ -41,8 +41,8 @@ from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError
-from qaudit.model.beside import beside, leave
 from qaudit.model.blocks import Block, BlockModel, Group
+from qaudit.model.links import beside, leave
 from qaudit.saved.exports import read_table, write_table
 
 Progress = Callable[[int, int, str], None]

@@ -45,7 +45,7 @@ from qaudit.engine.tokens import Tokens
 from qaudit.model.blocks import Block, ExpertOptions, Group
 from qaudit.model.experts import Routed
 from qaudit.model.groups import Read, RoundingCache
-from qaudit.model.tape import Arguments, Shape, is_same_call
+from qaudit.model.links import Arguments, Shape, is_same_call
 from qaudit.types import FULL_PRECISION
 
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]

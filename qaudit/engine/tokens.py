@@ -43,9 +43,8 @@ from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.routing import RoutingWatch
 from qaudit.formats.weights import QuantizedWeights
-from qaudit.model.beside import WideRows, beside, leave
 from qaudit.model.blocks import Block, BlockModel, Group
-from qaudit.model.tape import Arguments
+from qaudit.model.links import Arguments, WideRows, beside, leave
 from qaudit.planning.machine import MASKS_NBYTES, waiting_nbytes
 from qaudit.types import FULL_PRECISION, Window
 
@@ -303,7 +302,9 @@ class Tokens:
         hidden = matrices[0].shape[1]  # the first group reads the residual
         widest = max(side for matrix in matrices for side in matrix.shape)
         waiting = waiting_nbytes(tokens, hidden, widest, matrices[0].element_size())
-        waiting += tokens * self.model.numbers_beside(block.index) * matrices[0].element_size()
+        waiting += (
+            tokens * self.model.front.numbers_beside(block.index) * matrices[0].element_size()
+        )
         return waiting <= self.states.nbytes_inside
 
     def _entering(self, part: str, stream: str, block: Block, k: int) -> Tensor:

@@ -37,12 +37,12 @@ from qaudit.model.device import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse
 from qaudit.model.front import Front, Inspector
 from qaudit.model.groups import Block, ExpertOptions, Group
+from qaudit.model.links import Arguments
 from qaudit.model.proven import BRANCHING, STREAMABLE
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
 from qaudit.model.stored_names import stored_name
-from qaudit.model.structure import Heads, is_linear, notes_of_left
-from qaudit.model.tape import Arguments
+from qaudit.model.structure import Heads, is_linear
 
 __all__ = ["Block", "BlockModel", "ExpertOptions", "Group", "Weights"]
 
@@ -79,24 +79,16 @@ class BlockModel:
         self.head_rows = head_rows(int(self.config.get_text_config().vocab_size), device.type)
         self._blocks = self._skeleton.blocks
         self.num_blocks = len(self._blocks)
-        self._front = Front(self._skeleton, device)
+        self.front = Front(self._skeleton, device)
         self._fill_front_and_head()
-        width = self._front.find_links()
-        self.links = self._front.links  # what links the blocks beside hidden states
-        self._inspector = Inspector(width, Heads.of(self.config), dtype, device)
-        self.left = self._inspector.left  # linears of blocks read that stay as they are, and why
-
-    def prove_rotations(self) -> None:
-        """Let every block say which of its outputs can be rotated."""
-        self._inspector.rotations = True
+        width = self.front.find_links()
+        self.links = self.front.links  # what links the blocks beside hidden states
+        self.inspector = Inspector(width, Heads.of(self.config), dtype, device)
+        self.left = self.inspector.left  # linears of blocks read that stay as they are, and why
 
     @property
     def has_experts(self) -> bool:
         return any(is_fused(module) for block in self._blocks for module in block.modules())
-
-    @property
-    def notes_of_left(self) -> tuple[str, ...]:
-        return notes_of_left(self.left)
 
     @property
     def linears(self) -> tuple[str, ...]:
@@ -112,7 +104,7 @@ class BlockModel:
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Run everything before the first block, and note what blocks are called with."""
         try:
-            return self._front.embed(tokens_BT)
+            return self.front.embed(tokens_BT)
         except IndexError as error:  # learned positions end somewhere
             raise ModelError(
                 f"this `{self.model_type}` has no position for every token of a window of "
@@ -123,22 +115,18 @@ class BlockModel:
     @torch.no_grad()
     def takes_branches(self, longest: int) -> bool:
         """Return whether windows of so many tokens may be trees, by what the model itself sees."""
-        return self.is_streamable and self.model_type in BRANCHING and self._front.sees_all(longest)
+        return self.is_streamable and self.model_type in BRANCHING and self.front.sees_all(longest)
 
     @torch.no_grad()
     def branched(
         self, tokens_BT: Tensor, positions_BT: Tensor, mask_B1TT: Tensor
     ) -> tuple[Tensor, dict[int, Arguments]]:
         """Run everything before the first block on trees; return what blocks are called with."""
-        return self._front.record(
+        return self.front.record(
             tokens_BT,
             position_ids=positions_BT.to(self.device),
             attention_mask=mask_B1TT.to(self.device),
         )
-
-    def forget(self) -> None:
-        """Drop what was recorded for all shapes of batches."""
-        self._front.forget()
 
     @torch.no_grad()
     def logits(self, hidden_BTD: Tensor) -> Tensor:
@@ -148,7 +136,7 @@ class BlockModel:
     def logits_with_gradient(self, hidden_BTD: Tensor) -> Tensor:
         """Run everything after the last block, so that gradients reach what is given."""
         with unreadable(f"the head of this `{self.model_type}` does not run", kind=ModelError):
-            return self._front.logits(hidden_BTD)
+            return self.front.logits(hidden_BTD)
 
     @torch.no_grad()
     def target_nll(
@@ -158,17 +146,14 @@ class BlockModel:
 
         A row may be asked for several tokens; it goes through the head once.
         """
-        hidden_ND, step = (
-            hidden_BTD.to(self.device).reshape(-1, hidden_BTD.shape[-1]),
-            self.head_rows,
-        )
+        hidden_ND = hidden_BTD.to(self.device).reshape(-1, hidden_BTD.shape[-1])
         read_U, places_Q = torch.unique(rows_Q, return_inverse=True)
         nll_Q = torch.zeros(len(rows_Q), dtype=torch.float32)
         greedy_Q = torch.zeros(len(rows_Q), dtype=torch.bool)
-        for start in range(0, len(read_U), step):
-            rows_U = read_U[start : start + step].to(self.device)
-            logits_UV = self.logits(hidden_ND[rows_U][None])[0].float()
-            some = torch.nonzero((places_Q >= start) & (places_Q < start + step)).squeeze(1)
+        for start in range(0, len(read_U), self.head_rows):
+            stop = start + self.head_rows
+            logits_UV = self.logits(hidden_ND[read_U[start:stop].to(self.device)][None])[0].float()
+            some = torch.nonzero((places_Q >= start) & (places_Q < stop)).squeeze(1)
             at_Q = (places_Q[some] - start).to(self.device)
             wanted_Q = targets_Q[some].to(self.device)
             nll_Q[some] = (logits_UV.logsumexp(1)[at_Q] - logits_UV[at_Q, wanted_Q]).cpu()
@@ -180,12 +165,19 @@ class BlockModel:
         if first >= self.num_blocks:
             return
         self._probe_until(first)
+
+        def read_ahead(index: int) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
+            """Read one block in a thread; return when it is on the device, too."""
+            with self._copies.ahead():
+                tensors = self._read(index)
+            return tensors, self._copies.sent()
+
         with ThreadPoolExecutor(1, "read-ahead") as reader:
-            ahead = reader.submit(self._read_ahead, first)
+            ahead = reader.submit(read_ahead, first)
             for index in range(first, self.num_blocks):
                 tensors, sent = ahead.result()
                 if index + 1 < self.num_blocks:
-                    ahead = reader.submit(self._read_ahead, index + 1)
+                    ahead = reader.submit(read_ahead, index + 1)
                 self._copies.arrive(sent)
                 block = self._make(index, tensors)
                 del tensors
@@ -202,7 +194,7 @@ class BlockModel:
         Only what linears of `groups` read can be changed: those of a block of the same structure.
         """
         module = self._filled(index, self._read(index))
-        block = Block(index, module, groups, (), partial(self._front.arguments, index))
+        block = Block(index, module, groups, (), partial(self.front.arguments, index))
         block.given = self.links.given(index)
         return block
 
@@ -213,10 +205,6 @@ class BlockModel:
         unfuse(module)
         return module
 
-    def numbers_beside(self, index: int) -> int:
-        """Return how many numbers of a token wait beside hidden states before a block."""
-        return self._front.numbers_beside(index)
-
     def stored_name(self, index: int, linear: str) -> str:
         """Return the name of a linear's weight in the files, or nothing where it has none."""
         return stored_name(self._skeleton, f"{self._prefix(index)}{linear}.weight")
@@ -225,10 +213,8 @@ class BlockModel:
         """Use the other model's tensors outside of blocks where they are equal."""
         theirs = dict(other._skeleton.model.named_parameters())
         for name, parameter in self._skeleton.model.named_parameters():
-            same = theirs.get(name)
-            if same is None or parameter.is_meta:  # towers have no values
-                continue
-            if torch.equal(same, parameter):
+            same = theirs.get(name)  # towers have no values
+            if same is not None and not parameter.is_meta and torch.equal(same, parameter):
                 parameter.data = same.data
 
     def _fill_front_and_head(self) -> None:
@@ -256,19 +242,14 @@ class BlockModel:
         names = [name for name in self._skeleton.routes if name.startswith(prefix)]
         return self._skeleton.read(self._weights, names, self.device, ahead=True)
 
-    def _read_ahead(self, index: int) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
-        """Read one block in a thread; return when it is on the device, too."""
-        with self._copies.ahead():
-            tensors = self._read(index)
-        return tensors, self._copies.sent()
-
     @torch.no_grad()
     def _make(self, index: int, tensors: Mapping[str, Tensor]) -> Block:
         module = self._filled(index, tensors)
-        groups, notes = self._inspector.look(index, module, self._front.on_probe(index))
-        self._note(index, module)
-        arguments = partial(self._front.arguments, index)
-        block = Block(index, module, groups, notes, arguments, self.num_blocks)
+        groups, notes = self.inspector.look(index, module, self.front.on_probe(index))
+        self.front.note(index, module, self.inspector.hidden().to(self.dtype))
+        block = Block(
+            index, module, groups, notes, partial(self.front.arguments, index), self.num_blocks
+        )
         block.experts, block.given = self.experts, self.links.given(index)
         return block
 
@@ -276,15 +257,10 @@ class BlockModel:
     def _probe_until(self, first: int) -> None:
         """Run the blocks before one on the probe, where later ones read what they leave."""
         for index in range(first):
-            if not self._front.is_noted(index):
+            if not self.front.is_noted(index):
                 block = self.load(index)
-                self._note(index, block.module)
+                self.front.note(index, block.module, self.inspector.hidden().to(self.dtype))
                 block.release()
-
-    def _note(self, index: int, module: nn.Module) -> None:
-        """Note what a block leaves on the probe, where a later one reads it."""
-        if self.links.later(index):
-            self._front.note(index, module, self._inspector.hidden().to(self.dtype))
 
 
 CHECKED = (2, 24)
@@ -300,7 +276,7 @@ def self_check(model: BlockModel, whole: Any) -> float:
     hidden_BTD = model.embed(tokens_BT)
     for block in model.blocks():
         hidden_BTD = block.forward(hidden_BTD)
-    model.forget()
+    model.front.forget()
     streamed_BTV = model.logits(hidden_BTD).float()
     whole_BTV: Tensor = whole.to(model.device)(input_ids=tokens_BT, use_cache=False).logits.float()
     scale = float(whole_BTV.abs().max()) or 1.0

@@ -98,8 +98,13 @@ def remote_class(folder: Path, auto: str, file: str = "config.json") -> Any:
             f"{where} takes its code from `{name[:100]}`, which is not a class beside it",
             hint="code of another repository is not pinned to a commit and is never run",
         )
-    with foreign(folder, "to be imported"), _nothing_registered(str(table.get("model_type"))):
-        return get_class_from_dynamic_module(name, str(folder), local_files_only=True)
+    registered, model_type = CONFIG_MAPPING._extra_content, str(table.get("model_type"))
+    registered.pop(model_type, None)
+    try:
+        with foreign(folder, "to be imported"):
+            return get_class_from_dynamic_module(name, str(folder), local_files_only=True)
+    finally:  # code may register its model type, which is forgotten: the next commit brings its own
+        registered.pop(model_type, None)
 
 
 @contextmanager
@@ -115,17 +120,6 @@ def foreign(folder: Path, what: str) -> Iterator[None]:
             f"the code in `{folder}` fails {what}: {type(error).__name__}: {reason}",
             hint=f"it may be written for another `transformers` than {__version__}",
         ) from error
-
-
-@contextmanager
-def _nothing_registered(model_type: str) -> Iterator[None]:
-    """Let code register its model type, and forget it: the next commit brings its own."""
-    registered = CONFIG_MAPPING._extra_content
-    registered.pop(model_type, None)
-    try:
-        yield
-    finally:
-        registered.pop(model_type, None)
 
 
 def build_remote(config: PreTrainedConfig, folder: Path, dtype: Any, what: str) -> Any:

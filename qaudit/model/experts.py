@@ -76,35 +76,26 @@ class Expert(nn.Module):
             linear.weight = nn.Parameter(weight_RC, requires_grad=False)
             self.add_module(name, linear)
 
-    def forward(self, x_TH: Tensor) -> Tensor:
+    def forward(self, x_TH: Tensor) -> Any:
         source: Any = self._source[0]
-        out_TH: Tensor = self._times("down_proj", self.inner(x_TH)) + self._bias("down_proj_bias")
+        out_TH = self.get_submodule("down_proj")(self.inner(x_TH)) + self._bias("down_proj_bias")
         if getattr(source, "has_post_expert_norm", False):
-            out_TH = source.post_expert_norm(out_TH)
+            return source.post_expert_norm(out_TH)
         return out_TH
 
-    def inner(self, x_TH: Tensor) -> Tensor:
+    def inner(self, x_TH: Tensor) -> Any:
         """Return the input of `down_proj`."""
         source: Any = self._source[0]
         act: Any = getattr(source, "act_fn", None)
-        up_TI = self._times("up_proj", x_TH)
-        inner_TI: Tensor
+        up_TI = self.get_submodule("up_proj")(x_TH)
         if "gate_proj" not in self._modules:
-            inner_TI = act(up_TI + self._bias("up_proj_bias"))
-            return inner_TI
-        gate_TI = self._times("gate_proj", x_TH)
+            return act(up_TI + self._bias("up_proj_bias"))
+        gate_TI = self.get_submodule("gate_proj")(x_TH)
         if not hasattr(source, "_apply_gate"):
-            act = source.mlp.activation_fn if act is None else act
-            inner_TI = act(gate_TI) * up_TI
-            return inner_TI
+            return (source.mlp.activation_fn if act is None else act)(gate_TI) * up_TI
         both = (gate_TI, up_TI)
         joined = torch.cat(both, -1) if _concatenated(source) else torch.stack(both, -1).flatten(-2)
-        inner_TI = source._apply_gate(joined + self._bias("gate_up_proj_bias"))
-        return inner_TI
-
-    def _times(self, name: str, x: Tensor) -> Tensor:
-        out: Tensor = self.get_submodule(name)(x)
-        return out
+        return source._apply_gate(joined + self._bias("gate_up_proj_bias"))
 
     def _bias(self, name: str) -> Any:
         biases = getattr(self._source[0], name, None)
@@ -122,7 +113,7 @@ class Experts(nn.Module):
         names = ("num_routed_experts", "num_experts")
         self.count = next(int(getattr(source, name)) for name in names if hasattr(source, name))
         for index in range(self.count):
-            self.add_module(str(index), Expert(source, index, _matrices(source, index)))
+            self.add_module(str(index), Expert(source, index, matrices_of(source, None, index)))
         # What else the library's module has: a norm or an activation, and biases.
         self._modules |= {n: m for n, m in source._modules.items() if n != "mlp"}
         self._parameters |= {n: p for n, p in source._parameters.items() if n.endswith("_bias")}
@@ -190,7 +181,7 @@ class Sample(nn.Module):
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()
-        weights = {name: w.clone() for name, w in _matrices(experts.source, 0).items()}
+        weights = {name: w.clone() for name, w in matrices_of(experts.source, None, 0).items()}
         self.add_module("0", Expert(experts.source, 0, weights))
         self._count = experts.count
 
@@ -208,14 +199,13 @@ def is_fused(module: nn.Module) -> bool:
     return flagged or type(module).__name__ in _BY_NAME
 
 
-def _matrices(source: Any, index: int) -> dict[str, Tensor]:
-    """Return the matrices of one expert by the names of its linears, (R, C) each, as views."""
-    stored = {n: source._parameters[n].data for n in _FUSED if n in source._parameters}
-    return matrices_of(source, stored, index)
+def matrices_of(source: Any, stored: Mapping[str, Tensor] | None, index: int) -> dict[str, Tensor]:
+    """Return the matrices of one expert by the names of its linears, (R, C) each, as views.
 
-
-def matrices_of(source: Any, stored: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
-    """Return the same of tensors that hold all experts as the parameters of `source` do."""
+    `stored` holds all experts as the parameters of `source` do; without it, these are taken.
+    """
+    if stored is None:
+        stored = {n: source._parameters[n].data for n in _FUSED if n in source._parameters}
     if type(source).__name__ == "DbrxExperts":
         shape = (source.num_experts, -1, source.hidden_size)
         w1, v1, w2 = (getattr(source.mlp, n).data.view(shape)[index] for n in ("w1", "v1", "w2"))

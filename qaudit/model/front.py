@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,23 @@ from torch import Tensor, nn
 
 from qaudit.core.linears import FoldSource
 from qaudit.errors import ModelError, is_out_of_memory
-from qaudit.model.beside import GIVEN, Beside, beside, leave
 from qaudit.model.groups import Group
+from qaudit.model.links import (
+    GIVEN,
+    Arguments,
+    Beside,
+    Form,
+    Links,
+    Recorded,
+    Shape,
+    Stub,
+    Tape,
+    beside,
+    form_of,
+    leave,
+)
 from qaudit.model.skeleton import Skeleton
 from qaudit.model.structure import (
-    Block32,
     Fold,
     Heads,
     all_numbers,
@@ -32,9 +45,10 @@ from qaudit.model.structure import (
     find_structure,
     is_linear,
     must_be_linear,
+    residual_rotations,
     true_folds,
+    value_rotations,
 )
-from qaudit.model.tape import Arguments, Form, Links, Recorded, Shape, Stub, Tape, form_of
 
 PROBE: Shape = (1, 16)
 """The shape of the short batch on which blocks are looked at."""
@@ -94,22 +108,22 @@ class Inspector:
         lost = [fold for fold in self._proved.setdefault(kind, folds) if fold not in folds]
         fold_of, rotated = {fold.linears: fold for fold in folds}, None
         if self.rotations:
-            copied = Block32(exact, called.call, hidden_BTD, sample.readers, folds, self.heads)
-            rotated = copied.rotations()
+            rotated = value_rotations(exact, run, folds, self.heads.width) | residual_rotations(
+                exact, partial(called.call, exact), hidden_BTD, sample.readers, folds
+            )
         groups = []
         for linears in structure.readers:
-            name, expert = "+".join(linears), structure.experts.get(linears)
-            sampled, rows = structure.sampled(linears), None
+            expert, sampled = structure.experts.get(linears), structure.sampled(linears)
+            index_C = source = rows = None
             if rotated is not None:
                 named = zip(linears, sampled, strict=True)
                 rows = {own: rotated[like] for own, like in named if like in rotated}
-            index_C = source = None
             if (fold := fold_of.get(sampled)) is not None:
                 is_norm = not is_linear(block.get_submodule(fold.source))
                 absorbs = fold.source if expert is None else expert.before[-1]
                 source = FoldSource(absorbs, is_norm, fold.offset, fold.one_plus)
                 index_C = fold.index_C.to(self.device)
-            groups.append(Group(name, linears, index_C, source, rows, expert))
+            groups.append(Group("+".join(linears), linears, index_C, source, rows, expert))
         notes = tuple(f"block {index}: scale not folded, {fold.label}" for fold in lost)
         return tuple(groups), notes
 
@@ -176,8 +190,13 @@ class Front:
             self.links = Links.of(first, other, lambda: self._moved(tokens_BT))
             hidden_BTD, self._recorded[PROBE] = self._settled(hidden, first)
             self._left = {0: beside(hidden_BTD)}
-            if self._left[0]:
-                self._must_end_in_hidden_states(hidden_BTD[:, :1])
+            if self._left[0] and not torch.equal(
+                *(self.logits(hidden_BTD[:, :1], token=token) for token in (0, 1))
+            ):
+                raise ModelError(
+                    f"the head of a `{self._model_type}` reads more than the last block returns",
+                    hint=_HINT,
+                )
             return hidden_BTD.shape[-1]
         raise ModelError(
             f"the blocks of a `{self._model_type}` cannot stand alone: {failures[0]}", hint=_HINT
@@ -211,16 +230,13 @@ class Front:
 
     def sees_all(self, length: int) -> bool:
         """Return whether each of so many tokens sees all before it, in every block."""
-        masks: list[Tensor] = []
         _, recorded = self.record(torch.zeros(1, length, dtype=torch.long))
-        for arguments in recorded.values():
-            arguments.changed(lambda leaf: masks.append(leaf) if isinstance(leaf, Tensor) else None)
         causal_TT = torch.ones(length, length, dtype=torch.bool, device=self._device).tril()
-        seen = (mask if mask.dtype == torch.bool else mask == 0 for mask in masks)
         return all(
-            bool((seen_TT == causal_TT).all())
-            for seen_TT in seen
-            if seen_TT.shape[-2:] == (length, length)
+            bool(((mask if mask.dtype == torch.bool else mask == 0) == causal_TT).all())
+            for arguments in recorded.values()
+            for mask in arguments.leaves
+            if isinstance(mask, Tensor) and mask.shape[-2:] == (length, length)
         )
 
     def forget(self) -> None:
@@ -244,8 +260,9 @@ class Front:
         return index + 1 in self._left or not self.links.later(index)
 
     def note(self, index: int, module: nn.Module, hidden_BTD: Tensor) -> None:
-        """Note what a block leaves on the probe."""
-        self._left[index + 1] = beside(self.on_probe(index).call(module, hidden_BTD))
+        """Note what a block leaves on the probe, where a later one reads it."""
+        if self.links.later(index):
+            self._left[index + 1] = beside(self.on_probe(index).call(module, hidden_BTD))
 
     def numbers_beside(self, index: int) -> int:
         """Return how many numbers of a token wait beside hidden states before a block."""
@@ -260,8 +277,7 @@ class Front:
 
     def _settled(self, hidden: Tensor, recorded: Recorded) -> tuple[Tensor, dict[int, Arguments]]:
         arguments, given = self.links.settle(recorded, self._form)
-        hidden_BTD = hidden if self._form is None else self._form.flat(hidden)
-        return leave(hidden_BTD, given), arguments
+        return leave(hidden if self._form is None else self._form.flat(hidden), given), arguments
 
     def _play(self, tokens_BT: Tensor, **options: Tensor) -> tuple[Tensor, Recorded]:
         """Run the model without its head."""
@@ -279,12 +295,3 @@ class Front:
             return self._play(tokens_BT)[1]
         finally:
             self._tape.moves = False
-
-    def _must_end_in_hidden_states(self, hidden_B1D: Tensor) -> None:
-        """Refuse a head that reads tokens, or hidden states of earlier blocks."""
-        first, other = (self.logits(hidden_B1D, token=token) for token in (0, 1))
-        if not torch.equal(first, other):
-            raise ModelError(
-                f"the head of a `{self._model_type}` reads more than the last block returns",
-                hint=_HINT,
-            )

@@ -24,11 +24,10 @@ from transformers.cache_utils import DynamicCache
 from qaudit.core.activations import in_parts
 from qaudit.core.linears import FoldSource, Inputs, Linears, Quantized, Rows
 from qaudit.errors import ModelError
-from qaudit.model.beside import beside
 from qaudit.model.experts import ExpertPart, Experts, Routed, fuse
+from qaudit.model.links import Arguments, Shape, beside
 from qaudit.model.skeleton import empty
 from qaudit.model.structure import is_transposed, weight_of
-from qaudit.model.tape import Arguments, Shape
 
 NAMES = ("past_key_values", "layer_past")
 

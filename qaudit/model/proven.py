@@ -36,9 +36,6 @@ BRANCHING = frozenset({
 NO_LIMIT = 1 << 40
 """More tokens than any window has."""
 
-_SLIDING = {"mistral": 4096}
-"""The windows of families that slide where `config.json` names none."""
-
 
 def reads_trees(config: Mapping[str, Any]) -> bool:
     """Return whether a plan may expect trees; `BlockModel.takes_branches` asks the model."""
@@ -48,7 +45,8 @@ def reads_trees(config: Mapping[str, Any]) -> bool:
     kinds = config.get("layer_types")
     if isinstance(kinds, Sequence) and kinds:
         return all(kind == "full_attention" for kind in kinds)
-    window = config.get("sliding_window", _SLIDING.get(model_type))
+    # The one family here that slides where `config.json` names no window.
+    window = config.get("sliding_window", 4096 if model_type == "mistral" else None)
     return window is None or config.get("use_sliding_window", True) is False
 
 
@@ -72,11 +70,11 @@ def fixed_until(config: Mapping[str, Any]) -> int:
     ]
     if all(r.get("rope_type", r.get("type")) in _FIXED and "long_factor" not in r for r in ropes):
         return NO_LIMIT
-    lengths = [t.get(key) for t in tables for key in _TRAINED]
+    trained = ("original_max_position_embeddings", "max_position_embeddings")
+    lengths = [t.get(key) for t in tables for key in trained]
     return min((n for n in lengths if isinstance(n, int)), default=0)
 
 
-_TRAINED = ("original_max_position_embeddings", "max_position_embeddings")
 _ROTATIONS = ("rope_parameters", "rope_scaling")
 _FIXED = (None, "default", "linear", "llama3", "mrope", "proportional", "yarn")
 """Kinds of rotation that do not depend on how many tokens there are."""
@@ -103,14 +101,10 @@ ANYWHERE = re.compile(
 
 def left_as_gates(linears: Iterable[str], experts: Iterable[str]) -> Iterator[str]:
     """Yield which linears of a block are routers or gates; `gate` alone means little elsewhere."""
-    owners = tuple(name.rpartition(".")[0] for name in experts)
+    owners = tuple(f"{name.rpartition('.')[0]}." for name in experts)
     for name in linears:
         match = BESIDE_EXPERTS.search(name)
-        around = name[: match.start()] if match else ""
-        if ANYWHERE.search(name) or (match and any(_near(around, owner) for owner in owners)):
+        # In the module that holds the experts, or inside it.
+        is_beside = match is not None and f"{name[: match.start()]}.".startswith(owners)
+        if is_beside or ANYWHERE.search(name):
             yield name
-
-
-def _near(around: str, owner: str) -> bool:
-    """Return whether a module is the one that holds the experts, or inside it."""
-    return around == owner or around.startswith(f"{owner}.")

@@ -82,12 +82,8 @@ class Weights(Protocol):
 
 def must_be_read(unread: Iterable[str], ignored: Sequence[re.Pattern[str]], folder: Path) -> None:
     """Refuse tensors no parameter reads, but for buffers that models compute."""
-    remaining = [
-        key
-        for key in unread
-        if not _COMPUTED.search(key) and not any(p.search(key) for p in ignored)
-    ]
-    if remaining:
+    computed = [_COMPUTED, *ignored]
+    if remaining := [key for key in unread if not any(p.search(key) for p in computed)]:
         raise SourceError(
             f"the model of `{folder / 'config.json'}` has no place for {some(remaining)}",
             hint="the config and the weights do not belong together",
@@ -96,16 +92,15 @@ def must_be_read(unread: Iterable[str], ignored: Sequence[re.Pattern[str]], fold
 
 def must_be_floats(key: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Refuse whole numbers where the model has a parameter: relabelled bytes load as huge ones."""
+    stored = f"tensor `{key}` is stored as `{str(tensor.dtype).removeprefix('torch.')}`"
     if dtype.is_floating_point and not tensor.is_floating_point():
         raise SourceError(
-            f"tensor `{key}` is stored as `{str(tensor.dtype).removeprefix('torch.')}` and is a "
-            "weight, which takes floating-point numbers",
+            f"{stored} and is a weight, which takes floating-point numbers",
             hint="its header is damaged, or it was quantized: audit it as bf16, fp16 or fp32",
         )
     if dtype.is_floating_point and tensor.itemsize == 1:
         raise SourceError(
-            f"tensor `{key}` is stored as `{str(tensor.dtype).removeprefix('torch.')}` without the "
-            "scale that 8-bit floats have",
+            f"{stored} without the scale that 8-bit floats have",
             hint="a quantized checkpoint has a `quantization_config`: download it whole again",
         )
 
@@ -170,18 +165,17 @@ class MergedWeights:
 
 def must_agree(first: str, a: Weights, second: str, b: Weights) -> None:
     """Refuse two members whose tensors differ in name or shape, and name the first difference."""
-    for name in sorted(set(a.names()) ^ set(b.names())):
-        has, lacks = (first, second) if name in set(a.names()) else (second, first)
-        raise SourceError(
-            f"`{first}` and `{second}` cannot be merged: "
-            f"`{name}` is in `{has}` and not in `{lacks}`",
-            hint="a soup needs members of one architecture",
-        )
-    for name in a.names():
-        if a.shape(name) != b.shape(name):
+    names = set(a.names()), set(b.names())
+    for name in (*sorted(names[0] ^ names[1]), *a.names()):
+        difference = ""
+        if not all(name in stored for stored in names):
+            has, lacks = (first, second) if name in names[0] else (second, first)
+            difference = f"in `{has}` and not in `{lacks}`"
+        elif a.shape(name) != b.shape(name):
+            difference = f"{list(a.shape(name))} in one and {list(b.shape(name))} in the other"
+        if difference:
             raise SourceError(
-                f"`{first}` and `{second}` cannot be merged: "
-                f"`{name}` is {list(a.shape(name))} in one and {list(b.shape(name))} in the other",
+                f"`{first}` and `{second}` cannot be merged: `{name}` is {difference}",
                 hint="a soup needs members of one architecture",
             )
 
@@ -253,15 +247,6 @@ class Joined:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class Routes:
-    """Where each parameter comes from."""
-
-    keys: Mapping[str, str]  # parameter or stored buffer -> key in the files, the first of several
-    joined: Mapping[str, Joined]  # parameters that are made of several
-    unused: tuple[str, ...]  # keys of further lists of blocks, which only predict further ahead
-
-
 def targets_of(
     model: Any, names: Sequence[str], parameters: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, str, str | None]]:
@@ -296,17 +281,18 @@ def route(
     parameters: Mapping[str, Tensor],
     folder: Path,
     idle: Collection[str] = (),
-) -> Routes:
+) -> tuple[Mapping[str, str], Mapping[str, Joined], tuple[str, ...]]:
     """Give every key in the files its place in the model, as `from_pretrained` would.
 
-    Of the towers of a wrapper, which are `idle`, some tensors may be missing.
+    Of the towers of a wrapper, which are `idle`, some tensors may be missing. Return the key of
+    each parameter or stored buffer, the first of several; the parameters that are made of several;
+    and keys of further lists of blocks, which only predict further ahead.
     """
     converters = converters_of(model)
     by_pattern = {p: converter for converter in converters for p in converter.source_patterns}
     keys: dict[str, str] = {}
     joins: dict[str, Joined] = {}
     unread: list[str] = []
-    shapes = dict(parameters)
     for key, target, pattern in targets_of(model, weights.names(), parameters):
         if target not in parameters:
             unread.append(key)
@@ -333,41 +319,27 @@ def route(
                 f"where the config asks for {list(needed)}",
                 hint=_MISMATCH,
             )
-    joined = {
-        name: part for part in joins.values() for name in _made(part, weights, shapes, folder)
-    }
+    joined: dict[str, Joined] = {}
+    for part in joins.values():
+        first = part.stored[0]
+        part.must_be_numbered(folder)
+        refusal = f"`{first}` and others in `{folder}` cannot be joined"
+        with unreadable(refusal, _MISMATCH, SourceError):  # tried on shapes alone
+            made = part.make(lambda key: torch.empty(tuple(weights.shape(key)), device="meta"))
+        for name, tensor in made.items():
+            if name not in parameters or tensor.shape != parameters[name].shape:
+                asked = list(parameters[name].shape) if name in parameters else "nothing"
+                raise SourceError(
+                    f"`{first}` and {len(part.stored) - 1} other tensors in `{folder}` make "
+                    f"`{name}` {list(tensor.shape)} where the config asks for {asked}",
+                    hint=_MISMATCH,
+                )
+        joined |= dict.fromkeys(made, part)
     ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
     unused = tuple(key for key in unread if _predicts_further(key, model.config, ignored))
     must_be_read([key for key in unread if key not in unused], ignored, folder)
-    return Routes(
-        {**keys, **{n: parameter.stored[0] for n, parameter in joined.items()}}, joined, unused
-    )
-
-
-def converters_of(model: Any) -> list[WeightConverter]:
-    """Return the conversions that join stored tensors of a model."""
-    transforms = get_model_conversion_mapping(model)
-    further = further_converters(str(model.config.model_type))
-    return [*(t for t in transforms if isinstance(t, WeightConverter)), *further]
-
-
-def _made(
-    joined: Joined, weights: Weights, parameters: Mapping[str, Tensor], folder: Path
-) -> Sequence[str]:
-    """Return which parameters come of a conversion; it is tried on shapes alone."""
-    first = joined.stored[0]
-    joined.must_be_numbered(folder)
-    with unreadable(f"`{first}` and others in `{folder}` cannot be joined", _MISMATCH, SourceError):
-        made = joined.make(lambda key: torch.empty(tuple(weights.shape(key)), device="meta"))
-    for name, tensor in made.items():
-        if name not in parameters or tensor.shape != parameters[name].shape:
-            needed = list(parameters[name].shape) if name in parameters else "nothing"
-            raise SourceError(
-                f"`{first}` and {len(joined.stored) - 1} other tensors in `{folder}` make "
-                f"`{name}` {list(tensor.shape)} where the config asks for {needed}",
-                hint=_MISMATCH,
-            )
-    return list(made)
+    first_keys = {name: part.stored[0] for name, part in joined.items()}
+    return keys | first_keys, joined, unused
 
 
 def _predicts_further(key: str, config: Any, ignored: Sequence[re.Pattern[str]]) -> bool:
@@ -383,11 +355,14 @@ def _predicts_further(key: str, config: Any, ignored: Sequence[re.Pattern[str]])
 _LLAMA4 = "feed_forward.experts"
 
 
-def further_converters(model_type: str) -> list[WeightConverter]:
-    """Return conversions of experts one by one that the library does not have."""
-    if model_type not in ("llama4", "llama4_text"):
-        return []
+def converters_of(model: Any) -> list[WeightConverter]:
+    """Return the conversions that join stored tensors of a model, by the library and by us."""
+    transforms = get_model_conversion_mapping(model)
+    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    if str(model.config.model_type) not in ("llama4", "llama4_text"):
+        return converters
     return [
+        *converters,
         WeightConverter(
             [f"{_LLAMA4}.*.gate_proj.weight", f"{_LLAMA4}.*.up_proj.weight"],
             f"{_LLAMA4}.gate_up_proj",

@@ -20,7 +20,7 @@ that is not initialized would be part of the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,25 +46,31 @@ from qaudit.model.proven import left_as_gates, pad_until
 from qaudit.model.routes import Joined, Weights, missing, must_be_floats, route, some, unread_keys
 from qaudit.model.structure import GATE, Structure, is_linear, must_be_linear
 
+_DECODERS = "only decoder language models can be audited"
 _UNWRITTEN = 77  # no mask, index or count is all of this
 
 
-def compute_buffers(
-    model: Any,
-    module: nn.Module,
-    prefix: str,
-    device: torch.device,
-    idle: frozenset[str],
-    computed: Mapping[str, Tensor],
+def fill(skeleton: Skeleton, module: nn.Module, prefix: str, tensors: Mapping[str, Tensor]) -> None:
+    """Give a module of the skeleton its weights, and the buffers that go with them."""
+    device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+    _compute_buffers(skeleton, module, prefix, device)
+    tensors_of_text = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    module.load_state_dict(tensors_of_text, strict=False, assign=True)
+    module.requires_grad_(False)
+
+
+def _compute_buffers(
+    skeleton: Skeleton, module: nn.Module, prefix: str, device: torch.device
 ) -> None:
     """Make the buffers of a module that are not stored, those that are `computed` left out.
 
     The library's initializers also write parameters, unless they are marked as loaded.
     """
+    model, computed = skeleton.model, skeleton.computed
     waiting: dict[str, tuple[nn.Module, str]] = {}
     for name, part in module.named_modules():
         unstored = part._non_persistent_buffers_set & set(dict(part.named_buffers(recurse=False)))
-        if not unstored or prefix + name in idle:
+        if not unstored or prefix + name in skeleton.idle:
             continue
         for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
             tensor._is_hf_initialized = True
@@ -79,30 +85,33 @@ def compute_buffers(
             waiting[full_name] = part, buffer
         with initialization.guard_torch_init_functions():
             models_around(model, prefix + name)[0]._init_weights(part)
-    # The models around write what the initializer of a module left as it was.
-    unwritten = [n for n, (part, b) in waiting.items() if _is_unwritten(part.get_buffer(b))]
-    written = {id(waiting[name][0].get_buffer(waiting[name][1])) for name in unwritten}
-    outside = (*model.parameters(), *model.buffers(), *module.parameters(), *module.buffers())
-    for tensor in outside if unwritten else ():
-        if id(tensor) not in written:
-            tensor._is_hf_initialized = True
-    for outer in models_around(model, unwritten[0]) if unwritten else ():
-        with initialization.guard_torch_init_functions():
-            outer._init_weights(outer)
-    if lost := [n for n in unwritten if _is_unwritten(waiting[n][0].get_buffer(waiting[n][1]))]:
+
+    def unwritten() -> dict[str, Tensor]:
+        buffers = {name: part.get_buffer(buffer) for name, (part, buffer) in waiting.items()}
+        return {
+            name: b
+            for name, b in buffers.items()
+            if (b.isnan().any() if b.is_floating_point() else (b == _UNWRITTEN).all())
+            and b.dtype != torch.bool
+            and b.numel()
+        }
+
+    if lost := unwritten():  # the models around write what an initializer left as it was
+        outside = (*model.parameters(), *model.buffers(), *module.parameters(), *module.buffers())
+        for tensor in outside:
+            if not any(tensor is buffer for buffer in lost.values()):
+                tensor._is_hf_initialized = True
+        for outer in models_around(model, next(iter(lost))):
+            with initialization.guard_torch_init_functions():
+                outer._init_weights(outer)
+    if lost and (lost := unwritten()):
         raise ModelError(
-            f"nothing computes {some(lost)} of a `{model.config.model_type}` where its blocks "
+            f"nothing computes {some([*lost])} of a `{model.config.model_type}` where its blocks "
             "are loaded one at a time",
             hint="only models that run block by block can be audited",
         )
     for part, buffer in waiting.values():
         part._buffers[buffer] = part.get_buffer(buffer).to(device)
-
-
-def _is_unwritten(buffer: Tensor) -> bool:
-    if buffer.is_floating_point():
-        return bool(buffer.isnan().any())
-    return buffer.dtype != torch.bool and buffer.numel() > 0 and bool((buffer == _UNWRITTEN).all())
 
 
 def models_around(model: Any, name: str) -> list[Any]:
@@ -157,11 +166,11 @@ class Skeleton:
             if name in tensors:
                 continue
             dtype = self.dtypes[name]
-            made: Mapping[str, Tensor]
-            if name in self.joined:
-                made = self.joined[name].make(lambda key: stored(key, dtype).to(dtype))  # noqa: B023
-            else:
-                made = {name: stored(self.routes[name], dtype)}
+            made = (
+                self.joined[name].make(lambda key: stored(key, dtype).to(dtype))  # noqa: B023
+                if name in self.joined
+                else {name: stored(self.routes[name], dtype)}
+            )
             for part, tensor in made.items():
                 if part in names:
                     placed = upload(tensor, device) if ahead else tensor.to(device)
@@ -199,19 +208,18 @@ def build_skeleton(
                 hint="only models that are a decoder alone have a next-token loss to audit",
             )
     parameters = dict(model.state_dict())
-    idle = frozenset(idle_parts(model))
-    routes = route(model, weights, parameters, folder, idle)
+    idle = idle_parts(model)
+    routes, joined, unused = route(model, weights, parameters, folder, idle)
     needed = {name: tensor for name, tensor in parameters.items() if name not in idle}
-    absent = missing(model.all_tied_weights_keys, routes.keys, needed, folder, blocks_name)
+    absent = missing(model.all_tied_weights_keys, routes, needed, folder, blocks_name)
     # What the model was built with, fp32 where the family says.
     dtypes = {name: tensor.dtype for name, tensor in parameters.items()}
     for pattern, planned in model._get_dtype_plan(dtype).items():
         matching = re.compile(pattern.replace("*", ".*"))
         dtypes |= {name: planned for name in parameters if matching.search(name)}
     return Skeleton(
-        model, blocks_name, routes.keys, dtypes, absent, routes.joined, idle, routes.unused,
-        pad_until([folder]),
-    )  # fmt: skip
+        model, blocks_name, routes, dtypes, absent, joined, idle, unused, pad_until([folder])
+    )
 
 
 def must_be_causal_type(config: PreTrainedConfig, folder: Path) -> None:
@@ -248,7 +256,7 @@ class Shapes:
 def unread_in(folder: Path, names: Sequence[str]) -> frozenset[str]:
     """Return the stored tensors of a folder's model that nothing reads, by their names."""
     model = _build_on_meta(read_config(folder), folder, torch.float32)
-    return unread_keys(model, names, frozenset(idle_parts(model)))
+    return unread_keys(model, names, idle_parts(model))
 
 
 def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -264,7 +272,7 @@ def must_open(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -> Any:
     with (
-        unreadable(_unbuilt(folder), "only decoder language models can be audited", ModelError),
+        unreadable(_UNBUILT.format(folder), _DECODERS, ModelError),
         torch.device("meta"),
         initialization.no_init_weights(),
     ):
@@ -280,22 +288,20 @@ def _build_on_meta(config: PreTrainedConfig, folder: Path, dtype: torch.dtype) -
 
 def forget_lengths(model: nn.Module) -> None:
     """Rotate each text by its own length: `dynamic` frequencies grow with the longest one seen."""
+
+    def forget(rotary: Any, *_: object) -> None:
+        for name in [name for name in vars(rotary) if name.endswith("max_seq_len_cached")]:
+            setattr(rotary, name, rotary.original_max_seq_len)
+            of_kind = name.removesuffix("max_seq_len_cached")
+            if (original := rotary._buffers.get(f"{of_kind}original_inv_freq")) is not None:
+                rotary._buffers[f"{of_kind}inv_freq"] = original.clone()
+
     for module in model.modules():
         if hasattr(module, "max_seq_len_cached"):
-            module.register_forward_pre_hook(_forget_length)
+            module.register_forward_pre_hook(forget)
 
 
-def _forget_length(rotary: Any, *_: object) -> None:
-    for name in [name for name in vars(rotary) if name.endswith("max_seq_len_cached")]:
-        setattr(rotary, name, rotary.original_max_seq_len)
-        of_kind = name.removesuffix("max_seq_len_cached")
-        if f"{of_kind}original_inv_freq" in rotary._buffers:
-            original = rotary._buffers[f"{of_kind}original_inv_freq"]
-            rotary._buffers[f"{of_kind}inv_freq"] = original.clone()
-
-
-def _unbuilt(folder: Path) -> str:
-    return f"`{folder / 'config.json'}` cannot be built as a causal language model"
+_UNBUILT = "`{}/config.json` cannot be built as a causal language model"
 
 
 def decoder_name(model: Any) -> str:
@@ -307,16 +313,19 @@ def decoder_name(model: Any) -> str:
     return next((f"{n}." for n, m in model.named_modules() if n and m is decoder), "")
 
 
-def idle_parts(model: Any) -> Iterator[str]:
-    """Yield the names of a wrapper's modules and tensors that text never enters."""
+def idle_parts(model: Any) -> frozenset[str]:
+    """Return the names of a wrapper's modules and tensors that text never enters."""
     text = decoder_name(model)
     if not text:
-        return
+        return frozenset()
     head = model.get_output_embeddings()
     used = [text, *(f"{n}." for n, m in model.named_modules() if n and m is head)]
-    for name, _ in (*model.named_parameters(), *model.named_buffers(), *model.named_modules()):
-        if name and not any(name.startswith(u) or u.startswith(f"{name}.") for u in used):
-            yield name
+    parts = (*model.named_parameters(), *model.named_buffers(), *model.named_modules())
+    return frozenset(
+        name
+        for name, _ in parts
+        if name and not any(name.startswith(u) or u.startswith(f"{name}.") for u in used)
+    )
 
 
 def find_blocks(model: nn.Module, folder: Path) -> str:
@@ -351,12 +360,9 @@ def load_whole(
         idle = {key for name, key in skeleton.routes.items() if name in skeleton.idle}
     tensors = {name: weights.read(name) for name in weights.names() if name not in idle}
     disable_progress_bar()  # on stderr, terminal or not
-    with unreadable(_unbuilt(folder)):
-        model = (
-            class_of(config)
-            .from_pretrained(None, config=config, state_dict=tensors, dtype=dtype)
-            .eval()
-        )
+    with unreadable(_UNBUILT.format(folder)):
+        kind = class_of(config)
+        model = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype).eval()
     forget_lengths(model)
     for name, parameter in model.state_dict().items():
         if name in tensors:
@@ -381,12 +387,3 @@ def must_be_filled(module: nn.Module, where: str, idle: frozenset[str] = frozens
         raise ModelError(
             f"{where} has no values for {some(unfilled)}", hint="please report this model family"
         )
-
-
-def fill(skeleton: Skeleton, module: nn.Module, prefix: str, tensors: Mapping[str, Tensor]) -> None:
-    """Give a module of the skeleton its weights, and the buffers that go with them."""
-    device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
-    compute_buffers(skeleton.model, module, prefix, device, skeleton.idle, skeleton.computed)
-    tensors_of_text = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    module.load_state_dict(tensors_of_text, strict=False, assign=True)
-    module.requires_grad_(False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,72 +56,53 @@ def stored_name(skeleton: Skeleton, parameter: str) -> str:
     if match is None:
         return ""
     experts, index, role = match[1], int(match[2]), match[3]
-    for fused in (f"{experts}.{role}_proj", f"{experts}.gate_up_proj"):
-        if fused in skeleton.joined and (fused.endswith(f".{role}_proj") or role != "down"):
-            return _key_of_part(skeleton, fused, index, role)
-    return ""
-
-
-def _key_of_part(skeleton: Skeleton, fused: str, index: int, role: str) -> str:
-    """Return the stored tensor that is an expert's part of a joined parameter, if one is."""
-    joined = skeleton.joined[fused]
+    fused = f"{experts}.{role}_proj"
+    if fused not in skeleton.joined and role != "down":
+        fused = f"{experts}.gate_up_proj"
+    joined = skeleton.joined.get(fused)
+    if joined is None:
+        return ""
+    # The stored tensor that is an expert's part of a joined parameter, if one is.
     origins = joined.origins(fused)
     if origins.dim() != 3 or index >= len(origins):
         return ""
     parts = [origins[index]]
     if fused.endswith("gate_up_proj"):  # transposed in some models
         parts = [origins[index].chunk(2, dim)[role == "up"] for dim in (0, 1)]
-    for part in parts:
-        places = set(part.flatten().tolist())
-        if len(places) == 1:
-            return joined.stored[int(places.pop())]
-    return ""
+    places = [set(part.flatten().tolist()) for part in parts]
+    return next((joined.stored[int(place.pop())] for place in places if len(place) == 1), "")
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One linear of one expert in a tensor of all experts."""
-
-    key: str  # of the tensor of all experts
-    parameter: str
-    index: int
-    linear: str  # `gate_proj`, `up_proj` or `down_proj`
-    shape: tuple[int, ...]
-
-
-@dataclass(eq=False)
 class Unfused:
     """Weights with a tensor for each linear of an expert, where files have one for all experts."""
 
-    skeleton: Skeleton
-    weights: Weights
-    _parts: dict[str, _Part] = field(default_factory=dict)
-    _names: dict[str, str] = field(default_factory=dict)  # parameter of a linear -> its name
-
-    def __post_init__(self) -> None:
-        for parameter, tensor in self.skeleton.model.named_parameters():
-            key = self.skeleton.routes.get(parameter)
-            ends = parameter.endswith(("gate_up_proj", "up_proj", "down_proj"))
-            if key and parameter.endswith(_IN_ROWS):
-                raise _without_names(self.skeleton.model, key)
-            joined = self.skeleton.joined.get(parameter)
-            if key and ends and tensor.dim() == 3 and (joined is None or len(joined.stored) == 1):
+    def __init__(self, skeleton: Skeleton, weights: Weights) -> None:
+        self.skeleton, self._weights = skeleton, weights
+        # By name of a linear of one expert: the key and the parameter of the tensor of all
+        # experts, the expert, `gate_proj`, `up_proj` or `down_proj`, and its shape.
+        self._parts: dict[str, tuple[str, str, int, str, tuple[int, ...]]] = {}
+        self._names: dict[str, str] = {}  # parameter of a linear -> its name
+        for parameter, tensor in skeleton.model.named_parameters():
+            key, joined = skeleton.routes.get(parameter), skeleton.joined.get(parameter)
+            is_fused = parameter.endswith(("gate_up_proj", "up_proj", "down_proj"))
+            is_fused &= tensor.dim() == 3 and (joined is None or len(joined.stored) == 1)
+            if key and (is_fused or parameter.endswith(_IN_ROWS)):
                 self._split(parameter, key)
 
     def names(self) -> Sequence[str]:
-        fused = {part.key for part in self._parts.values()}
-        return [*(name for name in self.weights.names() if name not in fused), *self._parts]
+        fused = {key for key, *_ in self._parts.values()}
+        return [*(name for name in self._weights.names() if name not in fused), *self._parts]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._parts[name].shape if name in self._parts else self.weights.shape(name)
+        return self._parts[name][-1] if name in self._parts else self._weights.shape(name)
 
     def read(self, name: str) -> Tensor:
         if name not in self._parts:
-            return self.weights.read(name)
-        part = self._parts[name]
-        experts, _, stored = part.parameter.rpartition(".")
+            return self._weights.read(name)
+        key, parameter, index, linear, _ = self._parts[name]
+        experts, _, stored = parameter.rpartition(".")
         source = self.skeleton.model.get_submodule(experts)
-        return matrices_of(source, {stored: self.weights.read(part.key)}, part.index)[part.linear]
+        return matrices_of(source, {stored: self._weights.read(key)}, index)[linear]
 
     def stored_name(self, block: int, parameter: str) -> str:
         """Return the name of a parameter of a block."""
@@ -130,32 +110,27 @@ class Unfused:
         return self._names.get(name) or stored_name(self.skeleton, name)
 
     def _split(self, parameter: str, key: str) -> None:
+        model = self.skeleton.model
         experts, _, stored = parameter.rpartition(".")
-        source: Any = self.skeleton.model.get_submodule(experts)
-        is_turned = parameter in self.skeleton.joined
-        patterns = _names_of_parts(self.skeleton.model, parameter, key, is_turned=is_turned)
+        source: Any = model.get_submodule(experts)
+        patterns: list[str] = []  # names of one expert's linears, with a `*` for its number
+        # One stored tensor that the library turns (Qwen3-VL-MoE) is read in another order than
+        # ours; DBRX has experts one below another.
+        refused = parameter in self.skeleton.joined or parameter.endswith(_IN_ROWS)
+        for converter in () if refused else converters_of(model):
+            target = converter._original_target_patterns[0].lstrip(".")
+            sources = [source.lstrip(".") for source in converter._original_source_patterns]
+            if parameter.endswith(target) and key.endswith(target) and "*" in sources[0]:
+                patterns = patterns or [f"{key.removesuffix(target)}{name}" for name in sources]
+        if not patterns:
+            raise ModelError(
+                f"`{key}` holds all experts of a layer, and no runtime has names for the quantized "
+                f"linears of one expert of a `{model.config.model_type}`",
+                hint="the scan's numbers stand; no file of this model's experts can be written",
+            )
         for index in range(len(source._parameters[stored])):
             shapes = matrices_of(source, {stored: source._parameters[stored]}, index)
             for (linear, weight), pattern in zip(shapes.items(), patterns, strict=True):
                 name = pattern.replace("*", str(index))
-                self._parts[name] = _Part(key, parameter, index, linear, tuple(weight.shape))
+                self._parts[name] = key, parameter, index, linear, tuple(weight.shape)
                 self._names[f"{experts}.{index}.{linear}.weight"] = name
-
-
-def _names_of_parts(model: Any, parameter: str, key: str, *, is_turned: bool) -> list[str]:
-    """Return the names of one expert's linears, with a `*` for its number."""
-    # One stored tensor that the library turns (Qwen3-VL-MoE) is read in another order than ours.
-    for converter in () if is_turned else converters_of(model):
-        target = converter._original_target_patterns[0].lstrip(".")
-        sources = [source.lstrip(".") for source in converter._original_source_patterns]
-        if parameter.endswith(target) and key.endswith(target) and "*" in sources[0]:
-            return [f"{key.removesuffix(target)}{source}" for source in sources]
-    raise _without_names(model, key)
-
-
-def _without_names(model: Any, key: str) -> ModelError:
-    return ModelError(
-        f"`{key}` holds all experts of a layer, and no runtime has names for the quantized linears "
-        f"of one expert of a `{model.config.model_type}`",
-        hint="the scan's numbers stand; no file of this model's experts can be written",
-    )

@@ -30,10 +30,11 @@ not. Norms behind sublayers (OLMo 2) and norms that subtract a mean have no free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -42,8 +43,8 @@ from torch import Tensor, nn
 from qaudit.core.linears import Rows
 from qaudit.core.rotation import rotate, rotate_rows
 from qaudit.errors import ModelError
-from qaudit.model.beside import beside
 from qaudit.model.experts import ExpertPart, Experts, Sample, expert_parts
+from qaudit.model.links import beside
 from qaudit.model.proven import left_as_gates
 from qaudit.model.routes import some
 
@@ -127,17 +128,17 @@ def find_structure(block: nn.Module, run: Run) -> Structure:
             alive.append(out)
             norm_of[id(out)] = name
 
+    inside = tuple(f"{outer}." for outer in experts)
+    modules = {n: m for n, m in block.named_modules() if not n.startswith(inside)}
     with ExitStack() as hooks:
-        for name, module in block.named_modules():
-            if _inside(name, experts):
-                continue
+        for name, module in modules.items():
             if is_linear(module) or name in experts:
                 see = partial(read, name)
                 hooks.enter_context(module.register_forward_pre_hook(see, with_kwargs=True))
             elif isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() == 1:
                 hooks.enter_context(module.register_forward_hook(partial(made, name)))
         run(block)
-    reasons = _left(block, experts, [n for names in readers_of.values() for n in names])
+    reasons = _left(block, modules, experts, list(chain(*readers_of.values())))
     parts: dict[tuple[str, ...], ExpertPart] = {}
     readers: list[tuple[str, ...]] = []
     norms: dict[tuple[str, ...], str] = {}
@@ -158,33 +159,28 @@ def find_structure(block: nn.Module, run: Run) -> Structure:
     return Structure(tuple(readers), norms, parts, reasons)
 
 
-def _inside(name: str, experts: Mapping[str, nn.Module]) -> bool:
-    return any(name.startswith(f"{outer}.") for outer in experts)
-
-
 def _left(
-    block: nn.Module, experts: Mapping[str, nn.Module], seen: Sequence[str]
+    block: nn.Module, modules: Mapping[str, nn.Module], experts: Collection[str], runs: list[str]
 ) -> dict[str, str]:
-    """Return the linears that are left as they are, and why."""
+    """Return the linears that are left as they are, and why; `modules` are outside of experts."""
     reasons = {}
-    for name, module in block.named_modules():
-        if name in experts and seen.count(name) != 1:
-            raise ModelError(
-                f"experts `{name}` run {seen.count(name)} times when a block runs once",
-                hint="please report this model family",
-            )
-        if is_linear(module) and not _inside(name, experts) and seen.count(name) != 1:
-            reasons[name] = f"it runs {seen.count(name)} times when a block runs once"
-    matrices = {
-        name.removesuffix(".weight"): parameter
+    for name, module in modules.items():
+        again = f"{runs.count(name)} times when a block runs once"
+        if name in experts and runs.count(name) != 1:
+            hint = "please report this model family"
+            raise ModelError(f"experts `{name}` run {again}", hint=hint)
+        if is_linear(module) and runs.count(name) != 1:
+            reasons[name] = f"it runs {again}"
+    matrices = [
+        name.removesuffix(".weight")
         for name, parameter in block.named_parameters()
-        if parameter.dim() > 1 and not name.endswith("bias") and not _inside(name, experts)
-    }
-    linears = {name for name, module in block.named_modules() if is_linear(module)}
+        if parameter.dim() > 1 and not name.endswith("bias")
+        if not name.startswith(tuple(f"{outer}." for outer in experts))
+    ]
     for name in left_as_gates(matrices, experts):
         reasons.setdefault(name, GATE)
     for name in matrices:
-        if name not in linears:
+        if name not in modules or not is_linear(modules[name]):
             reasons.setdefault(name, "no linear layers")
     return reasons
 
@@ -251,24 +247,19 @@ def candidates(block: nn.Module, structure: Structure, heads: Heads) -> Iterator
         if norm is not None and len(block.get_submodule(norm).get_parameter("weight")) == columns:
             for one_plus in (False, True):
                 yield Fold(linears, norm, 0, torch.arange(columns), one_plus)
+        # Maps from input columns to source rows: one to one, or shared by query heads.
+        maps = [torch.arange(columns)]
+        shared = heads.query > heads.key_value > 0 and heads.query % heads.key_value == 0
+        if shared and columns == heads.query * heads.width:
+            head_C, within_C = maps[0] // heads.width, maps[0] % heads.width
+            maps.append(head_C // (heads.query // heads.key_value) * heads.width + within_C)
         for source in reversed(earlier):
             rows = weight_of(block.get_submodule(source)).shape[0]
-            for index_C in _column_maps(columns, rows, heads):
+            for index_C in maps:
                 width = int(index_C.max()) + 1
-                for offset in sorted({0, rows - width}, reverse=True):
+                for offset in sorted({0, rows - width}, reverse=True) if width <= rows else ():
                     yield Fold(linears, source, offset, index_C)
         earlier += linears
-
-
-def _column_maps(columns: int, rows: int, heads: Heads) -> Iterator[Tensor]:
-    """Yield maps from input columns to source rows: one to one, or shared by query heads."""
-    column_C = torch.arange(columns)
-    if columns <= rows:
-        yield column_C
-    shared = heads.query > heads.key_value > 0 and heads.query % heads.key_value == 0
-    if shared and columns == heads.query * heads.width and rows >= heads.key_value * heads.width:
-        head_C, within_C = column_C // heads.width, column_C % heads.width
-        yield head_C // (heads.query // heads.key_value) * heads.width + within_C
 
 
 @contextmanager
@@ -311,92 +302,70 @@ def leaves_unchanged(block: nn.Module, run: Run, fold: Fold, out: Tensor) -> boo
             weight_RC = weight_of(change(name))
             weight_RC.mul_(scale[fold.index_C].to(weight_RC.device))
         control = float((run(block) - out).abs().max())
-        _divide_rows(change(fold.source), fold, scale)
+        source = change(fold.source)
+        rows = slice(fold.offset, fold.offset + len(scale))
+        weight = weight_of(source) if is_linear(source) else source.get_parameter("weight").data
+        scale = scale.to(weight.device)
+        if fold.one_plus:
+            weight[rows] = (1 + weight[rows]) / scale - 1
+        else:
+            weight[rows] /= scale[:, None] if weight.dim() == 2 else scale
+        if getattr(source, "bias", None) is not None:
+            source.get_parameter("bias").data[rows] /= scale
         distance = float((run(block) - out).abs().max())
     return control > 0 and distance <= TOLERANCE * control
 
 
-def _divide_rows(source: nn.Module, fold: Fold, scale: Tensor) -> None:
-    rows = slice(fold.offset, fold.offset + len(scale))
-    weight = weight_of(source) if is_linear(source) else source.get_parameter("weight").data
-    scale = scale.to(weight.device)
-    if fold.one_plus:
-        weight[rows] = (1 + weight[rows]) / scale - 1
-    else:
-        weight[rows] /= scale[:, None] if weight.dim() == 2 else scale
-    if getattr(source, "bias", None) is not None:
-        source.get_parameter("bias").data[rows] /= scale
+def residual_rotations(
+    block: nn.Module,
+    run: Callable[[Tensor], Tensor],
+    hidden_BTD: Tensor,
+    readers: Iterable[tuple[str, ...]],
+    folds: Iterable[Fold],
+) -> dict[str, Rows]:
+    """Return the linears of an fp32 block that write to a residual which can be rotated (R1)."""
+    norms = [fold for fold in folds if not is_linear(block.get_submodule(fold.source))]
+    reading = {name for fold in norms for name in fold.linears}
+    writers = [name for names in readers for name in names if name not in reading]
+    whole = Rows(0, hidden_BTD.shape[-1], hidden_BTD.shape[-1])
+    if not norms or any(len(weight_of(block.get_submodule(n))) != whole.stop for n in writers):
+        return {}
+    out_BTD, turned_BTD = rotate(run(hidden_BTD)), rotate(hidden_BTD)
+    with changed(block) as change:
+        for fold in norms:
+            weight = change(fold.source).get_parameter("weight").data
+            for name in fold.linears:
+                reader = weight_of(change(name))
+                reader.copy_(rotate(reader * (1 + weight if fold.one_plus else weight)))
+            weight.fill_(0 if fold.one_plus else 1)
+        control = float((run(turned_BTD) - out_BTD).abs().max())
+        for name in writers:
+            _turn_rows(change(name), whole)
+        distance = float((run(turned_BTD) - out_BTD).abs().max())
+    return dict.fromkeys(writers, whole) if control > 0 and distance <= TOLERANCE * control else {}
 
 
-RunHidden = Callable[[nn.Module, Tensor], Tensor]
-"""Send hidden states through a block."""
-
-
-@dataclass(frozen=True, eq=False)
-class Block32:
-    """An unquantized fp32 copy of a block, and how it is run."""
-
-    module: nn.Module
-    run: RunHidden
-    hidden_BTD: Tensor
-    readers: Sequence[tuple[str, ...]]  # linears by common input
-    folds: Sequence[Fold]
-    heads: Heads
-
-    def rotations(self) -> Mapping[str, Rows]:
-        """Return the rows of linears that can be rotated, with the width of the rotation."""
-        return {**self._values(), **self._residual()}
-
-    def _residual(self) -> dict[str, Rows]:
-        norms = [fold for fold in self.folds if not self._is_linear(fold.source)]
-        reading = {name for fold in norms for name in fold.linears}
-        writers = [name for names in self.readers for name in names if name not in reading]
-        width = self.hidden_BTD.shape[-1]
-        if not norms or any(self._rows(name) != width for name in writers):
-            return {}
-        out_BTD = rotate(self.run(self.module, self.hidden_BTD))
-        turned_BTD = rotate(self.hidden_BTD)
-        with changed(self.module) as change:
-            for fold in norms:
-                norm = change(fold.source)
-                weight = norm.get_parameter("weight").data
-                for name in fold.linears:
-                    reader = weight_of(change(name))
-                    reader.copy_(rotate(reader * (1 + weight if fold.one_plus else weight)))
-                weight.fill_(0 if fold.one_plus else 1)
-            control = _distance(self.run(self.module, turned_BTD), out_BTD)
-            for name in writers:
-                _turn_rows(change(name), Rows(0, width, width))
-            distance = _distance(self.run(self.module, turned_BTD), out_BTD)
+def value_rotations(
+    block: nn.Module, run: Run, folds: Iterable[Fold], head: int
+) -> dict[str, Rows]:
+    """Return the rows of an fp32 block's values, which can be rotated head by head (R2)."""
+    out = run(block)
+    for fold in folds:
+        if head < 2 or not is_linear(block.get_submodule(fold.source)):
+            continue
+        rows = Rows(fold.offset, fold.offset + int(fold.index_C.max()) + 1, head)
+        if (rows.stop - rows.start) % head or len(fold.index_C) % head:
+            continue
+        with changed(block) as change:
+            for name in fold.linears:
+                reader = weight_of(change(name))
+                reader.copy_(rotate(reader.reshape(-1, head)).reshape(reader.shape))
+            control = float((run(block) - out).abs().max())
+            _turn_rows(change(fold.source), rows)
+            distance = float((run(block) - out).abs().max())
         if control > 0 and distance <= TOLERANCE * control:
-            return dict.fromkeys(writers, Rows(0, width, width))
-        return {}
-
-    def _values(self) -> dict[str, Rows]:
-        head = self.heads.width
-        out = all_numbers(self.run(self.module, self.hidden_BTD))
-        for fold in self.folds:
-            if head < 2 or not self._is_linear(fold.source):
-                continue
-            rows = Rows(fold.offset, fold.offset + int(fold.index_C.max()) + 1, head)
-            if (rows.stop - rows.start) % head or len(fold.index_C) % head:
-                continue
-            with changed(self.module) as change:
-                for name in fold.linears:
-                    reader = weight_of(change(name))
-                    reader.copy_(rotate(reader.reshape(-1, head)).reshape(reader.shape))
-                control = _distance(all_numbers(self.run(self.module, self.hidden_BTD)), out)
-                _turn_rows(change(fold.source), rows)
-                distance = _distance(all_numbers(self.run(self.module, self.hidden_BTD)), out)
-            if control > 0 and distance <= TOLERANCE * control:
-                return {fold.source: rows}
-        return {}
-
-    def _is_linear(self, name: str) -> bool:
-        return is_linear(self.module.get_submodule(name))
-
-    def _rows(self, name: str) -> int:
-        return len(weight_of(self.module.get_submodule(name)))
+            return {fold.source: rows}
+    return {}
 
 
 def all_numbers(out_BTD: Tensor) -> Tensor:
@@ -412,7 +381,3 @@ def _turn_rows(linear: nn.Module, rows: Rows) -> None:
     bias = getattr(linear, "bias", None)
     if bias is not None:
         bias.data.copy_(rotate_rows(bias.data[:, None], rows)[:, 0])
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max())

@@ -20,9 +20,8 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.streams import Surroundings
 from qaudit.engine.tokens import Tokens
-from qaudit.model.beside import GIVEN
 from qaudit.model.blocks import Block, Group
-from qaudit.model.tape import Arguments
+from qaudit.model.links import GIVEN, Arguments
 from qaudit.types import FULL_PRECISION
 from tests.support import released, tiny
 from tests.support.filled import filled

@@ -129,7 +129,7 @@ def test_a_rotated_cache_has_the_scores_of_rotated_queries(checkpoint, tmp_path)
 def _effective(checkpoint, scheme):
     """Yield what each block's linears multiply their plain inputs by."""
     model = opened(checkpoint)
-    model.prove_rotations()
+    model.inspector.rotations = True
     for block in model.blocks():
         weights = {}
         for group in block.groups:

@@ -5,7 +5,7 @@ import torch
 
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.errors import MachineError
-from qaudit.model.beside import beside, leave
+from qaudit.model.links import beside, leave
 from tests.support.pretended_device import pretended
 
 CPU = torch.device("cpu")

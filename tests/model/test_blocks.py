@@ -20,8 +20,8 @@ from qaudit.core.linears import Quantized
 from qaudit.errors import ModelError, SourceError
 from qaudit.model.blocks import BlockModel, self_check
 from qaudit.model.front import must_be_causal
+from qaudit.model.links import Arguments, Tape
 from qaudit.model.skeleton import load_whole
-from qaudit.model.tape import Arguments, Tape
 from tests.support import tiny
 
 CPU = torch.device("cpu")
@@ -279,7 +279,7 @@ def test_a_shape_that_was_never_embedded_is_refused(tmp_path: Path) -> None:
     assert block.forward(torch.randn(2, 12, 64)).shape == (2, 12, 64)
     with pytest.raises(ModelError, match="never embedded"):
         block.forward(torch.randn(3, 12, 64))
-    model.forget()
+    model.front.forget()
     with pytest.raises(ModelError, match="never embedded"):
         block.forward(torch.randn(2, 12, 64))
 

@@ -12,9 +12,18 @@ from torch import Tensor, nn
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.errors import ModelError
-from qaudit.model.beside import WideRows, beside, leave
+from qaudit.model.links import (
+    Arguments,
+    Carried,
+    Form,
+    Links,
+    Store,
+    WideRows,
+    beside,
+    form_of,
+    leave,
+)
 from qaudit.model.structure import Fold, all_numbers, true_folds
-from qaudit.model.tape import Arguments, Carried, Form, Links, Store, form_of, returned
 from qaudit.planning.sizes import Sizes, beside_notes, with_config
 from tests.support import tiny
 from tests.support.filled import filled
@@ -75,7 +84,7 @@ def test_what_a_block_returns_waits_until_no_later_block_reads_it() -> None:
         def forward(self, hidden_BTD: Tensor) -> tuple[Tensor, Tensor, None, int]:
             return hidden_BTD, hidden_BTD.argmax(-1), None, 7
 
-    names = [returned(0, place).name for place in (1, 2, 3)]
+    names = [f"returned0.{place}" for place in (1, 2, 3)]
     out_BTD = Arguments(later=frozenset(names[:2])).call(Returns(), torch.ones(1, 2, 4))
     assert beside(out_BTD).keys() == set(names[:2])
     taken: list[Any] = []
@@ -114,7 +123,7 @@ def test_in_float32_what_is_beside_hidden_states_is_too() -> None:
 
 def test_links_are_told_from_what_all_batches_share() -> None:
     mask, store = torch.ones(2), UserDict[str, Tensor]()
-    same = {"mask": mask, "store": store, "kinds": {"full": mask}, "state": returned(0, 1)}
+    same = {"mask": mask, "store": store, "kinds": {"full": mask}, "state": Carried("returned0.1")}
     links = links_of(
         {**same, "own": torch.ones(2)},
         {**same, "own": torch.zeros(2)},

@@ -26,7 +26,7 @@ RESIDUAL = {"llama", "phi3", "qwen2", "qwen3"}
 
 def opened(folder: Path) -> BlockModel:
     model: BlockModel = passes.opened(folder)
-    model.prove_rotations()
+    model.inspector.rotations = True
     return model
 
 

@@ -11,10 +11,17 @@ hidden states between them.
 
 What links the blocks of a model beside hidden states, found by recording it with stubs.
 
-Three kinds are kept beside hidden states (`beside.py`): what a block returns and a later one is
+Three kinds are kept beside hidden states: what a block returns and a later one is
 given, a mapping that is empty before the first block, and tensors that the model makes of its
 tokens for a block. Refused are objects that are neither plain nor such a mapping, and what the
 model makes of hidden states between two blocks: that would have to be computed again.
+
+What blocks leave for later blocks beside hidden states, such as keys and values they share.
+
+It belongs to the hidden states of one batch in one stream, and goes where they go: a table that
+holds nothing alive names the tensors beside each tensor of hidden states. A block reads copies and
+leaves new tensors, so that running it again gives the same. What the model itself makes of the
+tokens for a block (Gemma's inputs per layer) is *given*: it is the same for all streams.
 """
 
 from __future__ import annotations
@@ -22,22 +29,162 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from qaudit.errors import ModelError
-from qaudit.model.beside import (
-    GIVEN,
-    Beside,
-    fill,
-    leave,
-    left_in,
-    mapped,
-    packed,
-    unpacked,
-)
+
+Beside = Mapping[str, Tensor]
+"""Tensors by name. Those of a store are `STORE:KEY/PLACE`, all others have no colon."""
+
+GIVEN = "given"
+"""How the name begins of what a model makes of its tokens."""
+
+_NONE = (0,)
+"""The shape of the tensor that stands for None."""
+
+_table: Any = WeakIdKeyDictionary()
+
+
+def beside(hidden_BTD: Tensor) -> Beside:
+    return dict(_table.get(hidden_BTD, {}))
+
+
+def leave(hidden_BTD: Tensor, tensors: Beside) -> Tensor:
+    """Return hidden states with these tensors beside them, and no others."""
+    if tensors or hidden_BTD in _table:
+        hidden_BTD = hidden_BTD.view_as(hidden_BTD)  # the same values elsewhere have others
+    if tensors:
+        _table[hidden_BTD] = dict(tensors)
+    return hidden_BTD
+
+
+def packed(value: object, what: str) -> Tensor:
+    """Return the tensor that stands for a value which a block returned."""
+    if value is None:
+        return torch.zeros(_NONE, dtype=torch.bool)
+    if isinstance(value, Tensor):
+        return value
+    raise ModelError(
+        f"{what} is a `{type(value).__name__}`, which cannot be kept between blocks",
+        hint="only tensors are kept for later blocks",
+    )
+
+
+def unpacked(tensor: Tensor) -> Tensor | None:
+    """Return a copy: a block may write into what it is given."""
+    return None if is_none(tensor) else tensor.clone()
+
+
+def is_none(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.bool and tensor.shape == _NONE
+
+
+def fill(store: MutableMapping[Any, Any], name: str, tensors: Beside) -> None:
+    """Write what blocks left in a store of this name."""
+    parts: dict[Any, dict[str, Any]] = {}
+    for path, tensor in tensors.items():
+        owner, _, rest = path.partition(":")
+        if owner == name and rest:
+            path, _, place = rest.rpartition("/")
+            key = int(path[1:]) if path.startswith("#") else path
+            parts.setdefault(key, {})[place] = unpacked(tensor)
+    for key, values in parts.items():
+        store[key] = values.get("") if "" in values else tuple(values[p] for p in sorted(values))
+
+
+def left_in(store: Mapping[Any, Any], name: str) -> dict[str, Tensor]:
+    """Return what a store of this name holds."""
+    tensors = {}
+    for key, value in store.items():
+        if not isinstance(key, int | str) or str(key).startswith("#"):
+            raise ModelError(
+                f"blocks share a value under a `{type(key).__name__}`",
+                hint="only tensors are kept for later blocks",
+            )
+        path = f"{name}:#{key}/" if isinstance(key, int) else f"{name}:{key}/"
+        if isinstance(value, tuple | list):
+            for place, part in enumerate(value):
+                tensors[f"{path}{place:03}"] = packed(part, f"`{key}` of what blocks share")
+        else:
+            tensors[path] = packed(value, f"`{key}` of what blocks share")
+    return tensors
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested tuples, lists and dicts with every leaf changed; an empty dict is a leaf."""
+    if isinstance(value, tuple | list):
+        return type(value)(mapped(part, change) for part in value)
+    if type(value) is dict and value:
+        return {key: mapped(part, change) for key, part in value.items()}
+    return change(value)
+
+
+@dataclass(frozen=True)
+class _TensorColumns:
+    """A tensor as columns."""
+
+    name: str
+    place: int  # of tokens among its dimensions, of which the first are windows
+    sizes: tuple[int, ...]  # of the other dimensions
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class WideRows:
+    """Hidden states with what is beside them as further columns, which are cut as windows are.
+
+    Whole numbers are columns of the same bits.
+    """
+
+    hidden_BTD: Tensor
+    parts: tuple[_TensorColumns, ...]
+    nothing: Beside  # what stands for None
+
+    @classmethod
+    def of(cls, hidden_BTD: Tensor) -> WideRows:
+        tensors = beside(hidden_BTD)
+        nothing = {name: tensor for name, tensor in tensors.items() if is_none(tensor)}
+        parts = []
+        for name in sorted(tensors.keys() - nothing):
+            shape, dtype = tuple(tensors[name].shape), tensors[name].dtype
+            places = [k for k, size in enumerate(shape) if k and size == hidden_BTD.shape[1]]
+            fits = dtype == hidden_BTD.dtype or dtype in (torch.int32, torch.int64)
+            # It has to be certain what belongs to a token.
+            if len(places) != 1 or shape[0] != hidden_BTD.shape[0] or not fits:
+                raise ModelError(
+                    "schemes that learn on the output of a block cut windows, and what blocks of "
+                    f"this model leave for later ones cannot be cut: {list(shape)} numbers of "
+                    f"`{dtype}` for {list(hidden_BTD.shape[:2])} tokens",
+                    hint="leave schemes out that learn on whole blocks, or set another "
+                    "`--set context=N`",
+                )
+            sizes = shape[1 : places[0]] + shape[places[0] + 1 :]
+            parts.append(_TensorColumns(name, places[0], sizes, dtype))
+        return cls(hidden_BTD[:0], tuple(parts), nothing)
+
+    def join(self, hidden_BTD: Tensor) -> Tensor:
+        if not self.parts:
+            return hidden_BTD
+        tensors = beside(hidden_BTD)
+        moved = (tensors[part.name].movedim(part.place, 1) for part in self.parts)
+        columns = [t.reshape(*hidden_BTD.shape[:2], -1).view(hidden_BTD.dtype) for t in moved]
+        return torch.cat([hidden_BTD, *columns], -1)
+
+    def split(self, x_BTC: Tensor) -> Tensor:
+        """Return hidden states with what is beside them."""
+        tensors, first = dict(self.nothing), self.hidden_BTD.shape[-1]
+        for part in self.parts:
+            behind = first + prod(part.sizes) * part.dtype.itemsize // x_BTC.dtype.itemsize
+            numbers = x_BTC[..., first:behind].contiguous().view(part.dtype)
+            numbers = numbers.reshape(*x_BTC.shape[:2], *part.sizes)
+            tensors[part.name], first = numbers.movedim(1, part.place), behind
+        return leave(x_BTC[..., : self.hidden_BTD.shape[-1]], tensors)
+
 
 Shape = tuple[int, int]
 HINT = "this model's blocks cannot be run one at a time"
@@ -48,11 +195,6 @@ class Carried:
     """Stands for a tensor that is beside hidden states."""
 
     name: str
-
-
-def returned(block: int, place: int) -> Carried:
-    """Return what stands for a value of the tuple that a block returns."""
-    return Carried(f"returned{block}.{place}")
 
 
 @dataclass(frozen=True)
@@ -143,14 +285,25 @@ class Arguments:
     @property
     def has_stored(self) -> bool:
         """Return whether earlier blocks left anything in a mapping that the block is given."""
-        stores = {leaf.name for leaf in _leaves(self) if isinstance(leaf, Store)}
+        stores = {leaf.name for leaf in self.leaves if isinstance(leaf, Store)}
         return any(":" in name and name.partition(":")[0] in stores for name in self.beside)
 
     def to_float32(self) -> Arguments:
         """Return the arguments with their floating tensors in fp32."""
-        before, after = self.changed(_float32)
-        tensors = {name: _float32(tensor) for name, tensor in self.beside.items()}
+
+        def in_float32(value: Any) -> Any:
+            is_float = isinstance(value, Tensor) and value.is_floating_point()
+            return value.float() if is_float else value
+
+        before, after = self.changed(in_float32)
+        tensors = {name: in_float32(tensor) for name, tensor in self.beside.items()}
         return replace(self, before=before, after=after, beside=tensors)
+
+    @property
+    def leaves(self) -> list[Any]:
+        leaves: list[Any] = []
+        self.changed(leaves.append)
+        return leaves
 
     def changed(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return positional and named arguments with every leaf changed."""
@@ -170,8 +323,7 @@ class Arguments:
         for name in self.later & stores.keys():
             tensors |= left_in(stores[name], name)
         for place, value in enumerate(others, 1):
-            name = returned(self.index, place).name
-            if name in self.later:
+            if (name := f"returned{self.index}.{place}") in self.later:
                 tensors[name] = packed(value, f"what block {self.index} returns for later blocks")
         return tensors
 
@@ -193,8 +345,15 @@ class Tape:
             return self.played_BTD if index == self.count - 1 else hidden_BTD
         if index == 0:
             self.first_BTD = hidden_BTD
-        elif not _is_all_of(hidden_BTD, self._linked):
-            raise ModelError(f"the model changes the hidden states before block {index}", hint=HINT)
+        else:  # what the block before returned, or a view of all of it
+            pair = [
+                t if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype)
+                for t in (hidden_BTD, self._linked)
+            ]
+            if pair[0] != pair[1]:
+                raise ModelError(
+                    f"the model changes the hidden states before block {index}", hint=HINT
+                )
         self._linked = hidden_BTD + 1 if self.moves else hidden_BTD
         self.arguments[index] = arguments
         return self._linked
@@ -203,9 +362,8 @@ class Tape:
         """Return the recorded calls, and forget them."""
         if self.first_BTD is None or len(self.arguments) != self.count:
             raise ModelError("the model does not run all of its blocks", hint=HINT)
-        recorded = self.first_BTD, dict(self.arguments)
-        self.first_BTD, self._linked = None, None
-        self.arguments.clear()
+        recorded = self.first_BTD, self.arguments
+        self.first_BTD, self._linked, self.arguments = None, None, {}
         return recorded
 
 
@@ -227,20 +385,8 @@ class Stub(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Write down the arguments and hand the hidden states on."""
         out = self._tape.pass_on(self._index, *Arguments.of(args, kwargs))
-        count = self._tape.returns
-        return (out, *(returned(self._index, place) for place in range(1, count))) if count else out
-
-
-def _is_all_of(tensor: Tensor, whole: Tensor | None) -> bool:
-    """Return whether a tensor is another one, or a view of all of it."""
-    return whole is not None and (
-        (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        == (whole.data_ptr(), whole.shape, whole.stride(), whole.dtype)
-    )
-
-
-def _float32(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+        others = (Carried(f"returned{self._index}.{k}") for k in range(1, self._tape.returns))
+        return (out, *others) if self._tape.returns else out
 
 
 _PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, type(None))
@@ -266,9 +412,10 @@ class Links:
         stores: dict[int, str] = {}  # by identity, which all blocks are given
         given: dict[int, str] = {}
         for index in first:
-            these, others = _leaves(first[index]), _leaves(other[index])
+            these, others = first[index].leaves, other[index].leaves
+            of_tokens = ModelError(f"what block {index} is given depends on the tokens", hint=HINT)
             if len(these) != len(others):
-                raise _of_tokens(index)
+                raise of_tokens
             reads[index] = {}
             for place, leaf in enumerate(these):
                 if isinstance(leaf, Carried):
@@ -284,18 +431,17 @@ class Links:
                     )
                 elif not _same(leaf, others[place]):
                     if not isinstance(leaf, Tensor):
-                        raise _of_tokens(index)
+                        raise of_tokens
                     name = given.setdefault(id(leaf), f"{GIVEN}{index}.{place}")
                     reads[index][place] = Carried(name)
         after = moved() if given else {}
         for index in after:
-            for leaf, other_leaf in zip(_leaves(first[index]), _leaves(after[index]), strict=False):
-                if isinstance(leaf, Tensor) and not _same(leaf, other_leaf):
-                    raise ModelError(
-                        f"what block {index} is given is computed from hidden states between "
-                        "blocks",
-                        hint=HINT,
-                    )
+            pairs = zip(first[index].leaves, after[index].leaves, strict=False)
+            if any(isinstance(leaf, Tensor) and not _same(leaf, other) for leaf, other in pairs):
+                raise ModelError(
+                    f"what block {index} is given is computed from hidden states between blocks",
+                    hint=HINT,
+                )
         return cls(reads)
 
     def settle(self, recorded: Recorded, form: Form | None) -> tuple[dict[int, Arguments], Beside]:
@@ -313,14 +459,8 @@ class Links:
                 return leaf if link is None else link
 
             before, after = arguments.changed(link_of)
-            settled[index] = replace(
-                arguments,
-                before=before,
-                after=after,
-                form=form,
-                index=index,
-                later=self.later(index),
-            )
+            later = self.later(index)
+            settled[index] = Arguments(before, after, arguments.keyword, form, index, later)
         return settled, tensors
 
     def later(self, index: int) -> frozenset[str]:
@@ -334,29 +474,18 @@ class Links:
 
     def given(self, index: int) -> frozenset[str]:
         """Return the names of what the model gives a block of its tokens."""
-        names = (link.name for link in self.reads.get(index, {}).values())
-        return frozenset(name for name in names if name.startswith(GIVEN))
+        links = self.reads.get(index, {}).values()
+        return frozenset(link.name for link in links if link.name.startswith(GIVEN))
 
     def passed(self, index: int) -> frozenset[str]:
         """Return the names of what was given to blocks up to one, and to none behind it."""
-        names = (name for block in self.reads if block <= index for name in self.given(block))
-        return frozenset(names) - self.later(index)
+        return frozenset[str]().union(*map(self.given, range(index + 1))) - self.later(index)
 
 
 def is_same_call(first: Arguments, other: Arguments) -> bool:
     """Return whether two calls have the same arguments beside hidden states."""
-    these, those = _leaves(first), _leaves(other)
+    these, those = first.leaves, other.leaves
     return len(these) == len(those) and all(map(_same, these, those))
-
-
-def _of_tokens(index: int) -> ModelError:
-    return ModelError(f"what block {index} is given depends on the tokens", hint=HINT)
-
-
-def _leaves(arguments: Arguments) -> list[Any]:
-    result: list[Any] = []
-    arguments.changed(result.append)
-    return result
 
 
 def _same(a: object, b: object) -> bool:
