@@ -256,7 +256,7 @@ def load(source: str | Path, *, watch: Watch = SILENT) -> Audit:
     """Read a saved audit: a folder, its audit.json, or a published one (`org/name@revision`)."""
     folder = Path(source)
     if not folder.exists():
-        from qaudit.hub.published import audit_folder
+        from qaudit.hub.publish import audit_folder
 
         folder = audit_folder(str(source), watch)
     return Audit(read_audit(folder), folder if folder.is_dir() else folder.parent, str(source))

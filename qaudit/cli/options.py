@@ -152,7 +152,7 @@ def audit_at(target: str, *, quiet: bool = False) -> Path:
     if Path(target).exists():
         return Path(target)
     from qaudit.cli.progress import Progress
-    from qaudit.hub.published import audit_folder
+    from qaudit.hub.publish import audit_folder
 
     with Progress(quiet=quiet) as progress:
         return audit_folder(target, progress)

@@ -53,8 +53,14 @@ def publish(
     """
     from qaudit.cli.progress import Progress
     from qaudit.hub import open_hub
-    from qaudit.hub.publish import description_of, propose, read_for_publishing, submit, title_of
-    from qaudit.hub.published import audit_folder
+    from qaudit.hub.publish import (
+        audit_folder,
+        description_of,
+        propose,
+        read_for_publishing,
+        submit,
+        title_of,
+    )
 
     repo, title = repository(repo), title_of(message)
     with Progress(quiet=quiet) as progress:

@@ -138,7 +138,6 @@ class Downloads:
             self._stopped = True
             self._changed.notify_all()
         if self._hub is not None:  # within a chunk, even if no bytes come any more
-            self._hub.fetcher.stop()
             self._hub.client.break_off()
 
     def _is_missing(self, position: int) -> bool:

@@ -19,7 +19,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +34,6 @@ from qaudit.hub.connection import (
     DroppedError,
     Request,
     check_variables,
-    dropped_by,
     dropped_response,
     endpoint_origin,
     environment_token,
@@ -101,9 +100,9 @@ class Client:
         self.credentials = Credentials(self.endpoint, token or None)
         self.timeout_seconds = timeout_seconds
         self.origin = endpoint_origin(self.endpoint)
-        self._stopped, self._lock = threading.Event(), threading.Lock()
+        self.stopped, self._lock = threading.Event(), threading.Lock()
         self._bodies: set[httpx2.Response] = set()
-        self.pause = pause or self._stopped.wait
+        self.pause = pause or self.stopped.wait
 
     @classmethod
     def from_environment(cls, *, say: Say = lambda text: None, patient: bool = True) -> Client:
@@ -123,7 +122,7 @@ class Client:
 
     def break_off(self) -> None:
         """End every transfer and every wait of every thread, and send nothing any more."""
-        self._stopped.set()
+        self.stopped.set()
         with self._lock:
             bodies = list(self._bodies)
         for response in bodies:  # closing it would not wake a thread that reads
@@ -134,17 +133,20 @@ class Client:
     # ------------------------------------------------------------------------------- questions
 
     def revisions(self, repo: str, kind: Kind = "model") -> tuple[Revision, ...]:
-        request = Request(f"the revisions of `{repo}`", checked(repo), kind)
-        refs = self.ask(request, lambda api: api.list_repo_refs(repo, repo_type=kind))
-        rows = [(ref.name, ref.target_commit, "branch") for ref in refs.branches]
-        rows += [(ref.name, ref.target_commit, "tag") for ref in refs.tags]
-        return self._parsed(request, revisions_in, rows)
+        def read(api: HfApi) -> tuple[Revision, ...]:
+            refs = api.list_repo_refs(repo, repo_type=kind)
+            named = [(ref, "branch") for ref in refs.branches] + [(ref, "tag") for ref in refs.tags]
+            return revisions_in([(ref.name, ref.target_commit, what) for ref, what in named])
+
+        return self.ask(Request(f"the revisions of `{repo}`", checked(repo), kind), read)
 
     def commit(self, repo: str, revision: str = "main", kind: Kind = "model") -> str:
+        def read(api: HfApi) -> str:
+            info = api.repo_info(repo, repo_type=kind, revision=revision)
+            return matching(COMMIT, info.sha, "the commit")
+
         call = f"the commit of `{revision}` in `{repo}`"
-        request = Request(call, checked(repo), kind, revision)
-        info = self.ask(request, lambda api: api.repo_info(repo, repo_type=kind, revision=revision))
-        return self._parsed(request, lambda sha: matching(COMMIT, sha, "the commit"), info.sha)
+        return self.ask(Request(call, checked(repo), kind, revision), read)
 
     def files(
         self, repo: str, commit: str, folder: str | None = None, *, kind: Kind = "model"
@@ -153,13 +155,14 @@ class Client:
         where = f"at `{commit}`" if folder is None else f"in `{folder}`"
         request = Request(f"the files of `{repo}` {where}", checked(repo), kind, commit)
         how: Any = {"recursive": folder is None, "revision": commit, "repo_type": kind}
-        return self._listed(request, lambda api: api.list_repo_tree(repo, folder or None, **how))
+        return self.ask(
+            request, lambda api: _listed(api.list_repo_tree(repo, folder or None, **how))
+        )
 
     def file(self, repo: str, commit: str, path: str, *, kind: Kind = "model") -> HubFile:
         request = Request(f"`{path}` of `{repo}`", checked(repo), kind, commit, path)
-        files = self._listed(
-            request, lambda api: api.get_paths_info(repo, path, revision=commit, repo_type=kind)
-        )
+        how: Any = {"revision": commit, "repo_type": kind}
+        files = self.ask(request, lambda api: _listed(api.get_paths_info(repo, path, **how)))
         if not files:
             raise no_file(request)
         if [file.path for file in files] != [path]:
@@ -175,18 +178,6 @@ class Client:
             request, lambda api: [m.id for m in api.list_models(author=owner, search=prefix)]
         )
         return tuple(sorted({n for n in names if is_repository(n) and fnmatchcase(n, pattern)}))
-
-    def _listed(self, request: Request, call: Callable[[HfApi], Any]) -> tuple[HubFile, ...]:
-        """Return the files that a call lists; folders and links of git are none."""
-        rows: list[tuple[Any, ...]] = []
-        for entry in self.ask(request, lambda api: list(call(api))):
-            if hasattr(entry, "blob_id"):
-                sha256, nbytes = None, entry.size
-                if entry.lfs:  # two sizes that differ are none
-                    sha256 = entry.lfs.sha256
-                    nbytes = nbytes if entry.lfs.size == nbytes else [nbytes, entry.lfs.size]
-                rows.append((entry.path, nbytes, entry.blob_id, sha256))
-        return self._parsed(request, files_in, rows)
 
     def ask(self, request: Request, call: Callable[[HfApi], T]) -> T:
         """Call the library; what breaks off is repeated."""
@@ -207,19 +198,18 @@ class Client:
                 return call(api)
         except (HubError, DroppedError):
             raise
-        except GarbledError as error:
-            raise self.garbled(request, str(error)) from error
         except OfflineModeIsEnabled as error:  # the variable was set when the library was loaded
             raise not_known_offline(request) from error
-        except HfHubHTTPError as error:
-            raise self._failure(error.response, request) from None  # it quotes the answer
-        except httpx2.HTTPError as error:
-            raise self._dropped(request, error) from error
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            if isinstance(error.__cause__, HfHubHTTPError):  # of a file in an upload
-                raise self._failure(error.__cause__.response, request) from None
-            if isinstance(error.__cause__, httpx2.HTTPError):
-                raise self._dropped(request, error.__cause__) from error
+        except (httpx2.HTTPError, RuntimeError, ValueError, LookupError, TypeError) as error:
+            for failure in (error, error.__cause__):  # the cause, of a file in an upload
+                if isinstance(failure, HfHubHTTPError):  # it quotes the answer
+                    raise self._failure(failure.response, request) from None
+                if isinstance(failure, httpx2.HTTPError):
+                    raise self._dropped(request, failure) from error
+            is_ours = isinstance(error, GarbledError)
+            why = str(error) if is_ours else "it is not what the client needs"
+            raise self.garbled(request, why) from error
+        except AttributeError as error:
             raise self.garbled(request, "it is not what the client needs") from error
 
     # ------------------------------------------------------------------------------------ bytes
@@ -242,16 +232,8 @@ class Client:
             raise ValueError(f"bytes {start} to {stop}")
 
         def attempt() -> bytes:
-            with self._body(request, f"bytes={start}-{stop - 1}", blob) as response:
-                skip = self._nbytes_before(request, response, start, stop)
-                if skip > _MOST_READ_NBYTES:
-                    raise self.garbled(request, "it does not serve parts of files")
-                data = bytearray()
-                for piece in _after(skip, response, stop - start):
-                    data += piece
-                    if len(data) >= stop - start:
-                        return bytes(data[: stop - start])
-            raise DroppedError(f"it ended {stop - start - len(data)} bytes early")
+            with self._body(request, start, stop, blob) as pieces:
+                return b"".join(pieces)
 
         return self.with_retries(request, attempt)
 
@@ -267,32 +249,17 @@ class Client:
         if start and start == file.nbytes:
             yield iter(())
             return
-        wanted = f"bytes={start}-" if start else None
-        with self._body(request, wanted, file.blob) as response:
-            linked = hub_headers(response, self.origin).get("x-linked-size", file.nbytes)
-            if str(linked) != str(file.nbytes):
-                raise self.garbled(request, "it offers another size than it listed")
-            skip = self._nbytes_before(request, response, start, file.nbytes)
-            yield self._rest(request, response, skip, file.nbytes - start)
-
-    def _rest(
-        self, request: Request, response: httpx2.Response, skip: int, nbytes: int
-    ) -> Iterator[bytes]:
-        """Yield `nbytes` after the first `skip`, as they come, and then the body must end."""
-        remaining = nbytes
-        for piece in _after(skip, response, nbytes):
-            if len(piece) > remaining:
-                raise self.garbled(request, "it sends more bytes than it listed")
-            remaining -= len(piece)
-            yield piece
-        if remaining:
-            raise DroppedError(f"it ended {remaining} bytes early")
+        with self._body(request, start, file.nbytes, file.blob, whole=True) as pieces:
+            yield pieces
 
     @contextmanager
     def _body(
-        self, request: Request, wanted: str | None, blob: str | None
-    ) -> Generator[httpx2.Response]:
-        """Open the bytes of a file, on whichever server the Hub keeps them."""
+        self, request: Request, start: int, stop: int, blob: str | None, *, whole: bool = False
+    ) -> Generator[Iterator[bytes]]:
+        """Open the bytes of a file, on whichever server the Hub keeps them.
+
+        A `whole` file has `stop` bytes, and ends there.
+        """
         from huggingface_hub import hf_hub_url
 
         url = hf_hub_url(
@@ -301,7 +268,8 @@ class Client:
         )  # fmt: skip
         # Hashes are of the bytes as they are stored, so no encoding is requested.
         headers = {"Accept-Encoding": "identity", "User-Agent": f"qaudit/{__version__}"}
-        headers |= {"Range": wanted} if wanted else {}
+        if start or not whole:
+            headers["Range"] = f"bytes={start}-" if whole else f"bytes={start}-{stop - 1}"
         if self.credentials.token:
             headers["Authorization"] = f"Bearer {self.credentials.token}"
         try:
@@ -317,10 +285,10 @@ class Client:
                 raise self._failure(response, request)
             told = hub_headers(response, self.origin)
             tag = told.get("x-linked-etag") or told.get("etag", "")
-            commit = told.get("x-repo-commit", "")
             for what, value, expected in (
-                ("commit", commit, request.revision),
+                ("commit", told.get("x-repo-commit", ""), request.revision),
                 ("blob", tag, blob),
+                ("size", told.get("x-linked-size", str(stop)), str(stop) if whole else None),
             ):
                 name = value.removeprefix("W/").strip('"')
                 if expected is not None and name != expected:
@@ -332,23 +300,42 @@ class Client:
                     )
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise self.garbled(request, "it comes in an encoding that was not requested")
-            yield response
+            sent = response.headers.get("content-range", "")
+            skip = start  # a server that ignores the range sends the file from its beginning
+            if response.status_code == 206:
+                skip = 0
+                if not sent.startswith(f"bytes {start}-{stop - 1}/"):
+                    raise self.garbled(request, "it sends another part than it was asked for")
+            elif skip > _MOST_READ_NBYTES and not whole:
+                raise self.garbled(request, "it does not serve parts of files")
+            yield self._pieces(request, response, skip, stop - start, whole=whole)
         finally:
             with self._lock:
                 self._bodies.discard(response)
             response.close()
 
-    def _nbytes_before(
-        self, request: Request, response: httpx2.Response, start: int, stop: int
-    ) -> int:
-        """Return how many bytes come before the requested ones: none if the range was honoured."""
-        if response.status_code != 206:
-            return start
-        sent = response.headers.get("content-range", "")
-        match = re.match(r"bytes (\d{1,18})-(\d{1,18})/", sent)
-        if not match or (int(match[1]), int(match[2]) + 1) != (start, stop):
-            raise self.garbled(request, "it sends another part than it was asked for")
-        return 0
+    def _pieces(
+        self, request: Request, response: httpx2.Response, skip: int, nbytes: int, *, whole: bool
+    ) -> Iterator[bytes]:
+        """Yield the `nbytes` of a body behind its first ones, in small pieces, as they come."""
+        announced = response.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced[:18]) < skip + nbytes:
+            raise DroppedError(f"it announces {announced[:18]} bytes where {skip + nbytes} are due")
+        try:
+            for received in response.iter_raw():
+                piece, skip = received[skip:], max(0, skip - len(received))
+                if whole and len(piece) > nbytes:
+                    raise self.garbled(request, "it sends more bytes than it listed")
+                piece = piece[:nbytes]
+                nbytes -= len(piece)
+                for at in range(0, len(piece), PIECE_NBYTES):
+                    yield piece[at : at + PIECE_NBYTES]
+                if not nbytes and not whole:
+                    return
+        except httpx2.HTTPError as error:
+            raise self._dropped(request, error) from error
+        if nbytes:
+            raise DroppedError(f"it ended {nbytes} bytes early")
 
     # --------------------------------------------------------------------------------- failures
 
@@ -373,13 +360,13 @@ class Client:
     def with_retries(self, request: Request, attempt: Callable[[], T]) -> T:
         """Repeat what broke off: a bounded number of times, each with a message."""
         failures = 0
-        while not self._stopped.is_set():
+        while not self.stopped.is_set():
             try:
                 return attempt()
             except DroppedError as dropped:
                 failures += 1
                 wait = next_wait_seconds(dropped, failures, request.call, self.endpoint)
-                if not self._stopped.is_set():
+                if not self.stopped.is_set():
                     why = f"the Hub asks to wait {wait:.0f} s ({dropped.status})"
                     if dropped.wait_seconds is None:
                         why = f"{request.call}: {dropped.reason}; trying again in {wait:.0f} s"
@@ -393,22 +380,26 @@ class Client:
             hint="see whether `HF_ENDPOINT` is a Hub, and whether a proxy is in between",
         )
 
-    def _parsed(self, request: Request, parse: Callable[[Any], T], answer: Any) -> T:
-        try:
-            return parse(answer)
-        except GarbledError as error:
-            raise self.garbled(request, str(error)) from error
-
     def _dropped(self, request: Request, error: Exception) -> DroppedError | HubError:
-        if isinstance(error, httpx2.TooManyRedirects):
-            return self.garbled(request, "its redirects do not end")
-        if isinstance(error, httpx2.UnsupportedProtocol | httpx2.InvalidURL):
-            return self.garbled(request, "it redirects to an address that cannot be trusted")
-        return dropped_by(error)
+        match error:
+            case httpx2.TooManyRedirects():
+                return self.garbled(request, "its redirects do not end")
+            case httpx2.UnsupportedProtocol() | httpx2.InvalidURL():
+                return self.garbled(request, "it redirects to an address that cannot be trusted")
+            case httpx2.ConnectTimeout() | httpx2.PoolTimeout():
+                return DroppedError("no connection in time", unreached=True)
+            case httpx2.ConnectError() | httpx2.ProxyError():
+                reason = " ".join(str(error).split()) or "refused"
+                return DroppedError(f"no connection ({reason})", unreached=True)
+            case httpx2.TimeoutException():
+                return DroppedError("it fell silent")
+            case httpx2.DecodingError():
+                return DroppedError("it sent a damaged encoding")
+        return DroppedError("the connection broke")
 
     def _failure(self, response: httpx2.Response, request: Request) -> DroppedError | HubError:
         """Return the error for a response that is a refusal, or none at all."""
-        status, headers = response.status_code, response.headers
+        status = response.status_code
         if dropped := dropped_response(response):
             return dropped
         if status == 416:
@@ -416,7 +407,7 @@ class Client:
         if origin_of(str(response.url)) != self.origin:
             # A signed link that has expired; the Hub signs a fresh one when asked again.
             return DroppedError(f"the link it gave answers {status}", status=status)
-        return refusal(status, headers, request, self.credentials)
+        return refusal(status, response.headers, request, self.credentials)
 
     def _require_online(self, request: Request) -> None:
         if self.offline:
@@ -453,18 +444,17 @@ def _after_answer(response: httpx2.Response) -> None:
         raise dropped
 
 
-def _after(skip: int, response: httpx2.Response, nbytes: int) -> Iterator[bytes]:
-    """Yield the body behind its first bytes, in small pieces, as it comes."""
-    announced = response.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:18]) < skip + nbytes:
-        raise DroppedError(f"it announces {announced[:18]} bytes where {skip + nbytes} are due")
-    try:
-        for whole in response.iter_raw():
-            piece, skip = whole[skip:], max(0, skip - len(whole))
-            for at in range(0, len(piece), PIECE_NBYTES):
-                yield piece[at : at + PIECE_NBYTES]
-    except httpx2.HTTPError as error:
-        raise dropped_by(error) from error
+def _listed(entries: Iterable[Any]) -> tuple[HubFile, ...]:
+    """Return the files that a call lists; folders and links of git are none."""
+    rows: list[tuple[Any, ...]] = []
+    for entry in entries:
+        if hasattr(entry, "blob_id"):
+            sha256, nbytes = None, entry.size
+            if entry.lfs:  # two sizes that differ are none
+                sha256 = entry.lfs.sha256
+                nbytes = nbytes if entry.lfs.size == nbytes else [nbytes, entry.lfs.size]
+            rows.append((entry.path, nbytes, entry.blob_id, sha256))
+    return files_in(rows)
 
 
 def checked(repo: str) -> str:

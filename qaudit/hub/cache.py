@@ -29,12 +29,13 @@ given a disk budget.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ from qaudit.checkpoints.stamps import Stamp, hub_cache, own_cache, repo_folder
 from qaudit.errors import HubError, MachineError, not_written
 from qaudit.host import NO_LOCKS
 from qaudit.hub.connection import RESUME
-from qaudit.hub.names import Kind, is_commit
+from qaudit.hub.names import HubFile, Kind, is_commit
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -71,11 +72,12 @@ _File = tuple[int, int, int]
 class RepoCache:
     """The folder of one repository in the shared cache, whether it exists or not."""
 
-    folder: Path
+    repo: str
+    kind: Kind = "model"
 
-    @classmethod
-    def of(cls, repo: str, kind: Kind = "model") -> RepoCache:
-        return cls(repo_folder(repo, kind))
+    @property
+    def folder(self) -> Path:
+        return repo_folder(self.repo, self.kind)
 
     def blob(self, name: str) -> Path:
         """Return the path of a blob, if that is the name of one."""
@@ -90,33 +92,53 @@ class RepoCache:
         """Return the path of an unfinished blob, where the next process finds it."""
         return self.blob(name).with_name(f"{name}.incomplete")
 
-    def pointer(self, commit: str, path: str) -> Path:
-        """Return the path of a file of a commit, if it stays in the snapshot."""
-        odd = {"", ".", ".."} & set(path.split("/")) or _NEVER_IN_A_PATH.search(path)
-        if odd or not is_commit(commit):
-            raise HubError(
-                f"`{ascii(path)[1:-1][:80]}` at `{ascii(commit)[1:-1][:80]}` is not a plain path "
-                "at a full commit",
-                hint="nothing is written there; see whether `HF_ENDPOINT` is a Hub",
-            )
-        return self.folder / "snapshots" / commit / path
-
     def lock(self, name: str) -> Path:
         """Return the path of the lock that the client takes before it fetches a blob."""
         return self.folder.parent / ".locks" / self.folder.name / f"{name}.lock"
 
-    def links(self) -> Iterator[Path]:
-        """Yield every file of every snapshot, whichever tool wrote it."""
-        for folder, _, files in os.walk(self.folder / "snapshots"):
-            yield from (Path(folder, name) for name in files)
 
-    def link(self, commit: str, path: str, blob: str, note: Callable[[Path, Path], None]) -> None:
-        """Make a file of a commit point at a blob, all at once; `note` is called just before.
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(RepoCache):
+    """One commit of a repository, and its name for messages."""
+
+    commit: str
+    revision: str
+    label: str
+
+    @property
+    def claim(self) -> Path:
+        """Return the file whose lock means that this commit is in use."""
+        return self.lock(f"{self.commit}.qaudit")
+
+    def pointer(self, path: str) -> Path:
+        """Return the path of a file of the commit, if it stays in the snapshot."""
+        odd = {"", ".", ".."} & set(path.split("/")) or _NEVER_IN_A_PATH.search(path)
+        if odd or not is_commit(self.commit):
+            raise HubError(
+                f"`{ascii(path)[1:-1][:80]}` at `{ascii(self.commit)[1:-1][:80]}` is not a plain "
+                "path at a full commit",
+                hint="nothing is written there; see whether `HF_ENDPOINT` is a Hub",
+            )
+        return self.folder / "snapshots" / self.commit / path
+
+    def nbytes_missing(self, placed: Iterable[tuple[HubFile, str]]) -> int:
+        """Return how many bytes are not in the cache, by sizes alone."""
+        missing = {}
+        for file, path in placed:
+            if file_size(self.pointer(path)) == file.nbytes:
+                continue
+            if file_size(self.blob(file.blob)) != file.nbytes:
+                have = file_size(self.partial(file.blob)) or 0
+                missing[file.blob] = file.nbytes - (have if have <= file.nbytes else 0)
+        return sum(missing.values())
+
+    def link(self, path: str, blob: str, ledger: Ledger, *, downloaded: bool) -> None:
+        """Make a file of the commit point at a blob, all at once.
 
         The link is made under a passing name and renamed, because a rename keeps the inode: what
-        is noted by inode is true from the moment on at which the link is there.
+        the ledger has by inode is true from the moment on at which the link is there.
         """
-        pointer = self.pointer(commit, path)
+        pointer = self.pointer(path)
         passing = self.blob(blob).with_name(f"{blob}.{secrets.token_hex(8)}.incomplete")
         step = self.folder / "snapshots"
         for part in ("", *pointer.relative_to(step).parts[:-1]):
@@ -129,7 +151,7 @@ class RepoCache:
         try:
             pointer.parent.mkdir(parents=True, exist_ok=True)
             passing.symlink_to(Path(*[".."] * (path.count("/") + 2), "blobs", blob))
-            note(passing, pointer)
+            ledger.add(pointer, Stamp.of_link(passing), blob, downloaded=downloaded)
             passing.replace(pointer)
         except OSError as error:
             raise not_kept(pointer, error) from error
@@ -158,20 +180,20 @@ def cached_repo(repo: str, kind: Kind) -> CachedRepoInfo | None:
 
 
 @contextmanager
-def locked(path: Path, on_wait: Callable[[], object]) -> Generator[None]:
-    """Hold a lock of the cache; `on_wait` is called repeatedly while another process holds it.
+def locked(path: Path, on_wait: Callable[[int], object]) -> Generator[None]:
+    """Hold a lock of the cache; while another process holds it, `on_wait` is called with a count.
 
     On a file system without locks nothing is held: racing downloads write equal bytes.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path, mode=LOCK_MODE, fallback_to_soft=False)
-        while True:
+        for waits in itertools.count(1):
             try:
                 lock.acquire(timeout=_LOOK_AGAIN_SECONDS, poll_interval=0.05)
                 break
             except Timeout:
-                on_wait()
+                on_wait(waits)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise not_kept(path, error) from error
@@ -339,15 +361,13 @@ def _opened(path: Path) -> int:
 def evict(
     cache: RepoCache,
     ledger: Ledger,
-    weights: Sequence[tuple[Path, str]],
-    *,
-    keep_links: Collection[Path] = (),
-    keep_blobs: Collection[str] = (),
+    links: Collection[tuple[Path, str]],
+    keep: Collection[tuple[Path, str]] = (),
 ) -> int:
     """Remove links and the blobs they lead to, as far as they are ours; return the bytes freed."""
     with ExitStack() as stack:
         locked = set[str]()
-        for blob in {blob for _, blob in weights}:
+        for blob in {blob for _, blob in links}:
             path = cache.lock(blob)
             if not path.parent.is_dir():  # no tool with locks has written there
                 continue
@@ -361,11 +381,14 @@ def evict(
                     raise not_kept(path, error) from error
             locked.add(blob)
         try:
-            for link in (p for p, blob in weights if blob in locked and p not in keep_links):
-                if link.is_symlink() and ledger.has(link):
+            for link, blob in set(links) - set(keep):
+                if blob in locked and link.is_symlink() and ledger.has(link):
                     link.unlink(missing_ok=True)
-            in_use = {link.readlink().name for link in cache.links() if link.is_symlink()}
-            removable = locked - set(keep_blobs)
+            # Of every file of every snapshot, whichever tool wrote it.
+            inside = os.walk(cache.folder / "snapshots")
+            every = (Path(folder, name) for folder, _, names in inside for name in names)
+            in_use = {link.readlink().name for link in every if link.is_symlink()}
+            removable = locked - {blob for _, blob in keep}
             paths = [path for path in map(cache.blob, removable - in_use) if ledger.has(path)]
             paths += [path for path in map(cache.partial, removable) if path.is_file()]
             freed = sum(path.stat().st_size for path in paths)

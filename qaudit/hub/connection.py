@@ -22,7 +22,7 @@ import time
 import unicodedata
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
@@ -178,7 +178,7 @@ class Credentials:
     """The address of a Hub, and the token for it, if there is one."""
 
     endpoint: str
-    token: str | None
+    token: str | None = field(repr=False)
 
     def __post_init__(self) -> None:
         if self.token and not re.fullmatch(r"[!-~]+", self.token):
@@ -186,9 +186,6 @@ class Credentials:
                 "the token for the Hub holds characters that no token has",
                 hint="look for a line break or a quote in `HF_TOKEN`, or log in again",
             )
-
-    def __repr__(self) -> str:  # without the token
-        return f"Credentials({self.endpoint!r}, logged_in={self.token is not None})"
 
     def cleaned(self, text: str) -> str:
         """Return a server's own words on one short line, with the token cut out of them."""
@@ -203,59 +200,50 @@ def refusal(
     status: int, headers: Mapping[str, str], request: Request, credentials: Credentials
 ) -> HubError:
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
-    page = request.page(credentials.endpoint)
+    page, has_token = request.page(credentials.endpoint), credentials.token is not None
     words = credentials.cleaned(message) if message.strip() else ""
+    why = f"the Hub answers {status} when asked for {request.call}{f': {words}' if words else ''}"
+    hint = f"look at {page}, and report what you see there"
+    if code == "RevisionNotFound":
+        return no_revision(request)
+    if code == "EntryNotFound":
+        return no_file(request)
     if code == "GatedRepo":
         why, hint = "you are not logged in", f"ask for access at {page}, then {LOG_IN}"
-        if credentials.token:
+        if has_token:
             why = "the token that was sent is not accepted for it"
             hint = f"{LOG_IN} again, with an account that has access ({page})"
         if status == 403:
             why = "your account has no access to it"
             hint = f"ask for access at {page}, then run the same command again"
-        return HubError(f"{request.what} is gated, and {why}", hint=hint)
-    if code == "RevisionNotFound":
-        return no_revision(request)
-    if code == "EntryNotFound":
-        return no_file(request)
-    if message == "Access to this resource is disabled.":
-        return HubError(f"{request.what} is disabled on the Hub", hint="audit another one")
-    if status == 401 and code != "RepoNotFound" and credentials.token:
-        return HubError(
-            f"the Hub does not accept the token that was sent to ask for {request.call}",
-            hint="it may be mistyped or expired: log in again with `hf auth login`, "
-            "or set `HF_TOKEN` to another one",
+        why = f"{request.what} is gated, and {why}"
+    elif message == "Access to this resource is disabled.":
+        why, hint = f"{request.what} is disabled on the Hub", "audit another one"
+    elif status == 401 and code != "RepoNotFound" and has_token:
+        why = f"the Hub does not accept the token that was sent to ask for {request.call}"
+        hint = (
+            "it may be mistyped or expired: log in again with `hf auth login`, "
+            "or set `HF_TOKEN` to another one"
         )
-    if status in (401, 404) and credentials.token:
-        return HubError(
-            f"{request.what} does not exist, or is private and closed to this token",
-            hint=f"check the name at {page}",
-        )
-    if status in (401, 404):
-        return HubError(
-            f"{request.what} does not exist, or is private",
-            hint=f"check the name; if it is private, {LOG_IN}",
-        )
-    if status == 403:
-        why, hint = (
-            f"right to read {request.where}",
-            f"use a token that may read {page}, or {LOG_IN}",
-        )
+    elif status in (401, 404) and has_token:
+        why = f"{request.what} does not exist, or is private and closed to this token"
+        hint = f"check the name at {page}"
+    elif status in (401, 404):
+        why = f"{request.what} does not exist, or is private"
+        hint = f"check the name; if it is private, {LOG_IN}"
+    elif status == 403:
+        why = f"right to read {request.where}"
+        hint = f"use a token that may read {page}, or {LOG_IN}"
         if request.writes:
             why = f"right to write to {request.what}"
             hint = f"use a token with the role `write`: {LOG_IN}; and see at {page} whether it "
             hint += "takes pull requests"
-        begin = "this token has no" if credentials.token else "without a token there is no"
-        return HubError(f"{begin} {why}{f' ({words})' if words else ''}", hint=hint)
-    if status == 412:
-        return HubError(
-            f"`{request.revision}` of {request.what} has moved since it was read",
-            hint="run the same command again: it reads what is there now",
-        )
-    return HubError(
-        f"the Hub answers {status} when asked for {request.call}{f': {words}' if words else ''}",
-        hint=f"look at {page}, and report what you see there",
-    )
+        begin = "this token has no" if has_token else "without a token there is no"
+        why = f"{begin} {why}{f' ({words})' if words else ''}"
+    elif status == 412:
+        why = f"`{request.revision}` of {request.what} has moved since it was read"
+        hint = "run the same command again: it reads what is there now"
+    return HubError(why, hint=hint)
 
 
 def no_revision(request: Request, hint: str = "") -> HubError:
@@ -330,21 +318,6 @@ def dropped_response(response: httpx2.Response) -> DroppedError | None:
         return None
     wait = requested_wait_seconds(status, response.headers, time.time())
     return DroppedError(f"it answers {status}", wait, status=status)
-
-
-def dropped_by(error: Exception) -> DroppedError:
-    import httpx2
-
-    if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout):
-        return DroppedError("no connection in time", unreached=True)
-    if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-        reason = " ".join(str(error).split()) or "refused"
-        return DroppedError(f"no connection ({reason})", unreached=True)
-    if isinstance(error, httpx2.TimeoutException):
-        return DroppedError("it fell silent")
-    if isinstance(error, httpx2.DecodingError):
-        return DroppedError("it sent a damaged encoding")
-    return DroppedError("the connection broke")
 
 
 def hub_headers(response: httpx2.Response, origin: Origin) -> dict[str, str]:

@@ -53,11 +53,20 @@ from qaudit.checkpoints.stamps import (
 )
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub.api import Client
-from qaudit.hub.cache import Claims, Ledger, RepoCache, evict, file_size, locked, not_kept, not_read
+from qaudit.hub.cache import (
+    Claims,
+    Ledger,
+    Snapshot,
+    evict,
+    file_size,
+    locked,
+    not_kept,
+    not_read,
+)
 from qaudit.hub.connection import LONGEST_WAIT_SECONDS, RESUME, DroppedError, wait_seconds
 from qaudit.hub.listing import Listing
-from qaudit.hub.names import HubFile, Kind
-from qaudit.hub.weights import PlacedFile, index_file, settings_files, weights_on_hub
+from qaudit.hub.names import HubFile
+from qaudit.hub.series import PlacedFile, index_file, settings_files, weights_on_hub
 from qaudit.support.sizes import part_of, size
 from qaudit.types import SILENT, Checkpoint, TextFile, Watch
 
@@ -69,55 +78,21 @@ _MOST_BREAKS = 1000  # and one more for each MiB: a proxy may cut every transfer
 _LOOK_UP_SECONDS = 0.2
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """One commit of one repository, and its name for messages."""
-
-    repo: str
-    commit: str
-    revision: str
-    label: str
-    kind: Kind = "model"
-
-    @property
-    def cache(self) -> RepoCache:
-        return RepoCache.of(self.repo, self.kind)
-
-    @property
-    def claim(self) -> Path:
-        """Return the file whose lock means that this commit is in use."""
-        return self.cache.lock(f"{self.commit}.qaudit")
-
-    def pointer(self, path: str) -> Path:
-        return self.cache.pointer(self.commit, path)
-
-    def nbytes_missing(self, placed: Sequence[PlacedFile]) -> int:
-        """Return how many bytes are not in the cache, by sizes alone."""
-        missing = {}
-        for file, path in placed:
-            if file_size(self.pointer(path)) == file.nbytes:
-                continue
-            if file_size(self.cache.blob(file.blob)) != file.nbytes:
-                have = file_size(self.cache.partial(file.blob)) or 0
-                missing[file.blob] = file.nbytes - (have if have <= file.nbytes else 0)
-        return sum(missing.values())
-
-
 class BlobProgress:
     """How much of several blobs is there; bytes that turn out to be wrong are subtracted."""
 
     _STEPS = 500  # a watch need not hear of every piece
 
-    def __init__(self, watch: Watch, what: str, sizes: Mapping[str, int]) -> None:
-        self._watch, self._what, self._sizes = watch, what, sizes
-        self._total = sum(sizes.values())
-        self._done = dict.fromkeys(sizes, 0)
+    def __init__(self, watch: Watch, what: str, blobs: Mapping[str, HubFile]) -> None:
+        self._watch, self._what, self._blobs = watch, what, blobs
+        self._total = sum(file.nbytes for file in blobs.values())
+        self._done = dict.fromkeys(blobs, 0)
         self._shown = -1
         self._lock = Lock()
 
     def advance(self, blob: str, nbytes: int) -> None:
         with self._lock:
-            self._done[blob] = min(max(self._done[blob] + nbytes, 0), self._sizes[blob])
+            self._done[blob] = min(max(self._done[blob] + nbytes, 0), self._blobs[blob].nbytes)
             received = sum(self._done.values())
             is_step = abs(received - self._shown) * self._STEPS >= self._total
             if received != self._shown and (is_step or received == self._total):
@@ -138,11 +113,10 @@ class Fetcher:
         pause: Callable[[float], object] | None = None,
         tries: int = 6,
     ) -> None:
-        """Without a `pause` of its own, waiting ends when `stop` is called."""
+        """Without a `pause` of its own, waiting ends when the client breaks off."""
         self.client, self.listing, self.watch = client, listing, watch
         self.workers, self.pause, self.tries = workers, pause, tries
         self.ledger = Ledger()
-        self.stopped = Event()
         self.nbytes_fetched = 0  # over the network, useful or not
         self.nbytes_verified = 0  # of files that have the right hash, fetched now or before
         self._claims, self._counting = Claims(), Lock()
@@ -151,10 +125,6 @@ class Fetcher:
         with self._counting:
             self.nbytes_fetched += fetched
             self.nbytes_verified += verified
-
-    def stop(self) -> None:
-        """End every transfer of every thread soon, with `Interrupted`; partial files stay."""
-        self.stopped.set()
 
     def settings(self, checkpoint: Checkpoint, *, code: bool = False) -> Path:
         """Fetch config, tokenizer and index, and Python files only if `code`; return the folder."""
@@ -186,16 +156,19 @@ class Fetcher:
         return folder_of(checkpoint)
 
     def text(self, text: TextFile) -> Path:
-        commit = Snapshot(text.repo, text.commit, text.commit, text.source, "dataset")
         file = HubFile.identified(text.path, text.nbytes, text.sha256)
-        self._fetch(commit, [(file, text.path)])
+        commit, label = text.commit, text.source
+        self._fetch(
+            Snapshot(text.repo, "dataset", commit=commit, revision=commit, label=label),
+            [(file, text.path)],
+        )
         return text_path(text)
 
     def files(
         self, repo: str, commit: str, what: str, files: Sequence[HubFile], *, show: bool = True
     ) -> Path:
         placed = [(file, file.path) for file in files]
-        self._fetch(Snapshot(repo, commit, commit, what), placed, show=show)
+        self._fetch(Snapshot(repo, commit=commit, revision=commit, label=what), placed, show=show)
         return snapshot(repo, commit)
 
     def nbytes_missing(self, checkpoint: Checkpoint) -> int:
@@ -214,11 +187,7 @@ class Fetcher:
                 self.watch.note(f"{commit.label} is used by another scan, so it stays on the disk")
                 return 0
             freed = evict(
-                commit.cache,
-                self.ledger,
-                [(commit.pointer(path), file.blob) for file, path in _weights(checkpoint)],
-                keep_links={_snapshot(c).pointer(path) for c in kept for _, path in _weights(c)},
-                keep_blobs={file.blob for c in kept for file, _ in _weights(c)},
+                commit, self.ledger, _links(checkpoint), [link for c in kept for link in _links(c)]
             )
         if any(c.commit == commit.commit for c in kept):
             self._claims.take(commit.claim)
@@ -228,11 +197,9 @@ class Fetcher:
         self, snapshot: Snapshot, placed: Sequence[PlacedFile], *, show: bool = True
     ) -> None:
         """Fetch files and link them into their snapshot; each blob is fetched once."""
-        missing = snapshot.nbytes_missing(placed)
-        require_room(snapshot.label, missing, snapshot.cache.folder)
+        require_room(snapshot.label, snapshot.nbytes_missing(placed), snapshot.folder)
         blobs = {file.blob: file for file, _ in placed}
-        sizes = {blob: file.nbytes for blob, file in blobs.items()}
-        progress = BlobProgress(self.watch, snapshot.label, sizes) if show else None
+        progress = BlobProgress(self.watch if show else SILENT, snapshot.label, blobs)
         ended = Event()
         futures: list[Future[None]] = []
         with ThreadPoolExecutor(self.workers, thread_name_prefix="fetch") as pool:
@@ -246,10 +213,9 @@ class Fetcher:
                 ended.set()
                 pool.shutdown(wait=True, cancel_futures=True)
         errors = [future.exception() for future in futures if not future.cancelled()]
-        causes = [e for e in errors if e is not None and not isinstance(e, Interrupted)]
-        for error in (*causes, *errors):  # what ended the work, before what it stopped
-            if error is not None:
-                raise error
+        # What ended the work comes before what it stopped.
+        for error in sorted(filter(None, errors), key=lambda e: isinstance(e, Interrupted)):
+            raise error
 
 
 @dataclass(eq=False)
@@ -259,7 +225,7 @@ class Transfer:
     fetcher: Fetcher
     snapshot: Snapshot
     file: HubFile
-    progress: BlobProgress | None = None
+    progress: BlobProgress
     ended: Event = field(default_factory=Event)  # set when another file failed
 
     @property
@@ -272,39 +238,27 @@ class Transfer:
 
     def provide(self, paths: Sequence[str]) -> None:
         """Have the file at some paths of the snapshot."""
-        file, cache = self.file, self.snapshot.cache
-        absent = [path for path in paths if not self._is_right(self.snapshot.pointer(path))]
+        snapshot, blob = self.snapshot, self.file.blob
+        absent = [path for path in paths if not self._is_right(snapshot.pointer(path))]
         if absent:
-            told = False
 
-            def on_wait() -> None:
-                nonlocal told
+            def on_wait(waits: int) -> None:
                 self._check_stopped()
-                if not told:
+                if waits == 1:
                     self._say(f"{self.where} is being fetched by another process; waiting for it")
-                told = True
 
-            with locked(cache.lock(file.blob), on_wait):
-                if not self._is_right(cache.blob(file.blob)):
-                    self._fetch_blob(cache)
+            with locked(snapshot.lock(blob), on_wait):
+                if not self._is_right(snapshot.blob(blob)):
+                    self._fetch_blob()
                 for path in absent:
-                    self._link(path)
-        self._advance(file.nbytes)  # whatever was counted before, all of it is there now
-
-    def fetch(self, partial: Path) -> None:
-        """Fetch the file to its passing name, whole, checked and on the disk."""
-        for is_first in (True, False):
-            if self._completed(partial) == self.file.blob:
-                return
-            self._advance(-(file_size(partial) or 0))
-            partial.unlink(missing_ok=True)
-            if is_first:
-                self._say(f"{self.where} came with a wrong hash; fetching it once more")
-        kind = "sha256" if self.file.sha256 else "git id"
-        raise HubError(
-            f"{self.where} does not have the {kind} that the Hub lists for it, fetched twice",
-            hint="the file is damaged where it is served, or on the way; try again later",
-        )
+                    pointer = snapshot.pointer(path)
+                    exists = file_size(pointer) is not None
+                    if exists and pointer.samefile(snapshot.blob(blob)):
+                        continue
+                    if exists:
+                        self._say(f"`{pointer}` is not what the Hub lists; replacing it")
+                    snapshot.link(path, blob, self.fetcher.ledger, downloaded=not exists)
+        self._advance(self.file.nbytes)  # whatever was counted before, all of it is there now
 
     def _is_right(self, path: Path) -> bool:
         """Return whether a file is the one listed; hash it unless its hash is known."""
@@ -326,9 +280,9 @@ class Transfer:
         remember(real, stamp, self.file.blob, self._hash_kind)
         return True
 
-    def _fetch_blob(self, cache: RepoCache) -> None:
+    def _fetch_blob(self) -> None:
         file, ledger = self.file, self.fetcher.ledger
-        blob, partial = cache.blob(file.blob), cache.partial(file.blob)
+        blob, partial = self.snapshot.blob(file.blob), self.snapshot.partial(file.blob)
         ours = True
         if file_size(blob) is not None:
             ours = ledger.has(blob)
@@ -345,74 +299,32 @@ class Transfer:
             if not self._is_right(blob):
                 raise not_kept(blob, error) from error
 
-    def _link(self, path: str) -> None:
-        pointer, blob = self.snapshot.pointer(path), self.file.blob
-        exists = file_size(pointer) is not None
-        if exists and pointer.samefile(self.snapshot.cache.blob(blob)):
-            return
-        if exists:
-            self._say(f"`{pointer}` is not what the Hub lists; replacing it")
-
-        def note(passing: Path, to: Path) -> None:
-            self.fetcher.ledger.add(to, Stamp.of_link(passing), blob, downloaded=not exists)
-
-        self.snapshot.cache.link(self.snapshot.commit, path, blob, note)
-
-    def _completed(self, partial: Path) -> str:
-        """Return the hash of the file once as many bytes as listed have come."""
-        require_room(self.where, self.file.nbytes - (file_size(partial) or 0), partial)
-        with _writing(partial):
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            partial.touch()
-            handle = partial.open("r+b", buffering=0)
-        with handle:
-            if (file_size(partial) or 0) > self.file.nbytes:
-                handle.truncate(0)
-            digest, have = self._hashed(handle)
-            self._receive(partial, handle, digest, have)
+    def fetch(self, partial: Path) -> None:
+        """Fetch the file to its passing name, whole, checked and on the disk."""
+        for is_first in (True, False):
+            require_room(self.where, self.file.nbytes - (file_size(partial) or 0), partial)
             with _writing(partial):
-                os.fsync(handle.fileno())
-        return digest.hexdigest()
-
-    def _receive(self, partial: Path, handle: FileIO, digest: Hash, have: int) -> None:
-        """Append what is missing, in as many attempts as that takes."""
-        file = self.file
-        attempts = barren = 0  # attempts in a row without a byte
-        while have < file.nbytes:
-            before, attempts = have, attempts + 1
-            dropped = DroppedError("it ended early")
-            try:
-                with self.fetcher.client.download(
-                    self.snapshot.repo, self.snapshot.commit, file, have, kind=self.snapshot.kind
-                ) as pieces:
-                    for piece in pieces:
-                        self._write(piece, partial, handle, digest)
-                        have += len(piece)
-                        self._check_stopped()
-            except DroppedError as error:
-                dropped = error
-            if have >= file.nbytes:
+                partial.parent.mkdir(parents=True, exist_ok=True)
+                partial.touch()
+                handle = partial.open("r+b", buffering=0)
+            with handle:
+                if (file_size(partial) or 0) > self.file.nbytes:
+                    handle.truncate(0)
+                digest, have = self._hashed(handle)
+                self._receive(partial, handle, digest, have)
+                with _writing(partial):
+                    os.fsync(handle.fileno())
+            if digest.hexdigest() == self.file.blob:
                 return
-            barren = 0 if have > before else barren + 1
-            most = _MOST_BREAKS + file.nbytes // _PIECE_NBYTES
-            if barren >= self.fetcher.tries or attempts >= most:
-                times = f"the last {barren} times without a byte" if barren else "too often"
-                raise UnreachableError(
-                    f"{self.where} broke off at {part_of(have, file.nbytes)} in {attempts} "
-                    f"attempts, {times}: {dropped.reason}",
-                    hint=f"when the Hub can be reached, {RESUME}",
-                )
-            self._pause(dropped, have, barren)
-
-    def _write(self, piece: bytes, partial: Path, handle: FileIO, digest: Hash) -> None:
-        view = memoryview(piece)
-        while view:
-            with _writing(partial):
-                written = handle.write(view)
-            digest.update(view[:written])
-            view = view[written:]
-        self._advance(len(piece))
-        self.fetcher.count(fetched=len(piece))
+            self._advance(-(file_size(partial) or 0))
+            partial.unlink(missing_ok=True)
+            if is_first:
+                self._say(f"{self.where} came with a wrong hash; fetching it once more")
+        kind = "sha256" if self.file.sha256 else "git id"
+        raise HubError(
+            f"{self.where} does not have the {kind} that the Hub lists for it, fetched twice",
+            hint="the file is damaged where it is served, or on the way; try again later",
+        )
 
     def _hashed(self, handle: FileIO) -> tuple[Hash, int]:
         """Begin the hash that names the blob with the bytes that are there; return it and those."""
@@ -428,6 +340,43 @@ class Transfer:
             self._advance(count)
             self._check_stopped()
         return digest, have
+
+    def _receive(self, partial: Path, handle: FileIO, digest: Hash, have: int) -> None:
+        """Append what is missing, in as many attempts as that takes."""
+        file, snapshot = self.file, self.snapshot
+        attempts = barren = 0  # attempts in a row without a byte
+        while have < file.nbytes:
+            before, attempts = have, attempts + 1
+            dropped = DroppedError("it ended early")
+            try:
+                with self.fetcher.client.download(
+                    snapshot.repo, snapshot.commit, file, have, kind=snapshot.kind
+                ) as pieces:
+                    for piece in pieces:
+                        view = memoryview(piece)
+                        while view:
+                            with _writing(partial):
+                                written = handle.write(view)
+                            digest.update(view[:written])
+                            view = view[written:]
+                        have += len(piece)
+                        self._advance(len(piece))
+                        self.fetcher.count(fetched=len(piece))
+                        self._check_stopped()
+            except DroppedError as error:
+                dropped = error
+            if have >= file.nbytes:
+                return
+            barren = 0 if have > before else barren + 1
+            most = _MOST_BREAKS + file.nbytes // _PIECE_NBYTES
+            if barren >= self.fetcher.tries or attempts >= most:
+                times = f"the last {barren} times without a byte" if barren else "too often"
+                raise UnreachableError(
+                    f"{self.where} broke off at {part_of(have, file.nbytes)} in {attempts} "
+                    f"attempts, {times}: {dropped.reason}",
+                    hint=f"when the Hub can be reached, {RESUME}",
+                )
+            self._pause(dropped, have, barren)
 
     def _pause(self, dropped: DroppedError, have: int, barren: int) -> None:
         seconds = wait_seconds(dropped, max(1, barren), f"{self.file.blob} {have}")
@@ -452,14 +401,13 @@ class Transfer:
 
     def _advance(self, nbytes: int) -> None:
         """Count bytes of the file; negative ones turned out to be wrong."""
-        if self.progress is not None:
-            self.progress.advance(self.file.blob, nbytes)
+        self.progress.advance(self.file.blob, nbytes)
 
     def _say(self, text: str) -> None:
         self.fetcher.watch.note(text)
 
     def _check_stopped(self) -> None:
-        if self.ended.is_set() or self.fetcher.stopped.is_set():
+        if self.ended.is_set() or self.fetcher.client.stopped.is_set():
             raise Interrupted("the download was stopped", hint=RESUME)
 
 
@@ -487,8 +435,15 @@ def require_room(what: str, nbytes: int, path: Path) -> None:
 def _snapshot(checkpoint: Checkpoint) -> Snapshot:
     commit = str(checkpoint.commit)
     revision = checkpoint.ref.revision or commit
-    return Snapshot(checkpoint.ref.location, commit, revision, checkpoint.label)
+    repo, label = checkpoint.ref.location, checkpoint.label
+    return Snapshot(repo, commit=commit, revision=revision, label=label)
 
 
 def _weights(checkpoint: Checkpoint) -> list[PlacedFile]:
     return [(file, file.path) for file in weights_on_hub(checkpoint)]
+
+
+def _links(checkpoint: Checkpoint) -> list[tuple[Path, str]]:
+    """Return where the weights of a checkpoint are linked, and the blobs."""
+    commit = _snapshot(checkpoint)
+    return [(commit.pointer(path), file.blob) for file, path in _weights(checkpoint)]

@@ -19,15 +19,14 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path, PurePosixPath
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from qaudit.checkpoints.header import header_nbytes, tensors_in
 from qaudit.checkpoints.stamps import own_cache, repo_folder
-from qaudit.errors import HubError, SourceError
+from qaudit.errors import HubError, MachineError, SourceError
 from qaudit.hub.api import Client
 from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read
 from qaudit.hub.connection import Request, no_revision, not_known_offline
@@ -44,8 +43,9 @@ from qaudit.hub.names import (
 )
 from qaudit.support.keys import nearest
 from qaudit.types import digest
-from qaudit.whole import partial_name
+from qaudit.whole import write_whole
 
+T = TypeVar("T")
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 """Tensor -> its dtype and its shape."""
 
@@ -57,56 +57,19 @@ _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
 _STORE_VERSION = 1
 
 
-class AnswerStore:
-    """A folder of answers, one small JSON file each.
-
-    File names are digests, so that no name from the network is ever a path. The key is written
-    inside and compared when it is read, so that a file copied to another place has no effect. A
-    file is written under another name and moved. An answer that the disk does not take is fetched
-    again the next time; a message says so once, and the work goes on.
-    """
-
-    def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
-        self._folder, self._say = folder, say
-        self._warned = False
-
-    def path(self, table: str, key: Sequence[str]) -> Path:
-        return self._folder / f"v{_STORE_VERSION}" / table / f"{digest([table, *key])}.json"
-
-    def get(self, table: str, key: Sequence[str]) -> Any:
-        try:
-            record = json.loads(self.path(table, key).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        if not isinstance(record, dict) or record.get("key") != [table, *key]:
-            return None
-        return record.get("value")
-
-    def put(self, table: str, key: Sequence[str], value: Any) -> None:
-        """Write an answer so that it is there whole or not at all."""
-        path = self.path(table, key)
-        partial = partial_name(path)
-        text = json.dumps({"key": [table, *key], "value": value}, separators=(",", ":"))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-        except OSError as error:
-            if not self._warned:
-                why = (error.strerror or str(error)).lower()
-                self._say(f"answers of the Hub cannot be kept in `{self._folder}`: {why}")
-            self._warned = True
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-
-
 class Listing:
-    """A client with a memory; may be used by several threads."""
+    """A client with a memory; may be used by several threads.
+
+    What it learns is in a folder, an answer in each small JSON file. File names are digests, so
+    that no name from the network is ever a path. The key is written inside and compared when it is
+    read, so that a file copied to another place has no effect. An answer that the disk does not
+    take is fetched again the next time; a message says so once, and the work goes on.
+    """
 
     def __init__(self, client: Client, folder: Path | None = None) -> None:
         self.client = client
-        self._store = AnswerStore(folder or own_cache() / "hub", client.say)
+        self._folder = folder or own_cache() / "hub"
+        self._warned = False
         self._revisions: dict[tuple[str, Kind], tuple[Revision, ...]] = {}
         self._files: dict[tuple[str, str, Kind], tuple[HubFile, ...]] = {}
         self._shapes: dict[str, Shapes] = {}
@@ -120,19 +83,16 @@ class Listing:
         """
         with self._requesting:
             if (repo, kind) not in self._revisions:
-                key = self._key(repo, kind)
+                key = ("revisions", repo, kind)
                 if not self.client.offline:
                     revisions = self.client.revisions(repo, kind)
-                    record = {"at": int(time.time()), "revisions": list(map(astuple, revisions))}
-                    self._store.put("revisions", key, record)
+                    rows = list(map(astuple, revisions))
+                    self._record(key, {"at": int(time.time()), "revisions": rows})
+                elif (dated := self._recorded(key, _dated_revisions)) is not None:
+                    day, revisions = dated
+                    self.client.say(f"offline: the revisions of `{repo}` are those of {day}")
                 else:
-                    try:
-                        stored = self._store.get("revisions", key) or {}
-                        revisions = revisions_in(stored["revisions"])
-                        day = time.strftime("%Y-%m-%d", time.gmtime(float(stored["at"])))
-                        self.client.say(f"offline: the revisions of `{repo}` are those of {day}")
-                    except (GarbledError, KeyError, TypeError, ValueError, OverflowError):
-                        revisions = self._revisions_in_cache(repo, kind)
+                    revisions = self._revisions_in_cache(repo, kind)
                 self._revisions[repo, kind] = revisions
             return self._revisions[repo, kind]
 
@@ -152,12 +112,10 @@ class Listing:
         raise no_revision(Request("", repo, kind, revision), hint)
 
     def files(self, repo: str, commit: str, kind: Kind = "model") -> tuple[HubFile, ...]:
-        recorded = self.known_files(repo, commit, kind)
-        if recorded is not None:
-            return recorded
-        files = self.client.files(repo, commit, kind=kind)
-        self._store.put("trees", self._key(repo, kind, commit), list(map(astuple, files)))
-        self._files[repo, commit, kind] = files
+        files = self.known_files(repo, commit, kind)
+        if files is None:
+            files = self._files[repo, commit, kind] = self.client.files(repo, commit, kind=kind)
+            self._record(("trees", repo, kind, commit), list(map(astuple, files)))
         return files
 
     def known_files(
@@ -166,13 +124,12 @@ class Listing:
         """Return every file at a commit if that is known without a request."""
         key = (repo, commit, kind)
         if key not in self._files:
-            try:
-                self._files[key] = files_in(self._store.get("trees", self._key(repo, kind, commit)))
-            except GarbledError:
-                files = self._files_in_cache(*key) if self.client.offline else ()
-                if not files:
-                    return None
-                self._files[key] = files
+            files = self._recorded(("trees", repo, kind, commit), files_in)
+            if files is None:
+                files = (self.client.offline and self._files_in_cache(*key)) or None
+            if files is None:
+                return None
+            self._files[key] = files
         return self._files[key]
 
     def is_partial(self, repo: str, commit: str, kind: Kind = "model") -> bool:
@@ -181,32 +138,28 @@ class Listing:
 
     def file(self, repo: str, commit: str, path: str, kind: Kind = "model") -> HubFile:
         """Return one file at a commit, without the rest of its tree."""
-        key = self._key(repo, kind, commit, path)
-        try:
-            files = files_in(self._store.get("files", key))
-        except GarbledError:
-            files = ()
+        key = ("files", repo, kind, commit, path)
+        files = self._recorded(key, files_in)
         if not files and self.client.offline:
             files = tuple(f for f in self.known_files(repo, commit, kind) or () if f.path == path)
-        if [file.path for file in files] == [path]:
+        if files and [file.path for file in files] == [path]:
             return files[0]
         file = self.client.file(repo, commit, path, kind=kind)
-        self._store.put("files", key, [astuple(file)])
+        self._record(key, [astuple(file)])
         return file
 
     def shapes(self, repo: str, commit: str, files: Sequence[HubFile]) -> Shapes:
         """Return the tensors of all files; a tensor that is in two of them is refused."""
         tensors: Shapes = {}
         for file in files:
-            key = self._key(file.identity, str(file.nbytes))
-            if file.identity not in self._shapes:
-                try:
-                    self._shapes[file.identity] = shapes_in(self._store.get("headers", key))
-                except GarbledError:
-                    shapes = self._shapes[file.identity] = self._read_header(repo, commit, file)
-                    rows = [[name, dtype, list(shape)] for name, (dtype, shape) in shapes.items()]
-                    self._store.put("headers", key, rows)
-            shapes = self._shapes[file.identity]
+            shapes = self._shapes.get(file.identity)
+            if shapes is None:
+                key = ("headers", file.identity, str(file.nbytes))
+                shapes = self._recorded(key, shapes_in)
+                if shapes is None:
+                    shapes = self._read_header(repo, commit, file)
+                    self._record(key, [[name, *entry] for name, entry in shapes.items()])
+                self._shapes[file.identity] = shapes
             if twice := sorted(tensors.keys() & shapes.keys()):
                 raise HubError(
                     f"tensor `{twice[0]}` is in `{file.path}` of `{repo}` and in another shard",
@@ -220,7 +173,7 @@ class Listing:
         """Return a range of a file's bytes, offline from the shared cache if they are there."""
         if stop <= start:
             return b""
-        blob = RepoCache.of(repo).blob(file.blob)
+        blob = RepoCache(repo).blob(file.blob)
         if self.client.offline and file_size(blob) == file.nbytes:
             try:
                 with blob.open("rb") as handle:
@@ -295,5 +248,38 @@ class Listing:
             ) from error
         return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
-    def _key(self, *parts: str) -> list[str]:
-        return [self.client.endpoint, *parts]
+    def _path(self, key: Sequence[str]) -> Path:
+        """Return the file of an answer: of this Hub, in the folder of its table."""
+        table, *names = key
+        name = digest([table, self.client.endpoint, *names])
+        return self._folder / f"v{_STORE_VERSION}" / table / f"{name}.json"
+
+    def _recorded(self, key: Sequence[str], parse: Callable[[Any], T]) -> T | None:
+        """Return an answer on the disk, if it passes the checks of one that comes."""
+        table, *names = key
+        try:
+            record = json.loads(self._path(key).read_text(encoding="utf-8"))
+            if record["key"] == [table, self.client.endpoint, *names]:
+                return parse(record["value"])
+        except (OSError, ValueError, RecursionError, LookupError, TypeError, OverflowError):
+            pass
+        return None
+
+    def _record(self, key: Sequence[str], value: Any) -> None:
+        """Write an answer so that it is there whole or not at all."""
+        table, *names = key
+        record = {"key": [table, self.client.endpoint, *names], "value": value}
+        try:
+            write_whole(self._path(key), json.dumps(record, separators=(",", ":")))
+        except MachineError as error:
+            if not self._warned:
+                self.client.say(
+                    f"answers of the Hub cannot be kept in `{self._folder}`: {error.message}"
+                )
+            self._warned = True
+
+
+def _dated_revisions(value: Any) -> tuple[str, tuple[Revision, ...]]:
+    """Read when names were seen, and the names."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(float(value["at"])))
+    return day, revisions_in(value["revisions"])

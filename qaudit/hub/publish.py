@@ -14,6 +14,13 @@ holds older ones, the change goes onto its branch; only where there is none is o
 So the same command may be run any number of times. Requests are those of `HfApi`, repeated as the
 client's own are, but for the commit: where its reply is lost, the search is the same, and nothing
 is sent again, because a server that answers late may still be at work.
+
+A published audit is read like a folder once it is fetched, as weights are: the revision is pinned
+to a commit, every file is hashed against the Hub's listing, what is in the shared cache is not
+fetched again, and without a network the cache alone is read. The audit names its evidence with
+hashes of its own, so that files which belong to another audit are refused when the folder is read.
+It may come from a stranger: only files that its repository lists below `qaudit/evidence` are
+fetched, and none larger than per-document sums can be.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path, PurePath
@@ -36,12 +43,11 @@ from qaudit.errors import (
     UnreachableError,
     UsageError,
 )
-from qaudit.hub import Hub
+from qaudit.hub import Hub, open_hub
 from qaudit.hub.api import GarbledAnswerError, checked
 from qaudit.hub.connection import LOG_IN, DroppedError, Request
 from qaudit.hub.metadata import metadata_of, with_metadata
-from qaudit.hub.names import HubFile
-from qaudit.hub.published import AUDIT, FOLDER
+from qaudit.hub.names import HubFile, repository_of
 from qaudit.report import document as doc
 from qaudit.report.card import PICTURES, render, render_block, render_page
 from qaudit.report.chart import dark
@@ -51,8 +57,9 @@ from qaudit.report.markdown import put_block, render_blocks
 from qaudit.report.series import pictures
 from qaudit.report.verdict import headline, table
 from qaudit.report.views import View
+from qaudit.saved.audits import read_audit
 from qaudit.saved.evidence import read_saved
-from qaudit.types import AuditRecord, MeasurementRow, TaskRow
+from qaudit.types import HUB, AuditRecord, MeasurementRow, TaskRow, Watch
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, Discussion, HfApi
@@ -64,7 +71,13 @@ Count = Callable[[int, int], object]
 MARK = "[qaudit]"
 """Ends the title of every pull request of ours."""
 
-README = "README.md"
+FOLDER = "qaudit"
+"""The folder of a published audit in its repository."""
+
+AUDIT, README = f"{FOLDER}/audit.json", "README.md"
+LARGEST_NBYTES = 256_000_000
+"""Of one file: an audit of a thousand checkpoints, or the sums of ten million documents."""
+
 _EVIDENCE = re.compile(r"evidence/(tasks/[A-Za-z0-9_=-][A-Za-z0-9._=-]*/)?[A-Za-z0-9._=-]+\.npz")
 _STALE = re.compile(rf"{FOLDER}/(evidence/(tasks/[^/]+/)?[^/]+\.npz|plots/[^/]+\.svg|report\.html)")
 _LARGEST_README_NBYTES, _LONGEST_MESSAGE, _AT_A_TIME = 5_000_000, 120, 20
@@ -407,3 +420,60 @@ def _bytes(path: Path) -> bytes:
         raise MachineError(
             f"`{path}` cannot be read: {why}", hint="check its permissions"
         ) from error
+
+
+# ------------------------------------------------------------------------- a published audit
+
+
+def audit_folder(target: str, watch: Watch | None = None) -> Path:
+    """Return the folder of an AUDIT of the command line: a folder, its file, or a fetched one."""
+    return published_folder(target, watch) if is_published(target) else Path(target)
+
+
+def is_published(target: str) -> bool:
+    """Return whether a target is an audit on the Hub; a folder on this machine wins.
+
+    So does a folder that is missing: `runs/demo`, where there is a `runs`, or `qaudit-out/demo`.
+    """
+    if target.startswith(HUB):
+        return True
+    path, ref = Path(target), repository_of(target)
+    near = "@" not in target and (path.parent.is_dir() or path.parts[:1] == ("qaudit-out",))
+    return ref is not None and not (path.exists() or near)
+
+
+def published_folder(target: str, watch: Watch | None = None, *, hub: Hub | None = None) -> Path:
+    """Fetch the audit that `org/name@revision` holds, with its evidence; return its folder."""
+    ref = repository_of(target)
+    if ref is None or ref.subfolder is not None:
+        raise UsageError(
+            f"`{target}` names no repository with an audit",
+            hint="write it as `org/name` or `org/name@revision`",
+        )
+    hub = hub or open_hub(watch)
+    commit = hub.listing.commit(ref.location, ref.revision or "main")
+    listed = {file.path: file for file in hub.listing.files(ref.location, commit)}
+    if AUDIT not in listed:
+        raise HubError(
+            f"there is no audit in `{ref}`: it has no `{AUDIT}`",
+            hint="name a revision that has one, or put one there with `qaudit publish`",
+        )
+
+    def fetch(paths: Iterable[str]) -> Path:
+        for path in (files := {path: listed[path] for path in paths}):
+            if files[path].nbytes > LARGEST_NBYTES:
+                raise HubError(
+                    f"`{path}` has {files[path].nbytes} bytes, more than an audit's file can have",
+                    hint="it was not written by qaudit; nothing was fetched",
+                )
+        return hub.fetcher.files(ref.location, commit, str(ref), list(files.values())) / FOLDER
+
+    folder = fetch([AUDIT])
+    try:
+        audit = read_audit(folder / "audit.json")
+    except AuditError as error:
+        raise AuditError(f"in `{ref}`, {error.message}", hint=error.hint) from error
+    rows: list[MeasurementRow | TaskRow] = [*audit.measurements, *audit.tasks]
+    paths = [f"{FOLDER}/{row.evidence}" for row in rows]
+    fetch(path for path in paths if path.startswith(f"{FOLDER}/evidence/") and path in listed)
+    return folder

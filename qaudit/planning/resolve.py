@@ -39,8 +39,7 @@ from qaudit.formats.weights import (
     quantization_of,
 )
 from qaudit.hub import Hub, open_hub
-from qaudit.hub.series import find_all, is_hub, parse, revisions_of, with_files
-from qaudit.hub.weights import weights_on_hub
+from qaudit.hub.series import find_all, is_hub, parse, revisions_of, weights_on_hub, with_files
 from qaudit.items.prepare import find_item_files
 from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.content import content_findings

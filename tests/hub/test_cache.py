@@ -159,7 +159,7 @@ def test_a_blob_that_lies_in_a_store_of_all_repositories_is_used_and_replaced_he
 ) -> None:
     """The client links blobs into such a store where files come by their xet hash."""
     checkpoint = desk.checkpoint("step1")
-    stored, blob = tmp_path / "stored", RepoCache.of(REPO).blob(sha256(STEP1))
+    stored, blob = tmp_path / "stored", RepoCache(REPO).blob(sha256(STEP1))
     stored.write_bytes(STEP1)
     blob.parent.mkdir(parents=True)
     blob.symlink_to(stored)
@@ -215,7 +215,7 @@ def test_evicting_removes_what_was_brought_and_leaves_the_settings(desk: Desk, c
 
 
 def _claim(checkpoint: Checkpoint) -> Path:
-    return RepoCache.of(REPO).lock(f"{checkpoint.commit}.qaudit")
+    return RepoCache(REPO).lock(f"{checkpoint.commit}.qaudit")
 
 
 def test_what_another_scan_uses_stays(desk: Desk, hub: Hub) -> None:
@@ -287,14 +287,14 @@ def test_a_blob_that_the_user_downloaded_anew_is_theirs(desk: Desk, cache: Path)
 def test_a_blob_that_somebody_is_bringing_stays(desk: Desk) -> None:
     checkpoint = desk.checkpoint("step1")
     desk.fetcher.weights(checkpoint)
-    with FileLock(RepoCache.of(REPO).lock(sha256(STEP1))):
+    with FileLock(RepoCache(REPO).lock(sha256(STEP1))):
         assert desk.fetcher.evict(checkpoint) == 0
     assert desk.fetcher.evict(checkpoint) == NBYTES
 
 
 def test_what_is_half_there_is_evicted_too(desk: Desk, cache: Path) -> None:
     checkpoint = desk.checkpoint("step1")
-    partial = RepoCache.of(REPO).partial(sha256(STEP1))
+    partial = RepoCache(REPO).partial(sha256(STEP1))
     desk.hub.faults += [{"match": CDN, "cut": 5000, "times": 1}, {"match": CDN, "flip": 1}]
     with pytest.raises(Exception, match="fetched twice"):
         desk.fetcher.weights(checkpoint)

@@ -26,10 +26,11 @@ from qaudit.checkpoints import stamps
 from qaudit.checkpoints.stamps import content_read, folder_of, text_path
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub import fetch as fetch_module
+from qaudit.hub.cache import Snapshot
 from qaudit.hub.connection import DroppedError
-from qaudit.hub.fetch import Fetcher, Snapshot, Transfer
+from qaudit.hub.fetch import Fetcher, Transfer
 from qaudit.hub.names import HubFile
-from qaudit.hub.weights import settings_files
+from qaudit.hub.series import settings_files
 from qaudit.types import Checkpoint, TextFile, WeightFile
 from tests.support.fetching import (
     CONFIG,
@@ -274,7 +275,7 @@ def test_a_stopped_fetcher_ends_soon_and_keeps_what_came(hub: Hub, cache: Path) 
     desk = Desk(hub, options={"pause": None})
     checkpoint = desk.checkpoint("step1")
     hub.faults.append({"match": CDN, "cut": 90_000})
-    desk.note = lambda text: desk.fetcher.stop()  # type: ignore[method-assign]
+    desk.note = lambda text: desk.client.break_off()  # type: ignore[method-assign]
     with pytest.raises(Interrupted, match="stopped"):
         desk.fetcher.weights(checkpoint)
     assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES - 90_000
@@ -660,6 +661,7 @@ class Line:
 
     def __init__(self, data: bytes, brings: list[int]) -> None:
         self.data, self.brings, self.asked = data, list(brings), list[int]()
+        self.stopped = threading.Event()
 
     @contextmanager
     def download(
@@ -682,7 +684,8 @@ def fetch(file: HubFile, partial: Path, line: Any, counted: list[int] | None = N
     progress: Any = SimpleNamespace(advance=lambda blob, nbytes: counted.append(nbytes))
     listing: Any = None
     fetcher = Fetcher(line, listing, pause=lambda seconds: None)
-    Transfer(fetcher, Snapshot(REPO, "c" * 40, "c" * 40, "x"), file, progress).fetch(partial)
+    snapshot = Snapshot(REPO, commit="c" * 40, revision="c" * 40, label="x")
+    Transfer(fetcher, snapshot, file, progress).fetch(partial)
 
 
 def _listed(data: bytes) -> HubFile:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from qaudit.checkpoints.safetensors import headers
 from qaudit.errors import HubError
 from qaudit.hub.api import Client
-from qaudit.hub.listing import FIRST_NBYTES, AnswerStore, Listing
+from qaudit.hub.listing import FIRST_NBYTES, Listing
 from qaudit.hub.names import HubFile, is_commit
 from tests.support.hub import Hub
 
@@ -318,7 +318,7 @@ def test_what_lies_on_the_disk_is_believed_no_more_than_the_wire(
 ) -> None:
     mine = listing(hub, tmp_path)
     commit = mine.commit(REPO)
-    mine._store.put("trees", mine._key(REPO, "model", commit), value)
+    mine._record(("trees", REPO, "model", commit), value)
     assert mine.known_files(REPO, commit) is None
     assert len(mine.files(REPO, commit)) == 3
 
@@ -332,7 +332,7 @@ def test_shapes_on_the_disk_are_checked(hub: Hub, tmp_path: Path, value: Any) ->
     mine = listing(hub, tmp_path)
     commit = mine.commit(REPO)
     (file,) = weights(mine.files(REPO, commit))
-    mine._store.put("headers", mine._key(file.identity, str(file.nbytes)), value)
+    mine._record(("headers", file.identity, str(file.nbytes)), value)
     before = mine.client.requests
     assert mine.shapes(REPO, commit, [file])
     assert mine.client.requests > before
@@ -358,7 +358,7 @@ def test_models_and_datasets_of_one_name_are_two(hub: Hub, tmp_path: Path) -> No
 
 @given(st.lists(st.text(), min_size=1, max_size=4), st.sampled_from(["trees", "headers"]))
 def test_no_name_leaves_the_folder(key: list[str], shelf: str) -> None:
-    path = AnswerStore(Path("/store"), print).path(shelf, key)
+    path = Listing(Client("http://127.0.0.1:1"), Path("/store"))._path((shelf, *key))
     assert path.parent == Path(f"/store/v1/{shelf}")
     assert path.name.removesuffix(".json").isalnum()
 

@@ -66,13 +66,11 @@ class Fake:
         self._note(f"evict {checkpoint.label}")
         return 10
 
-    def stop(self) -> None:
+    def break_off(self) -> None:
+        self._note("break off")
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
-
-    def break_off(self) -> None:
-        self._note("break off")
 
     def commit(self, repo: str, revision: str) -> str:
         if self.silent:

@@ -22,11 +22,11 @@ from qaudit.hub.publish import (
     PublishPlan,
     description_of,
     propose,
+    published_folder,
     read_for_publishing,
     submit,
     title_of,
 )
-from qaudit.hub.published import published_folder
 from qaudit.saved.evidence import read_saved
 from qaudit.types import Ref, TextFile
 from tests.support import sample

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from qaudit.errors import AuditError, HubError, QauditError, SourceError, UsageError
-from qaudit.hub.published import audit_folder, is_published, published_folder
+from qaudit.hub.publish import audit_folder, is_published, published_folder
 from qaudit.saved.evidence import read_saved
 from tests.support.hub import Hub, Serve
 from tests.support.items import answered
@@ -153,7 +153,7 @@ def test_a_file_too_large_to_be_evidence_is_not_fetched(
     publish: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = publish()
-    monkeypatch.setattr("qaudit.hub.published.LARGEST_NBYTES", 1000)
+    monkeypatch.setattr("qaudit.hub.publish.LARGEST_NBYTES", 1000)
     with pytest.raises(HubError, match="more than an audit's file can have"):
         published_folder("o/m@v1")
     assert hub.asked("resolve") == []
