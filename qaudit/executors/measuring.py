@@ -26,7 +26,7 @@ from qaudit.executors.folder import cost_of
 from qaudit.hub import Hub
 from qaudit.planning.price import with_shipped
 from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome
-from qaudit.search.greedy import search, search_stored
+from qaudit.search.greedy import search
 from qaudit.types import Checkpoint, Plan, Subject, Watch, WorkUnit
 
 
@@ -185,7 +185,7 @@ class Measuring:
         event: UnitOutcome | None = None
         try:
             if job.subject.is_search:
-                event = search_stored(job.tasks, *place)
+                event = search(job.tasks, *place)
             else:
                 job.results = results = [look_up(task, *place) for task in job.tasks]
                 keys = tuple(key for result in results for key in result.keys.values())

@@ -17,7 +17,7 @@ from qaudit.errors import UsageError
 from qaudit.planning.price import Load, Pricing, flops, passes_of, scheme_of, with_scheme
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.codec import encode
-from qaudit.search.greedy import greedy, loss_per_token, searched_row
+from qaudit.search.greedy import greedy, loss_per_token
 from qaudit.types import (
     Checkpoint,
     Evidence,
@@ -50,7 +50,7 @@ def plainly(candidates: list[str], loss: Loss) -> set[str]:
 
 def test_the_next_best_goes_in_only_if_the_mean_gets_better() -> None:
     found = greedy("ABC", table(A=3.0, B=1.0, C=2.0, BC=1.5, AB=0.9))
-    assert [name for name, _ in found.ranking] == ["B", "C", "A"]
+    assert [candidate.label for candidate in found.candidates] == ["B", "C", "A"]
     assert [(t.added, t.loss, t.taken) for t in found.trials] == [
         ("C", 1.5, False),
         ("A", 0.9, True),
@@ -69,7 +69,7 @@ def test_the_next_best_goes_in_only_if_the_mean_gets_better() -> None:
 )
 def test_who_is_ranked_and_taken(losses: dict[str, float], ranking: str, members: str) -> None:
     found = greedy(sorted({*"".join(losses)}), table(**losses))
-    assert "".join(name for name, _ in found.ranking) == ranking
+    assert "".join(candidate.label for candidate in found.candidates) == ranking
     assert ("".join(found.members), found.loss) == (members, losses[members])
 
 
@@ -89,7 +89,7 @@ def test_it_takes_whom_the_plain_algorithm_takes(seed: int, count: int) -> None:
 
     found = greedy(list(places), counted)
     assert set(found.members) == plainly(list(places), loss)
-    assert found.loss == loss(found.members) <= found.ranking[0][1]
+    assert found.loss == loss(found.members) <= (found.candidates[0].loss or 0)
     assert len(asked) == len(set(asked)) == 2 * count - 1
 
 
@@ -178,15 +178,12 @@ def test_all_documents_choose() -> None:
 
 
 def test_what_is_kept_is_plain_json() -> None:
-    a, b, c = map(checkpoint, "ABC")
-    losses = {(a,): math.nan, (b,): 2.0, (c,): 1.0, (b, c): 0.5}
-    (scheme,) = parse_schemes(["gptq-3bit"])
-    found = greedy([a, b, c], losses.__getitem__)
-    row = searched_row(search("A", "B", "C"), scheme, found, 7, further=True)
+    row = greedy("ABC", table(A=math.nan, B=2.0, C=1.0, BC=0.5))
+    row = replace(row, label="best", scheme="gptq-3bit", documents=7, further=True)
     assert json.loads(json.dumps(encode(row), allow_nan=False)) == {
         "label": "best",
         "scheme": "gptq-3bit",
-        "spec": scheme.spec,
+        "spec": "",
         "documents": 7,
         "candidates": [
             {"label": "C", "loss": 1.0},
