@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -42,15 +43,16 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write text or bytes unchanged, to a regular file or a new name."""
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a name to write a file under, which then takes its place; refuse what is no file."""
     partial = partial_name(path)
     try:
         with suppress(FileNotFoundError):  # a loop of links is no new name
             if not stat.S_ISREG(path.stat().st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        yield partial
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
@@ -59,6 +61,17 @@ def write_whole(path: Path, content: str | bytes) -> None:
     finally:  # an interrupt leaves no partial file either
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write text or bytes unchanged, to a regular file or a new name."""
+    with whole_file(path) as partial:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def copy_whole(source: Path, path: Path) -> None:
+    with whole_file(path) as partial:
+        shutil.copyfile(source, partial)
 
 
 def partial_name(path: Path) -> Path:

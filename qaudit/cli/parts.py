@@ -68,13 +68,14 @@ def fetch(out: Path, *, quiet: Quiet = False, **settings: Any) -> int:
     from qaudit.report.format import plural
 
     with Progress(quiet=quiet) as progress:
-        fetched = fetch_all(out, code=bool(settings.get("trust_remote_code")), watch=progress)
+        code = bool(settings.get("trust_remote_code"))
+        checkpoints, whole, texts, failed = fetch_all(out, code=code, watch=progress)
     if not quiet:
-        whole, texts = plural(fetched.checkpoints, "checkpoint"), plural(fetched.texts, "text")
-        say(f"{fetched.whole} of {whole} and {texts} are in the cache")
-        for label, reason in fetched.failed.items():
+        needed = f"{plural(checkpoints, 'checkpoint')} and {plural(texts, 'text')}"
+        say(f"{whole} of {needed} are in the cache")
+        for label, reason in failed.items():
             say(f"not downloaded {label}: {reason}")
-    return 3 if fetched.failed else 0
+    return 3 if failed else 0
 
 
 INDICES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
@@ -115,14 +116,11 @@ def part(
     verbose = take(Execution, settings).verbose
     _, options = split_settings(settings)
     with Progress(quiet=quiet, verbose=verbose) as progress:
-        outcome = run_part(out, number, count, options, progress)
+        units, measured, failed = run_part(out, number, count, options, progress)
     if not quiet:
-        say(
-            f"part {number}/{count}: {plural(outcome.units, 'subject')}, "
-            f"{outcome.measured} measured now, "
-            f"{len(outcome.failed)} failed"
-        )
-    return 3 if outcome.failed else 0
+        subjects = plural(units, "subject")
+        say(f"part {number}/{count}: {subjects}, {measured} measured now, {failed} failed")
+    return 3 if failed else 0
 
 
 def part_of(text: str) -> tuple[int, int]:

@@ -12,15 +12,13 @@ Results of copies are taken by content and never over anything.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from qaudit.core.course import previous_of
 from qaudit.core.registry import parse_scheme
 from qaudit.diagnostics.registry import parse_diagnostics
-from qaudit.errors import HubError, UsageError, not_written
+from qaudit.errors import HubError, UsageError
 from qaudit.executors.records import read_record
 from qaudit.hub import open_hub
 from qaudit.items.prepare import fetch_items
@@ -37,17 +35,14 @@ from qaudit.saved.parts import (
     write_unit,
 )
 from qaudit.text.texts import fetch_texts
-from qaudit.types import SILENT, Checkpoint, Corpus, Pins, Run, Watch, WorkUnit, units_of
-from qaudit.whole import partial_name
+from qaudit.types import SILENT, Corpus, Pins, Run, Subject, Watch, WorkUnit, units_of
+from qaudit.whole import copy_whole
 
 FLOPS_PER_BYTE = 1e5
 """What reading a byte of weights costs, as arithmetic: a GPU does 100 TFLOP/s while 1 GB comes."""
 
 UNEVEN = 1.1
 """A largest part so many times the lower bound is too large."""
-
-Before = Callable[[WorkUnit], Checkpoint | None]
-"""Returns the checkpoint that a unit's diagnostics read beside its own."""
 
 
 def cost_of(unit: WorkUnit) -> float:
@@ -71,16 +66,20 @@ def in_line(units: Sequence[WorkUnit]) -> tuple[WorkUnit, ...]:
 
 
 def cut(
-    units: Sequence[WorkUnit], count: int, before: Before = lambda unit: None
+    units: Sequence[WorkUnit], count: int, series: Sequence[Subject] = ()
 ) -> tuple[tuple[WorkUnit, ...], ...]:
-    """Cut units into at most so many parts, the largest of which is as small as can be."""
+    """Cut units into at most so many parts, the largest of which is as small as can be.
+
+    Diagnostics of a unit read the checkpoint before in the series, too.
+    """
     groups: dict[str, list[WorkUnit]] = {}
     for unit in in_line(units):
         groups.setdefault(unit.subject.content, []).append(unit)
     if not groups:
         return ()
-    line = [_Group(group, before) for group in groups.values()]
-    low, high = max(group.cost for group in line), sum(group.cost for group in line)
+    line = [_Group(group, series) for group in groups.values()]
+    costs = [line_cost([group]) for group in line]
+    low, high = max(costs), sum(costs)
     for _ in range(60):  # to the last bit of a float
         middle = (low + high) / 2
         if len(_stretches(line, middle)) <= count:
@@ -88,52 +87,37 @@ def cut(
         else:
             low = middle
     parts = _stretches(line, high)
-    bound = max(line_cost(line) / count, max(group.cost for group in line))
+    bound = max(line_cost(line) / count, *costs)
     if max(map(line_cost, parts)) > UNEVEN * bound:
-        parts = min(parts, _dealt(line, count), key=lambda some: max(map(line_cost, some)))
+        # Deal groups, the largest first, each to the part that is cheapest with it.
+        dealt: list[list[int]] = [[] for _ in range(min(count, len(line)))]
+        for place in sorted(range(len(line)), key=lambda place: -costs[place]):
+            min(dealt, key=lambda part: line_cost([line[k] for k in (*part, place)])).append(place)
+        of_dealt = [[line[place] for place in part] for part in sorted(map(sorted, dealt)) if part]
+        parts = min(parts, of_dealt, key=lambda some: max(map(line_cost, some)))
     return tuple(tuple(unit for group in part for unit in group.units) for part in parts)
 
 
 def parts_of(run: Run, units: Sequence[WorkUnit], count: int) -> tuple[tuple[WorkUnit, ...], ...]:
-    """Cut units of a plan into parts; a diagnostic may need the checkpoint before, too."""
-    reads = any(
-        diagnostic.reads_previous for diagnostic in parse_diagnostics(run.plan.recipe.diagnostics)
-    )
-
-    def before(unit: WorkUnit) -> Checkpoint | None:
-        return previous_of(unit.subject, run.plan.subjects) if reads else None
-
-    return cut(units, count, before)
+    diagnostics = parse_diagnostics(run.plan.recipe.diagnostics)
+    reads = any(diagnostic.reads_previous for diagnostic in diagnostics)
+    return cut(units, count, run.plan.subjects if reads else ())
 
 
 class _Group:
-    """Units that stay together: a subject and its twins."""
+    """Units that stay together: a subject and its twins, which share its measurements."""
 
-    def __init__(self, units: Sequence[WorkUnit], before: Before) -> None:
-        self.units = units
-        self.flops = units[0].flops  # twins share its measurements
-        needed = [c for unit in units for c in (*unit.checkpoints, before(unit)) if c is not None]
+    def __init__(self, units: Sequence[WorkUnit], series: Sequence[Subject]) -> None:
+        self.units, self.flops = units, units[0].flops
+        before = [previous_of(unit.subject, series) for unit in units]
+        needed = [c for unit in units for c in unit.checkpoints] + [c for c in before if c]
         self.weights = {c.content: c.nbytes for c in needed}
-
-    @property
-    def cost(self) -> float:
-        return self.flops + FLOPS_PER_BYTE * sum(self.weights.values())
 
 
 def line_cost(groups: Sequence[_Group]) -> float:
     """Return the cost of groups one after another: weights that they share are read once."""
     weights = {content: nbytes for group in groups for content, nbytes in group.weights.items()}
     return sum(group.flops for group in groups) + FLOPS_PER_BYTE * sum(weights.values())
-
-
-def _dealt(line: Sequence[_Group], count: int) -> list[list[_Group]]:
-    """Deal groups, the largest first, each to the part that is cheapest with it."""
-    parts: list[list[_Group]] = [[] for _ in range(min(count, len(line)))]
-    for group in sorted(line, key=lambda one: -one.cost):
-        parts[min(range(len(parts)), key=lambda k: line_cost([*parts[k], group]))].append(group)
-    places = {id(group): place for place, group in enumerate(line)}
-    ordered = [sorted(part, key=lambda one: places[id(one)]) for part in parts if part]
-    return sorted(ordered, key=lambda part: places[id(part[0])])
 
 
 def _stretches(line: Sequence[_Group], limit: float) -> list[list[_Group]]:
@@ -146,7 +130,7 @@ def _stretches(line: Sequence[_Group], limit: float) -> list[list[_Group]]:
         more = group.flops + FLOPS_PER_BYTE * sum(new.values())
         if not parts or cost + more > limit * (1 + 1e-12):
             parts.append([])
-            weights, cost, more = {}, 0.0, group.cost
+            weights, cost, more = {}, 0.0, line_cost([group])
         parts[-1].append(group)
         weights |= group.weights
         cost += more
@@ -170,25 +154,21 @@ def pinned(prepared: Prepared, corpus: Corpus, threads: int) -> Run:
     return Run(plan, pins)
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """What a plan needs of the Hub, and what of it is in the cache now."""
+def fetch_all(
+    out: Path, *, code: bool = False, watch: Watch = SILENT
+) -> tuple[int, int, int, dict[str, str]]:
+    """Download texts, configurations, tokenizers and weights; a failure does not end the others.
 
-    checkpoints: int
-    whole: int  # of these, in the cache
-    texts: int
-    failed: dict[str, str]  # why, by label
-
-
-def fetch_all(out: Path, *, code: bool = False, watch: Watch = SILENT) -> Fetched:
-    """Download texts, configurations, tokenizers and weights; a failure does not end the others."""
+    Returns how many checkpoints a plan needs of the Hub, how many of these are in the cache now,
+    how many texts, and why others failed, by label.
+    """
     run = read_run(out)
     plan = run.plan
     units = in_line(units_of(plan.passes))
     checkpoints = (source for unit in units for c in unit.checkpoints for source in c.sources)
     members = {c.content: c for c in checkpoints if c.commit}
     if not members and not plan.texts:
-        return Fetched(0, 0, 0, {})
+        return 0, 0, 0, {}
     hub = open_hub(watch=watch)
     fetcher = hub.fetcher
     fetch_texts(fetcher, plan.recipe, plan.texts)
@@ -201,7 +181,7 @@ def fetch_all(out: Path, *, code: bool = False, watch: Watch = SILENT) -> Fetche
         except HubError as error:
             failed[checkpoint.label] = error.message
     whole = len(members) - (len(failed) - len(tasks))
-    return Fetched(len(members), whole, len(plan.texts), failed)
+    return len(members), whole, len(plan.texts), failed
 
 
 def merge(source: Path, out: Path, run: Run) -> int:
@@ -219,22 +199,10 @@ def merge(source: Path, out: Path, run: Run) -> int:
             is_measured = mine is not None and mine.document.error is None
             if copy is not None and not is_measured:
                 for name in dict.fromkeys(evidence_of(copy.document)):
-                    _copy(source / name, out / name)
+                    copy_whole(source / name, out / name)
                 write_unit(copy.document, unit_path(run, unit, out))
                 copied += 1
     for path in kept_files(source):
         if not (target := out / path.relative_to(source)).exists():
-            _copy(path, target)
+            copy_whole(path, target)
     return copied
-
-
-def _copy(source: Path, path: Path) -> None:
-    partial = partial_name(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, partial)
-        partial.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
-    finally:
-        partial.unlink(missing_ok=True)

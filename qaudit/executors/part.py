@@ -16,7 +16,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from itertools import chain
@@ -49,7 +49,6 @@ from qaudit.executors.records import (
     PartLog,
     attempts,
     one_error,
-    record_of,
     states_of,
 )
 from qaudit.host import default_stream_limit
@@ -61,7 +60,13 @@ from qaudit.planning.pin import refuse_other_libraries
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.price import kept_specs, planned_rounds, with_draws, with_shipped
 from qaudit.report.folder import must_take_files
-from qaudit.saved.documents import DiagnosticRows, UnitDocument
+from qaudit.saved.documents import (
+    DiagnosticRows,
+    Failure,
+    ResultDocument,
+    TaskFile,
+    UnitDocument,
+)
 from qaudit.saved.parts import (
     DIRECTORY,
     FIRST,
@@ -72,7 +77,7 @@ from qaudit.saved.parts import (
     unit_path,
     write_unit,
 )
-from qaudit.saved.results import ResultStore, UnitOutcome
+from qaudit.saved.results import ResultStore, UnitOutcome, sha256_of
 from qaudit.settings import RunOptions
 from qaudit.text.texts import fetch_texts, read_corpus
 from qaudit.types import CHOICES, SILENT, Corpus, Plan, Run, Subject, Watch, WorkUnit, units_of
@@ -175,6 +180,12 @@ def _download_small_files(
 def _machine(plan: Plan, options: RunOptions) -> Machine:
     device, dtype = open_device(plan.device, plan.dtype)
     limit = options.stream_memory
+    missing = obstacle(torch.empty(0, device=device)) if plan.column_loop == FUSED else None
+    if missing is not None:
+        raise OtherIdentityError(
+            f"the plan rounds GPTQ's columns by the fused kernel, and here {missing}",
+            hint="run the part in the environment of the plan, or plan again in this one",
+        )
     return Machine(
         device=device,
         dtype=dtype,
@@ -183,20 +194,9 @@ def _machine(plan: Plan, options: RunOptions) -> Machine:
         allow_pickle=options.allow_pickle,
         trust_remote_code=options.trust_remote_code,
         keeps_weights=kept_specs(options.keep, parse_schemes(plan.specs)),
-        column_loop=_column_loop(plan, device),
+        column_loop=plan.column_loop,
         experts=ExpertOptions(replays=plan.recipe.routing == "reference"),
     )
-
-
-def _column_loop(plan: Plan, device: torch.device) -> str:
-    """Return the plan's loop over GPTQ's columns, which must run here, too."""
-    missing = obstacle(torch.empty(0, device=device)) if plan.column_loop == FUSED else None
-    if missing is not None:
-        raise OtherIdentityError(
-            f"the plan rounds GPTQ's columns by the fused kernel, and here {missing}",
-            hint="run the part in the environment of the plan, or plan again in this one",
-        )
-    return plan.column_loop
 
 
 def _free_for_streams(device: torch.device, fixed_nbytes: int, limit: int | None) -> int:
@@ -205,36 +205,6 @@ def _free_for_streams(device: torch.device, fixed_nbytes: int, limit: int | None
         return 0
     free = max(0, int(0.9 * free_nbytes(device)) - fixed_nbytes)
     return free if limit is None else min(free, limit)
-
-
-@dataclass(frozen=True)
-class Account:
-    """What a process used and ran on, begun when all is loaded and before weights are read."""
-
-    device: torch.device
-    hub: Hub | None
-    began: datetime = field(default_factory=lambda: datetime.now(UTC))
-    baseline_nbytes: int = field(default_factory=resident_nbytes)
-
-    def environment(self, seconds_waited: float) -> dict[str, Any]:
-        used: dict[str, Any] = {}
-        if self.hub is not None:
-            used = {
-                "hub_calls": self.hub.client.calls,
-                "hub_requests": self.hub.client.requests,
-                "hub_nbytes_fetched": self.hub.fetcher.nbytes_fetched,
-                "hub_nbytes_verified": self.hub.fetcher.nbytes_verified,
-                "hub_seconds_waited": round(seconds_waited, 3),
-            }
-        return {
-            **environment(self.device),
-            "qaudit": __version__,
-            "began": self.began.isoformat(timespec="seconds"),
-            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-            "memory_baseline_nbytes": self.baseline_nbytes,
-            "memory_peak_nbytes": peak_nbytes(self.device),
-            **used,
-        }
 
 
 SIZE, SEED = 1024, 20251012
@@ -311,7 +281,8 @@ class PartExecutor(Executor):
         self.failed: list[str] = []
         attempts_of = None if alone else self._attempts_of
         self._log = PartLog(out / FOLDER / f"{name}.jsonl", attempts_of, watch)
-        self._account = Account(ready.machine.device, hub)
+        self._hub, self._began = hub, datetime.now(UTC)
+        self._baseline_nbytes = resident_nbytes()  # when all is loaded, before weights are read
         self._measuring = Measuring(
             run.plan,
             out if alone else out / FOLDER / name,
@@ -358,7 +329,10 @@ class PartExecutor(Executor):
         return unit_path(self.run, self._units[label], self.out).with_suffix(".attempts")
 
     def _write(self, outcome: UnitOutcome, began: float) -> None:
-        unit = self._units[outcome.label]
+        def file(path: Path) -> dict[str, str]:
+            return {"evidence": path.relative_to(self.out).as_posix(), "sha256": sha256_of(path)}
+
+        unit, error = self._units[outcome.label], outcome.error
         path = unit_path(self.run, unit, self.out)
         document = UnitDocument(
             run=self.run.identity,
@@ -369,14 +343,54 @@ class PartExecutor(Executor):
             failed_tasks=dict(self._ready.corpus.failed_tasks),
             diagnostics=self._measuring.diagnoses.rows.get(unit.label, DiagnosticRows()),
             protocol=protocol_of(self._ready.corpus),
-            environment=self._account.environment(self._measuring.seconds_waited),
-            **record_of(outcome, self.out),
+            environment=self._environment(),
+            results=tuple(
+                ResultDocument(
+                    scheme=result.measurement.scheme,
+                    spec=result.measurement.spec,
+                    perturbed=result.perturbed,
+                    tasks=tuple(
+                        TaskFile(task=task, **file(place)) for task, place in result.task_paths
+                    ),
+                    **file(result.path),
+                )
+                for result in outcome.results
+            ),
+            search=outcome.search,
+            findings=outcome.findings,
+            error=None if error is None else Failure(error.message, error.hint),
+            exit_code=2 if error is not None and error.code == UsageError.code else 4,
+            failed_schemes={
+                scheme: Failure(e.message, e.hint) for scheme, e in outcome.failed.items()
+            },
         )
         write_unit(document, path)
-        state = "failed" if outcome.error is not None else "measured"
+        state = "failed" if error is not None else "measured"
         self._log.finished(unit.label, state, time.monotonic() - began, path)
-        if outcome.error is not None:
+        if error is not None:
             self.failed.append(unit.label)
+
+    def _environment(self) -> dict[str, Any]:
+        """Return what this process used and ran on so far."""
+        device, hub = self._ready.machine.device, self._hub
+        used: dict[str, Any] = {}
+        if hub is not None:
+            used = {
+                "hub_calls": hub.client.calls,
+                "hub_requests": hub.client.requests,
+                "hub_nbytes_fetched": hub.fetcher.nbytes_fetched,
+                "hub_nbytes_verified": hub.fetcher.nbytes_verified,
+                "hub_seconds_waited": round(self._measuring.seconds_waited, 3),
+            }
+        return {
+            **environment(device),
+            "qaudit": __version__,
+            "began": self._began.isoformat(timespec="seconds"),
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+            "memory_baseline_nbytes": self._baseline_nbytes,
+            "memory_peak_nbytes": peak_nbytes(device),
+            **used,
+        }
 
 
 def _must_be_one_kind(folder: Path, device: torch.device) -> None:
@@ -404,19 +418,13 @@ def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> PartExecutor:
     return PartExecutor(run, prepared.out, ready, prepared.hub, watch)
 
 
-@dataclass(frozen=True)
-class PartOutcome:
-    """How many units a part has, and how many it measured now and could not measure."""
-
-    units: int
-    measured: int
-    failed: tuple[str, ...]
-
-
 def run_part(
     out: Path, number: int, count: int, options: RunOptions, watch: Watch = SILENT
-) -> PartOutcome:
-    """Measure what part `number` of `count` lacks, and what failed before, in all rounds so far."""
+) -> tuple[int, int, int]:
+    """Measure what part `number` of `count` lacks, and what failed before, in all rounds so far.
+
+    Returns how many units it has, how many it measured now, and how many it could not measure.
+    """
     if not 0 <= number < count:
         raise UsageError(
             f"there is no part {number} of {count}",
@@ -429,23 +437,23 @@ def run_part(
     states = states_of(run, out)
     parts = [parts_of(run, state.units, count) for state in states]
     units = [some[number] if number < len(some) else () for some in parts]
-    missing = [_of(mine, state.missing) for mine, state in zip(units, states, strict=True)]
-    failed = [_of(mine, state.failed) for mine, state in zip(units, states, strict=True)]
+    missing, failed = (
+        [
+            [unit for unit in mine if unit in lacking]
+            for mine, lacking in zip(units, every, strict=True)
+        ]
+        for every in ([state.missing for state in states], [state.failed for state in states])
+    )
     batches = [some for some in (*missing, *failed) if some]  # what failed may end the process
     if not batches:
-        return PartOutcome(len(units[-1]), 0, ())
+        return len(units[-1]), 0, 0
     refuse_other_libraries(run.pins)
     part = _part(run, out, f"{number}-of-{count}", options, watch)
     for some in batches:
         part.await_units(0, some)
     before = sum(map(len, (*missing[:-1], *failed[:-1])))
     measured = sum(map(len, batches)) - len(part.failed)
-    return PartOutcome(len(units[-1]) + before, measured, tuple(part.failed))
-
-
-def _of(units: Sequence[WorkUnit], lacking: Sequence[WorkUnit]) -> list[WorkUnit]:
-    contents = {unit.content for unit in lacking}
-    return [unit for unit in units if unit.content in contents]
+    return len(units[-1]) + before, measured, len(part.failed)
 
 
 def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> PartExecutor:

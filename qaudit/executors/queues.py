@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
@@ -40,20 +39,16 @@ SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_BARS = 0.5, 5.0
 _ENDED = (0, 3)  # done; done, and some subjects cannot be measured
 
 
-@dataclass(frozen=True, eq=False)
-class Worker:
-    """Where a part can run: the variables of its process."""
-
-    name: str
-    variables: Mapping[str, str]
+Workers = Mapping[str, Mapping[str, str]]
+"""Where parts can run, by name: the variables of the process."""
 
 
-def cpu_workers(count: int) -> tuple[Worker, ...]:
+def cpu_workers(count: int) -> Workers:
     """Return so many workers without a GPU of their own."""
-    return tuple(Worker(f"worker {k}", {}) for k in range(count))
+    return {f"worker {k}": {} for k in range(count)}
 
 
-def gpu_workers(text: str) -> tuple[Worker, ...]:
+def gpu_workers(text: str) -> Workers:
     """Return a worker for each GPU that is asked for: a number, or `all` that are visible."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     listed = [name.strip() for name in visible.split(",")] if visible is not None else _gpus()
@@ -66,9 +61,7 @@ def gpu_workers(text: str) -> tuple[Worker, ...]:
             hint=f"ask for at most {len(names)}" if names else "use `--set executor=local`",
         )
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return tuple(
-        Worker(f"GPU {name}", {**order, "CUDA_VISIBLE_DEVICES": name}) for name in names[:count]
-    )
+    return {f"GPU {name}": {**order, "CUDA_VISIBLE_DEVICES": name} for name in names[:count]}
 
 
 def _gpus() -> list[str]:
@@ -89,13 +82,13 @@ class Pool(Executor):
         self,
         run: Run,
         out: Path,
-        workers: Sequence[Worker],
+        workers: Workers,
         options: Sequence[str] = (),
         watch: Watch = SILENT,
     ) -> None:
         """Run parts on workers; `options` go to each `qaudit part`."""
         super().__init__(run, out, watch)
-        self._workers = list(workers)
+        self._workers = workers
         self._options = [*options]
         # Each process would take as much as one alone.
         if not any(word.startswith("stream_memory=") for word in options):
@@ -109,7 +102,7 @@ class Pool(Executor):
         parts = parts_of(self.run, units, count)
         waiting = deque(k for k, p in enumerate(parts) if any(u.content in missing for u in p))
         tries = dict.fromkeys(waiting, 0)
-        running: dict[Worker, tuple[int, subprocess.Popen[bytes]]] = {}
+        running: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
         free, shown = list(self._workers), 0.0
         try:
             while (waiting and free) or running:
@@ -126,7 +119,7 @@ class Pool(Executor):
                     if code != OtherIdentityError.code:  # this device gets no other part
                         free.append(worker)
                     if code not in _ENDED:
-                        self.watch.note(f"part {part}/{count} on {worker.name} ended with {code}")
+                        self.watch.note(f"part {part}/{count} on {worker} ended with {code}")
                         if tries[part] < TRIES:
                             waiting.append(part)
                 if time.monotonic() - shown > SECONDS_BETWEEN_BARS:
@@ -135,13 +128,13 @@ class Pool(Executor):
         finally:
             _stop([process for _, process in running.values()])
 
-    def _start(self, worker: Worker, part: int, count: int) -> subprocess.Popen[bytes]:
+    def _start(self, worker: str, part: int, count: int) -> subprocess.Popen[bytes]:
         folder = self.out / FOLDER
         command = [sys.executable, "-m", "qaudit", "part", str(self.out.absolute()), "--part"]
         with (folder / f"{part}-of-{count}.log").open("ab") as log:
             return subprocess.Popen(
                 [*command, f"{part}/{count}", *self._options],
-                env={**os.environ, **worker.variables},
+                env={**os.environ, **self._workers[worker]},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

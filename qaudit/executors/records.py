@@ -23,7 +23,7 @@ from qaudit.core.merges.averages import Mean
 from qaudit.errors import MissingParts, SourceError, UsageError
 from qaudit.planning.price import planned_rounds
 from qaudit.saved.codec import parse
-from qaudit.saved.documents import Failure, ResultDocument, TaskFile, UnitDocument
+from qaudit.saved.documents import ResultDocument, TaskFile, UnitDocument
 from qaudit.saved.evidence import must_be_complete, must_be_of, must_be_pass
 from qaudit.saved.parts import (
     FIRST,
@@ -38,7 +38,6 @@ from qaudit.saved.results import (
     ResultFile,
     UnitOutcome,
     read_measurement,
-    sha256_of,
     with_tasks,
 )
 from qaudit.support.keys import first_of
@@ -197,8 +196,21 @@ class Record(UnitOutcome):
 def read_records(
     run: Run, out: Path, number: int, units: Sequence[WorkUnit], watch: Watch = SILENT
 ) -> tuple[Record, ...]:
-    """Read all units of a round; `Due` names what is missing."""
-    documents = _settled(run, out, units, watch)
+    """Read all units of a round; `Due` names what is missing.
+
+    A network file system shows a file to another host up to a minute after it was written, so that
+    what a log names and is not there is looked for again.
+    """
+    ends, noted = time.monotonic() + LAG_SECONDS, False
+    while True:
+        documents = {unit.content: read_unit(run, unit, out) for unit in units}
+        late = _late(run, out, units, documents)
+        if not late or time.monotonic() >= ends:
+            break
+        if not noted:
+            watch.note(f"waiting up to {LAG_SECONDS:.0f} s until `{late[0]}` is visible here")
+        noted = True
+        time.sleep(LOOK_SECONDS)
     records = [_record(unit, documents[unit.content], out) for unit in units]
     if missing := [unit for unit, record in zip(units, records, strict=True) if record is None]:
         raise Due(number, missing, len(units))
@@ -219,12 +231,25 @@ def _record(unit: WorkUnit, document: UnitDocument | None, out: Path) -> Record 
         error.code = document.exit_code
         return Record(unit.label, error=error, document=document)
     search, soup = document.search, None
+    is_candidate = all(step.is_candidate for step in unit.passes)
     if search is not None and len(search.members) > 1:  # the soup as the search made it
         members = [c for c, _ in unit.subject.members if c.label in search.members]
         shares = tuple((checkpoint, 1 / len(members)) for checkpoint in members)
         soup = Subject(unit.label, shares, Mean().spec)
+
+    def read(result: ResultDocument, file: ResultDocument | TaskFile) -> ResultFile:
+        measured = read_measurement(out / file.evidence, file.sha256)
+        must_be_of(measured, soup or unit.subject, result.spec)
+        if file is result:
+            must_be_pass(measured, result.perturbed, document.protocol, is_candidate=is_candidate)
+            measured = replace(measured, subject=unit.label, scheme=result.scheme)
+        return ResultFile(measured, out / file.evidence, (), result.perturbed)
+
     try:
-        results = tuple(_filed(unit, soup, document, result, out) for result in document.results)
+        results = tuple(
+            with_tasks(read(result, result), [read(result, task) for task in result.tasks])
+            for result in document.results
+        )
         must_be_complete(unit, document, [filed.measurement.calibration_seed for filed in results])
     except (OSError, ValueError, TypeError, UsageError):
         return None
@@ -234,25 +259,6 @@ def _record(unit: WorkUnit, document: UnitDocument | None, out: Path) -> Record 
     }
     findings = document.findings if search else ()
     return Record(unit.label, results, search, soup, findings, failed, document=document)
-
-
-def _settled(
-    run: Run, out: Path, units: Sequence[WorkUnit], watch: Watch
-) -> dict[str, UnitDocument | None]:
-    """Read the records of units; look again for those that a log names and that are not there.
-
-    A network file system shows a file to another host up to a minute after it was written.
-    """
-    ends, noted = time.monotonic() + LAG_SECONDS, False
-    while True:
-        documents = {unit.content: read_unit(run, unit, out) for unit in units}
-        late = _late(run, out, units, documents)
-        if not late or time.monotonic() >= ends:
-            return documents
-        if not noted:
-            watch.note(f"waiting up to {LAG_SECONDS:.0f} s until `{late[0]}` is visible here")
-        noted = True
-        time.sleep(LOOK_SECONDS)
 
 
 def _late(
@@ -271,50 +277,6 @@ def _late(
         with suppress(OSError):  # listing makes a network file system look anew
             listed |= {*folder.iterdir()}
     return [path.name for path in late if path not in listed]
-
-
-def record_of(outcome: UnitOutcome, out: Path) -> dict[str, Any]:
-    """Return what a record holds of an outcome, whose files are in `out`."""
-
-    def failure(error: SourceError) -> Failure:
-        return Failure(error.message, error.hint)
-
-    def file(path: Path) -> dict[str, str]:
-        return {"evidence": path.relative_to(out).as_posix(), "sha256": sha256_of(path)}
-
-    error = outcome.error
-    return {
-        "error": error and failure(error),
-        "exit_code": 2 if error is not None and error.code == UsageError.code else 4,
-        "results": tuple(
-            ResultDocument(
-                scheme=filed.measurement.scheme,
-                spec=filed.measurement.spec,
-                perturbed=filed.perturbed,
-                tasks=tuple(TaskFile(task=task, **file(path)) for task, path in filed.task_paths),
-                **file(filed.path),
-            )
-            for filed in outcome.results
-        ),
-        "failed_schemes": {scheme: failure(e) for scheme, e in outcome.failed.items()},
-        "search": outcome.search,
-        "findings": outcome.findings,
-    }
-
-
-def _filed(
-    unit: WorkUnit, soup: Subject | None, document: UnitDocument, result: ResultDocument, out: Path
-) -> ResultFile:
-    def read(file: ResultDocument | TaskFile) -> ResultFile:
-        measured = read_measurement(out / file.evidence, file.sha256)
-        must_be_of(measured, soup or unit.subject, result.spec)
-        return ResultFile(measured, out / file.evidence, (), result.perturbed)
-
-    filed = read(result)
-    is_candidate = all(step.is_candidate for step in unit.passes)
-    must_be_pass(filed.measurement, result.perturbed, document.protocol, is_candidate=is_candidate)
-    named = replace(filed.measurement, subject=unit.label, scheme=result.scheme)
-    return with_tasks(replace(filed, measurement=named), [read(task) for task in result.tasks])
 
 
 @dataclass(frozen=True)

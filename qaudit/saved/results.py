@@ -16,9 +16,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
-import shutil
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +28,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from qaudit.errors import AuditError, SourceError, not_written
+from qaudit.errors import AuditError, SourceError
 from qaudit.saved.arrays import arrays_of, evidence_in
 from qaudit.saved.codec import EDITED, decode, parse
 from qaudit.types import (
@@ -44,7 +42,7 @@ from qaudit.types import (
     TaskRow,
     digest,
 )
-from qaudit.whole import partial_name, read_regular, remove_stale, write_whole
+from qaudit.whole import copy_whole, read_regular, remove_stale, whole_file, write_whole
 
 SEAL = "sha256"
 _LARGEST_NBYTES = 2**28
@@ -175,19 +173,8 @@ class ResultStore:
         """Write a measurement so that it is there whole or not at all."""
         measurement = replace(measurement, identity=vars(identity) if identity else None)
         path = self.path(f"{measurement.subject}--{measurement.scheme}", key)
-        partial = partial_name(path)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                np.savez_compressed(file, **_arrays(measurement, key))  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except OSError as error:
-            raise not_written(path, error) from error
-        finally:  # an interrupt leaves no partial file either
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
+        with whole_file(path) as partial, partial.open("wb") as file:
+            np.savez_compressed(file, **_arrays(measurement, key))  # type: ignore[arg-type]
         return ResultFile(measurement, path)
 
 
@@ -256,14 +243,8 @@ def slug_of(text: str) -> str:
 
 def copy_evidence(rows: Iterable[MeasurementRow | TaskRow], here: Path, there: Path) -> None:
     for name in dict.fromkeys(row.evidence for row in rows if row.evidence):
-        source, copy = here / name, there / name
-        if source.resolve() == copy.resolve():
-            continue
-        try:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, copy)
-        except OSError as error:
-            raise not_written(copy, error) from error
+        if (here / name).resolve() != (there / name).resolve():
+            copy_whole(here / name, there / name)
 
 
 @dataclass(frozen=True, eq=False)

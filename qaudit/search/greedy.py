@@ -44,7 +44,8 @@ def greedy(names: Sequence[str], loss: Callable[[tuple[str, ...]], float]) -> Gr
     losses = {name: loss((name,)) for name in names}
     ranking = sorted(names, key=lambda name: (not math.isfinite(losses[name]), losses[name]))
     first, *further = ranking
-    members, best, trials = (first,), losses[first], []
+    members: tuple[str, ...] = (first,)
+    best, trials = losses[first], []
     for name in further:
         if not math.isfinite(losses[name]):
             break  # broken by itself: these come last, and no mean with one of them is finite

@@ -89,8 +89,8 @@ def test_gpus_are_counted_once_and_as_cuda_sees_them(
     monkeypatch: pytest.MonkeyPatch, visible: str, names: list[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [w.variables["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("all")] == names
-    assert [w.variables["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("1")] == names[:1]
+    assert [w["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("all").values()] == names
+    assert [w["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("1").values()] == names[:1]
     with pytest.raises(Exception, match=f"more GPUs than the {len(names)} that are visible"):
         gpu_workers(str(len(names) + 1))
 
@@ -106,7 +106,7 @@ def test_gpus_are_those_that_the_driver_lists_and_no_slices(
     def absent() -> None:
         raise FileNotFoundError
 
-    assert [w.name for w in gpu_workers("all")] == ["GPU 0", "GPU 1"]
+    assert [*gpu_workers("all")] == ["GPU 0", "GPU 1"]
     with pytest.raises(Exception, match="more GPUs than the 0 that are visible"):
         gpu_workers("all")
 
