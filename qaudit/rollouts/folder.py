@@ -22,7 +22,6 @@ from qaudit.errors import AuditError, CorpusError, UsageError, not_written
 from qaudit.saved.codec import decode, parse, read_object
 from qaudit.support.foreign import json_of
 from qaudit.text.chat import MESSAGES, Chat
-from qaudit.text.cutting import Tokenizer, must_be_unicode
 from qaudit.text.documents import TextPath, must_exist, read_objects
 from qaudit.text.rollouts import (
     HEADER,
@@ -34,6 +33,7 @@ from qaudit.text.rollouts import (
     read_rollouts,
     text_of,
 )
+from qaudit.text.tokenizer import Tokenizer, must_be_unicode
 from qaudit.whole import read_regular, write_whole
 
 FIELD = "prompt"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +26,8 @@ from typing import Any, Literal
 
 from qaudit.errors import CorpusError, UsageError
 from qaudit.sandbox import TemplateError, Templates
-from qaudit.text.cutting import Tokenizer, must_be_unicode
 from qaudit.text.rollouts import TokenMarker
+from qaudit.text.tokenizer import Tokenizer, must_be_unicode
 from qaudit.types import ANSWER, CALL, PROMPT, REASONING, Document, RoleSpan
 from qaudit.whole import read_regular
 
@@ -69,19 +69,6 @@ class ChatTemplate:
     text: str
     with_tools: str = ""  # the template of conversations with tools, where that is another
     tokens: Mapping[str, str] = field(default_factory=dict)  # as `eos_token`
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(f"{self.text}{self.with_tools}".encode()).hexdigest()
-
-    def markers(self, reasoning: str | None) -> tuple[Marker, ...]:
-        """Return the markers that it contains; those given replace its own of reasoning."""
-        text = f"{self.text}{self.with_tools}"
-        contained = (m for m in MARKERS if m[1] in text and m[2] in text)
-        if reasoning is None:
-            return tuple(contained)
-        begin, end = reasoning.split()
-        return ((REASONING, begin, end), *(m for m in contained if m[0] != REASONING))
 
 
 def template_in_file(file: str, folders: Sequence[Path]) -> ChatTemplate:
@@ -141,14 +128,12 @@ def _text(path: Path, hint: str) -> str:
         raise CorpusError(message, hint=hint) from error
 
 
-def _special_tokens(folders: Sequence[Path]) -> dict[str, str]:
-    for folder in folders:
-        table = _table(folder / _SPECIAL) | _table(folder / _SETTINGS)
-        if table:
-            values = ((name, table.get(name)) for name in _TOKENS)
-            texts = ((n, v.get("content") if isinstance(v, dict) else v) for n, v in values)
-            return {name: text for name, text in texts if isinstance(text, str)}
-    return {}
+def _special_tokens(folders: Iterable[Path]) -> dict[str, str]:
+    tables = (_table(folder / _SPECIAL) | _table(folder / _SETTINGS) for folder in folders)
+    table = next(filter(None, tables), {})
+    values = ((name, table.get(name)) for name in _TOKENS)
+    texts = ((n, v.get("content") if isinstance(v, dict) else v) for n, v in values)
+    return {name: text for name, text in texts if isinstance(text, str)}
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -191,36 +176,15 @@ class Chat:
             return template_in_file(self.file, self.folders)
         return template_of(self.folders)
 
-    @property
-    def sources(self) -> tuple[tuple[str, str], ...]:
-        """Return what is written down about it; nothing where no conversation was rendered."""
-        if "template" not in vars(self):
-            return ()
-        template = self.template
-        about = (("chat_template", template.name), ("chat_template_sha256", template.sha256))
-        return (*about, ("scored", self.score))
-
-    def document(
-        self, name: str, where: str, value: Mapping[str, Any], key: str, stratum: str = ""
-    ) -> Document:
-        """Return a conversation as a document; CorpusError names what is wrong with it."""
-        messages, tools = _messages(value.get(key), key, where), _tools(value.get(TOOLS), where)
-        if not self.tokenizer.is_fast:
-            raise CorpusError(
-                f"{where} is a conversation, and this tokenizer does not say where its tokens are",
-                hint="give the text itself in `text`, or a model with a `tokenizer.json`",
-            )
-        talk = _Conversation(self, messages, tools, where)
-        spans = talk.scored if self.with_spans else None
-        return Document(name, talk.text, stratum, is_chat=True, spans=spans)
-
-    def prompt(self, where: str, value: Mapping[str, Any]) -> str:
-        messages = _messages(value.get(MESSAGES), MESSAGES, where)
-        tools = _tools(value.get(TOOLS), where)
-        return _Conversation(self, messages, tools, where)._render(messages, prompt=True)[0]
-
-    def without_spans(self) -> Chat:
-        return replace(self, with_spans=False)
+    @cached_property
+    def markers(self) -> tuple[Marker, ...]:
+        """The markers that the template contains; those given replace its own of reasoning."""
+        text = f"{self.template.text}{self.template.with_tools}"
+        contained = (m for m in MARKERS if m[1] in text and m[2] in text)
+        if self.reasoning is None:
+            return tuple(contained)
+        begin, end = self.reasoning.split()
+        return ((REASONING, begin, end), *(m for m in contained if m[0] != REASONING))
 
     @property
     def token_markers(self) -> tuple[TokenMarker, ...]:
@@ -232,14 +196,43 @@ class Chat:
             for role, begin, end in self.markers
         )
 
+    @property
+    def sources(self) -> tuple[tuple[str, str], ...]:
+        """Return what is written down about it; nothing where no conversation was rendered."""
+        if "template" not in vars(self):
+            return ()
+        template = self.template
+        sha256 = hashlib.sha256(f"{template.text}{template.with_tools}".encode()).hexdigest()
+        about = (("chat_template", template.name), ("chat_template_sha256", sha256))
+        return (*about, ("scored", self.score))
+
+    def document(
+        self, name: str, where: str, value: Mapping[str, Any], key: str, stratum: str = ""
+    ) -> Document:
+        """Return a conversation as a document; CorpusError names what is wrong with it."""
+        talk = self._conversation(value, key, where)
+        if not self.tokenizer.is_fast:
+            raise CorpusError(
+                f"{where} is a conversation, and this tokenizer does not say where its tokens are",
+                hint="give the text itself in `text`, or a model with a `tokenizer.json`",
+            )
+        spans = talk.scored if self.with_spans else None
+        return Document(name, talk.text, stratum, is_chat=True, spans=spans)
+
+    def prompt(self, where: str, value: Mapping[str, Any]) -> str:
+        talk = self._conversation(value, MESSAGES, where)
+        return talk.render(talk.messages, prompt=True)[0]
+
+    def _conversation(self, value: Mapping[str, Any], key: str, where: str) -> _Conversation:
+        messages, tools = _messages(value.get(key), key, where), _tools(value.get(TOOLS), where)
+        return _Conversation(self, messages, tools, where)
+
+    def without_spans(self) -> Chat:
+        return replace(self, with_spans=False)
+
     def ids(self, text: str) -> list[int]:
         encoded = self.tokenizer(text, add_special_tokens=False, verbose=False)
         return list(encoded["input_ids"])
-
-    @cached_property
-    def markers(self) -> tuple[Marker, ...]:
-        """The markers that the template contains, or those that were given for reasoning."""
-        return self.template.markers(self.reasoning)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +246,7 @@ class _Conversation:
 
     @cached_property
     def whole(self) -> tuple[str, list[tuple[int, int]]]:
-        text, places = self._render(self.messages)
+        text, places = self.render(self.messages)
         must_be_unicode(text, self.where)
         return text, places
 
@@ -261,7 +254,11 @@ class _Conversation:
     def text(self) -> str:
         return self.whole[0]
 
-    def _render(
+    @cached_property
+    def ids(self) -> list[int]:
+        return self.chat.ids(self.text)
+
+    def render(
         self, messages: list[dict[str, Any]], *, prompt: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
         template = self.chat.template
@@ -307,7 +304,14 @@ class _Conversation:
             separate = [self._place(k) for k in answers]
             if is_cut := None in separate:
                 answers = answers[-1:]
-                separate = [separate[-1] or self._last(answers[0])]
+                separate = separate[-1:]
+                if None in separate and answers[0] + 1 == len(self.messages):
+                    # The last answer is behind what it has in common with another answer.
+                    silent = {"role": "assistant", "content": "\0"}
+                    other, _ = self.render([*self.messages[:-1], silent])
+                    pairs = zip(other, text, strict=False)
+                    start = next((n for n, (a, b) in enumerate(pairs) if a != b), len(text))
+                    separate = [(start, len(text.rstrip()))]
             places = [place for place in separate if place is not None]
         spans: list[RoleSpan] = []
         for number, (start, stop) in enumerate(places):
@@ -319,31 +323,16 @@ class _Conversation:
     def _place(self, k: int) -> tuple[int, int] | None:
         """Return where an answer is, if the messages before it are a prefix of the whole."""
         try:
-            before, _ = self._render(self.messages[:k], prompt=True)
+            before, _ = self.render(self.messages[:k], prompt=True)
             after = self.text
             if k + 1 < len(self.messages):
-                after, _ = self._render(self.messages[: k + 1])
+                after, _ = self.render(self.messages[: k + 1])
         except CorpusError:  # a template may refuse to begin, or to end, with such a message
             return None
         if not self.text.startswith(after) or not after.startswith(before):
             return None
         prefix = self.chat.ids(before)
-        if self._ids[: len(prefix)] != prefix:
-            return None
-        return len(before), len(after.rstrip())
-
-    def _last(self, k: int) -> tuple[int, int] | None:
-        """Return where the last answer is: behind what it has in common with another answer."""
-        if k + 1 < len(self.messages):
-            return None
-        other, _ = self._render([*self.messages[:k], {"role": "assistant", "content": "\0"}])
-        pairs = zip(other, self.text, strict=False)
-        start = next((n for n, (a, b) in enumerate(pairs) if a != b), len(self.text))
-        return start, len(self.text.rstrip())
-
-    @cached_property
-    def _ids(self) -> list[int]:
-        return self.chat.ids(self.text)
+        return (len(before), len(after.rstrip())) if self.ids[: len(prefix)] == prefix else None
 
 
 def _parts(

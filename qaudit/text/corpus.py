@@ -26,14 +26,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from qaudit.core.statistics import MOST_TO_DECIDE
 from qaudit.errors import CorpusError
-from qaudit.text.cutting import Cutter, Encoded, Tokenizer
+from qaudit.text.tokenizer import Cutter, Encoded, Tokenizer
 from qaudit.types import UNSCORED, Corpus, Document, EvaluationDocument, Protocol, Recipe
 
 SHARE_FOR_SEARCH = 2
@@ -231,17 +231,6 @@ def _different(
     return tuple(taken.values())
 
 
-def take(
-    usable: Usable, count: int, role: str, order: Iterable[Encoded] | None = None
-) -> tuple[Encoded, ...]:
-    documents = usable.cut(usable.hashes()) if order is None else order
-    taken = _different(documents, count)
-    _note(usable, len(taken), count, role)
-    if not taken and role == "calibration":
-        raise CorpusError("the calibration text has no usable document", hint="give another text")
-    return taken
-
-
 def _note(usable: Usable, taken: int, count: int, role: str) -> None:
     notes = usable.cutter.notes
     if usable.short:
@@ -255,7 +244,9 @@ def _note(usable: Usable, taken: int, count: int, role: str) -> None:
 def take_units(usable: Usable, count: int) -> tuple[Encoded, ...]:
     """Take evaluation documents until they are so many, near-copies being one together."""
     if usable.cutter.protocol.packed:
-        return take(usable, count, "evaluation")
+        packed = _different(usable.cut(usable.hashes()), count)
+        _note(usable, len(packed), count, "evaluation")
+        return packed
     copies, taken, notes = NearCopies(), list[Encoded](), usable.cutter.notes
     for encoded in usable.cut(usable.hashes()):
         taken.append(replace(encoded, unit=copies.add(encoded.compared)))
@@ -324,16 +315,9 @@ def strata_notes(documents: Sequence[EvaluationDocument], field: str) -> list[st
 
 def make_protocol(recipe: Recipe, context: int, item_context: int | None = None) -> Protocol:
     """Return how text becomes windows of at most `context` tokens."""
-    return Protocol(
-        context=context,
-        bos=recipe.bos,
-        packed=recipe.packed,
-        evaluation_documents=recipe.evaluation_documents,
-        calibration_documents=recipe.calibration_documents,
-        document_tokens=recipe.document_tokens,
-        calibration_seed=recipe.calibration_seed,
-        item_context=item_context,
-    )
+    names = {f.name for f in fields(Protocol)} - {"context", "item_context"}
+    of_recipe = {name: getattr(recipe, name) for name in names}
+    return Protocol(context=context, item_context=item_context, **of_recipe)
 
 
 def build_corpus(
@@ -358,7 +342,10 @@ def build_corpus(
     scored = take_units(text, protocol.evaluation_documents)
     count, seed = protocol.calibration_documents, protocol.calibration_seed
     pool = Usable(calibration, cutter)
-    fed = take(pool, count, "calibration", drawn(pool, count, seed))
+    fed = _different(drawn(pool, count, seed), count)
+    _note(pool, len(fed), count, "calibration")
+    if not fed:
+        raise CorpusError("the calibration text has no usable document", hint="give another text")
     _refuse_shared(fed, scored)
     cutter.notes += _chat_notes(scored, protocol)
     windows, documents = cutter.evaluation(scored)

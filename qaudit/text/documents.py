@@ -39,7 +39,7 @@ import platform
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -51,7 +51,7 @@ from qaudit.items.tokens import PromptedItem
 from qaudit.support.extras import install
 from qaudit.support.keys import nearest
 from qaudit.text.chat import MESSAGES, TOOLS, Chat
-from qaudit.text.cutting import must_be_unicode
+from qaudit.text.tokenizer import must_be_unicode
 from qaudit.types import CHOICES, Document
 
 LONGEST_STRATUM = 100
@@ -115,6 +115,7 @@ def python_part(part: Part) -> tuple[Document, ...]:
 
 
 FIELDS = ("text", "content")
+_PLAIN, _OBJECTS = (".txt", ".md"), (".jsonl", ".ndjson", ".json", ".parquet")
 KINDS = ".txt, .md, .jsonl, .jsonl.gz, .json.gz, .parquet"
 LONGEST_LINE = 1 << 28
 """Bytes of a line of JSON at most: a zipped file can unfold into more than any memory."""
@@ -136,15 +137,10 @@ class TextPath:
         return self.called
 
     @property
-    def is_fetched(self) -> bool:
-        """Return whether the file is from the Hub, whose bytes are checked."""
-        return self.called != str(self.path)
-
-    @property
     def damage_hint(self) -> str:
-        if self.is_fetched:
-            return "its bytes are as they were published: give another text"
-        return "download the file again"
+        if self.called == str(self.path):
+            return "download the file again"
+        return "its bytes are as they were published: give another text"
 
 
 def text_of(
@@ -177,19 +173,16 @@ def read_documents(
     name, field = split_field(source)
     fields = Fields(field, strata, chat)
     root = TextPath.of(name, path)
-    if root.path.is_dir():
-        inside = sorted(p for p in root.path.rglob("*") if p.is_file() and is_text(p.name))
-        if not inside:
-            raise CorpusError(f"there is no text in `{root}`", hint=f"text is {KINDS}")
-        return (
-            replace(
-                d,
-                name=f"{file.relative_to(root.path).parent.as_posix()}/{d.name}".removeprefix("./"),
-            )
-            for file in inside
-            for d in _documents(TextPath(file, str(file)), fields)
-        )
-    return _documents(root, fields)
+    if not root.path.is_dir():
+        return _documents(root, fields)
+    inside = sorted(p for p in root.path.rglob("*") if p.is_file() and is_text(p.name))
+    if not inside:
+        raise CorpusError(f"there is no text in `{root}`", hint=f"text is {KINDS}")
+    return (
+        replace(d, name=(file.relative_to(root.path).parent / d.name).as_posix())
+        for file in inside
+        for d in _documents(TextPath(file, str(file)), fields)
+    )
 
 
 def split_field(source: str) -> tuple[str, str | None]:
@@ -199,7 +192,7 @@ def split_field(source: str) -> tuple[str, str | None]:
 
 
 def is_text(name: str) -> bool:
-    return _reader(name) is not None
+    return name.lower().endswith(_PLAIN) or name.lower().removesuffix(".gz").endswith(_OBJECTS)
 
 
 @dataclass(frozen=True)
@@ -257,32 +250,28 @@ class Fields:
         return name
 
 
-Reader = Callable[[TextPath, Fields], Iterator[Document]]
-
-
 def _documents(file: TextPath, fields: Fields) -> Iterator[Document]:
     must_exist(file)
-    reader = _reader(file.path.name)
-    if reader is None:
+    name = file.path.name
+    if not is_text(name):
         raise CorpusError(f"`{file}` is not text that can be read", hint=f"text is {KINDS}")
 
-    def not_empty(documents: Iterator[Document]) -> Iterator[Document]:
-        if (first := next(documents, None)) is None:
+    def documents() -> Iterator[Document]:
+        is_parquet = name.lower().removesuffix(".gz").endswith(".parquet")
+        number = 0
+        if name.lower().endswith(_PLAIN):
+            if text := _plain_text(file, fields):
+                number = 1
+                yield Document(name, text)
+        else:
+            rows = _parquet_rows(file, fields) if is_parquet else read_objects(file)
+            for number, value in rows:
+                where = f"{'row' if is_parquet else 'line'} {number} of `{file}`"
+                yield fields.document(f"{name}:{number}", where, value)
+        if not number:
             raise CorpusError(f"`{file}` is empty", hint="give a file with text in it")
-        yield first
-        yield from documents
 
-    return not_empty(reader(file, fields))
-
-
-def _reader(name: str) -> Reader | None:
-    if _unzipped(name).endswith((".jsonl", ".ndjson", ".json", ".parquet")):
-        return _from_objects
-    return _from_text if name.lower().endswith((".txt", ".md")) else None
-
-
-def _unzipped(name: str) -> str:
-    return name.lower().removesuffix(".gz")
+    return documents()
 
 
 def must_exist(file: TextPath) -> None:
@@ -294,7 +283,7 @@ def must_exist(file: TextPath) -> None:
         raise CorpusError(f"`{file}` is not a regular file", hint="name a file with text in it")
     siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     near = nearest(path.name, siblings) if siblings else ""
-    if file.is_fetched:
+    if file.called != str(path):
         near = "run the same command again: the text is fetched first"
     elif str(path).startswith(("http:", "https:")):
         near = "download it and give its path, or write `hf://datasets/org/name/path`"
@@ -308,7 +297,7 @@ def must_exist(file: TextPath) -> None:
     raise CorpusError(f"there is no text file `{file}`", hint=near)
 
 
-def _from_text(file: TextPath, fields: Fields) -> Iterator[Document]:
+def _plain_text(file: TextPath, fields: Fields) -> str:
     if fields.text is not None:
         raise CorpusError(
             f"`{file}` is plain text and has no field `{fields.text}`", hint="leave it out"
@@ -317,11 +306,9 @@ def _from_text(file: TextPath, fields: Fields) -> Iterator[Document]:
         raise no_strata(f"`{file}`", fields.strata)
     raw = file.path.read_bytes()
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _not_utf8(file, raw[: error.start].count(b"\n") + 1) from error
-    if text:
-        yield Document(file.path.name, text)
 
 
 def _not_utf8(file: TextPath, line: int) -> CorpusError:
@@ -401,13 +388,6 @@ def _parquet_rows(file: TextPath, fields: Fields) -> Iterator[tuple[int, dict[st
             f"`{file}` cannot be read as Parquet: {' '.join(str(error).split())[:120]}",
             hint=file.damage_hint,
         ) from error
-
-
-def _from_objects(file: TextPath, fields: Fields) -> Iterator[Document]:
-    is_parquet = _unzipped(file.path.name).endswith(".parquet")
-    for number, value in _parquet_rows(file, fields) if is_parquet else read_objects(file):
-        where = f"{'row' if is_parquet else 'line'} {number} of `{file}`"
-        yield fields.document(f"{file.path.name}:{number}", where, value)
 
 
 def no_strata(text: str, strata: str) -> CorpusError:

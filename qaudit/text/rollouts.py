@@ -18,19 +18,15 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from qaudit.errors import AuditError, CorpusError
 from qaudit.saved.codec import decode, encode, parse
 from qaudit.types import ANSWER, REASONING, ROLES, UNSCORED, RolloutText, Window
 from qaudit.whole import read_regular
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
 
 _TAIL = 8  # tokens at the end of a prompt in which a template may begin the reasoning
 
@@ -55,8 +51,6 @@ def roles_of(
     prompt: Sequence[int], new_ids: Sequence[int], markers: Sequence[TokenMarker]
 ) -> npt.NDArray[np.int8]:
     """Return the place in `ROLES` of each token that was written."""
-    import numpy as np
-
     tail = tuple(prompt[-_TAIL:])
     ids, first = (*tail, *new_ids), len(tail)
     roles = np.full(len(ids), ROLES.index(ANSWER), dtype=np.int8)
@@ -132,9 +126,9 @@ class Rollout:
     @property
     def mark(self) -> float | None:
         """What it is worth: its score, or 1 where it is correct."""
-        return (
-            float(self.correct) if self.score is None and self.correct is not None else self.score
-        )
+        if self.score is None and self.correct is not None:
+            return float(self.correct)
+        return self.score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,40 +160,36 @@ def rollout_text(
     rollouts: Rollouts, ends: Mapping[str, Sequence[int]], markers: Sequence[TokenMarker] = ()
 ) -> RolloutText:
     """Return rollouts as windows; `ends` are tokens that end something, by its name."""
-    windows = []
-    for k, sample in enumerate(rollouts.samples):
+    windows, samples, header = [], rollouts.samples, rollouts.header
+    for k, sample in enumerate(samples):
         tokens = np.array((*sample.ids, *sample.new_ids), dtype=np.int32)
         roles = None
         if markers:
             roles = np.full(len(tokens), UNSCORED, dtype=np.int8)
             roles[len(sample.ids) :] = roles_of(sample.ids, sample.new_ids, markers)
         windows.append(Window(k, tokens, len(sample.ids), roles))
+    # Marks are of samples that were drawn: greedy ones have no weights.
+    marks = [np.nan if s.greedy or s.mark is None else s.mark for s in samples]
+    marked: dict[str, Any] = {}
+    if not np.isnan(marks).all():
+        sampler = header.sampler
+        how = (sampler.temperature, sampler.top_k, sampler.top_p)
+        marked = {
+            "mark": np.array(marks, dtype=np.float64),
+            "read": np.array([s.reads or len(s.new_ids) for s in samples], dtype=np.int64),
+            "sampler": None if how == (1.0, None, 1.0) else how,
+            "unweighed": "the sampler has penalties" if sampler.has_penalties else "",
+        }
     return RolloutText(
         tuple(windows),
-        prompt=np.array([sample.prompt for sample in rollouts.samples], dtype=np.int64),
-        greedy=np.array([sample.greedy for sample in rollouts.samples], dtype=np.bool_),
+        prompt=np.array([sample.prompt for sample in samples], dtype=np.int64),
+        greedy=np.array([sample.greedy for sample in samples], dtype=np.bool_),
         ends=tuple((name, tuple(ids)) for name, ids in ends.items() if ids),
-        sha256=rollouts.header.rollouts_sha256,
-        target=rollouts.header.target,
-        weights_sha256=rollouts.header.weights_sha256,
-        **_marks(rollouts),
+        sha256=header.rollouts_sha256,
+        target=header.target,
+        weights_sha256=header.weights_sha256,
+        **marked,
     )
-
-
-def _marks(rollouts: Rollouts) -> dict[str, Any]:
-    """Return the marks of samples that were drawn, and how: greedy ones have no weights."""
-    samples, sampler = rollouts.samples, rollouts.header.sampler
-    marks = [np.nan if s.greedy or s.mark is None else s.mark for s in samples]
-    if np.isnan(marks).all():
-        return {}
-    plain = (1.0, None, 1.0)
-    how = (sampler.temperature, sampler.top_k, sampler.top_p)
-    return {
-        "mark": np.array(marks, dtype=np.float64),
-        "read": np.array([s.reads or len(s.new_ids) for s in samples], dtype=np.int64),
-        "sampler": None if how == plain else how,
-        "unweighed": "the sampler has penalties" if sampler.has_penalties else "",
-    }
 
 
 def must_read_alike(rollouts: Rollouts, source: str, tokenizer_sha256: str) -> None:

@@ -34,7 +34,6 @@ from qaudit.sandbox import Templates
 from qaudit.support.keys import nearest
 from qaudit.text.chat import Chat, has_template
 from qaudit.text.corpus import build_corpus, make_protocol
-from qaudit.text.cutting import Tokenizer
 from qaudit.text.documents import KINDS, is_text, read_choices, split_field, text_of
 from qaudit.text.rollouts import (
     must_be_new,
@@ -44,6 +43,7 @@ from qaudit.text.rollouts import (
     separable,
 )
 from qaudit.text.tokenizer import (
+    Tokenizer,
     borrowed_tokenizer,
     other_tokenizers,
     tokenizer_of,

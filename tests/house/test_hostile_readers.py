@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from qaudit.errors import QauditError
 from qaudit.hub import names
 from qaudit.hub.names import GarbledError
-from qaudit.text.cutting import Cutter
 from qaudit.text.documents import read_choices
-from qaudit.text.tokenizer import load_tokenizer
+from qaudit.text.tokenizer import Cutter, load_tokenizer
 from qaudit.types import Document, Protocol
 from tests.support.models import save_tokenizer
 

@@ -16,8 +16,8 @@ from qaudit.errors import CorpusError, QauditError
 from qaudit.sandbox import Limits, Templates
 from qaudit.text.chat import Chat, template_of
 from qaudit.text.corpus import build_corpus
-from qaudit.text.cutting import Cutter, Encoded
 from qaudit.text.documents import read_documents
+from qaudit.text.tokenizer import Cutter, Encoded
 from qaudit.types import ROLES, UNSCORED, Document, Protocol
 from tests.support.chats import (
     CALLED,

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError, SourceError
 from qaudit.text.corpus import POOL, build_corpus
-from qaudit.text.cutting import cuts, owned_nbytes
-from qaudit.text.tokenizer import load_tokenizer
+from qaudit.text.tokenizer import cuts, load_tokenizer, owned_nbytes
 from qaudit.types import Corpus, Document, Protocol
 from tests.support.filled import filled
 from tests.support.texts import BYTES, OWN_BOS, TEXTS, WORDS
