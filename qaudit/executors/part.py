@@ -308,11 +308,11 @@ class PartExecutor(Executor):
                 self._write(UnitOutcome(label, error=error), began)
             tried = [unit for unit in units if unit.label not in refused]
             planned = {subject.label for subject in self.run.plan.subjects}
-            first = (unit for unit in units if not unit.passes[0].draw)
+            plain = (u for u in units if not (u.passes[0].draw or u.passes[0].perturbed))
             began = time.monotonic()
             for outcome in self._measuring.visit(
                 [Task.of(p, self._ready.corpus) for u in tried for p in u.passes],
-                {unit.label for unit in first if unit.label in planned},
+                {unit.label for unit in plain if unit.label in planned},
             ):
                 self._write(outcome, began)
                 began = time.monotonic()
