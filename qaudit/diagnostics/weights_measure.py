@@ -29,11 +29,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, cast
-
-import torch
 
 from qaudit.checkpoints.stamps import folder_of
 from qaudit.core.grid import fit, split_groups
@@ -47,14 +45,14 @@ from qaudit.errors import SourceError
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.config import is_remote
 from qaudit.support.lazy import Tensor
-from qaudit.types import Checkpoint, WeightRow
+from qaudit.types import WeightRow
 
 _AT_ONCE = 2**20
 """Weights that are computed with in float64 at a time."""
 
 
 @dataclass(frozen=True)
-class RoleSums:
+class WeightSums:
     """Sums over weights; every number of a row follows from these."""
 
     count: int
@@ -62,38 +60,25 @@ class RoleSums:
     second: float  # sum of (w - mean)^2, and so on
     third: float
     fourth: float
-    outliers: int
-    ranges: float  # sum over groups of range / deviation
-    groups: int  # that have a deviation
-    square: float  # sum of w^2
-    grid: dict[int, float] = field(default_factory=dict)  # bits -> sum of squared distances
-    moved: float | None = None  # sum of squared differences from the weights before
-    square_before: float | None = None
+    grid: dict[int, float]  # bits -> sum of squared distances
+    totals: dict[str, float]
+    """Numbers of outliers and of groups that have a deviation, sums of range / deviation over
+    those groups, of w^2, and of squares of the weights before and of differences from them."""
 
-    @property
-    def kurtosis(self) -> float | None:
-        """Excess kurtosis; None where all weights are equal."""
-        return self.count * self.fourth / self.second**2 - 3 if self.second > 0 else None
-
-    @property
-    def outlier_share(self) -> float:
-        return self.outliers / self.count
-
-    @property
-    def effective_range(self) -> float | None:
-        return self.ranges / self.groups if self.groups else None
-
-    @property
-    def grid_distance(self) -> dict[int, float]:
-        """By bits, the root mean square distance to the grid, in steps."""
-        return {bits: math.sqrt(total / self.count) for bits, total in self.grid.items()}
-
-    @property
-    def movement(self) -> float | None:
-        """The norm of the difference from the weights before, over the norm of those."""
-        if self.moved is None or not self.square_before:
-            return None
-        return math.sqrt(self.moved / self.square_before)
+    def columns(self) -> dict[str, Any]:
+        """Return columns of a row; None where all weights are equal, or none were before."""
+        totals = self.totals
+        before = totals.get("square_before")
+        return {
+            "weights": self.count,
+            "kurtosis": self.count * self.fourth / self.second**2 - 3 if self.second > 0 else None,
+            "outlier_share": totals["outliers"] / self.count,
+            "effective_range": totals["ranges"] / totals["groups"] if totals["groups"] else None,
+            "grid_distance": {
+                str(bits): math.sqrt(total / self.count) for bits, total in self.grid.items()
+            },
+            "movement": math.sqrt(totals["moved"] / before) if before else None,
+        }
 
 
 def sums_of(
@@ -101,7 +86,7 @@ def sums_of(
     parameters: WeightStatistics,
     bits: Sequence[int],
     before_RC: Tensor | None = None,
-) -> RoleSums:
+) -> WeightSums:
     count = weight_RC.numel()
     mean = sum(float(part.sum()) for part in _double(weight_RC)) / count
     second, third, fourth = 0.0, 0.0, 0.0
@@ -113,33 +98,35 @@ def sums_of(
         fourth += float((squares * squares).sum())
     beyond = parameters.outlier * math.sqrt(second / count)
     far = sum(int(((p - mean).abs() > beyond).sum()) for p in _double(weight_RC)) if second else 0
-    ranges, groups = _ranges(weight_RC, parameters.group)
-    return RoleSums(
-        count=count,
-        mean=mean,
-        second=second,
-        third=third,
-        fourth=fourth,
-        outliers=far,
-        ranges=ranges,
-        groups=groups,
-        square=square_of(weight_RC),
-        grid={b: _off_grid(weight_RC, b, parameters) for b in bits},
-        moved=None if before_RC is None else difference(weight_RC, before_RC),
-        square_before=None if before_RC is None else square_of(before_RC),
-    )
+    ranges, groups, grid = 0.0, 0, dict.fromkeys(bits, 0.0)
+    for rows_RC in _double(weight_RC):
+        for part_RGK in split_groups(rows_RC, parameters.group):
+            deviation_RG = part_RGK.std(-1, correction=0)
+            some_RG = deviation_RG > 0
+            range_RG = part_RGK.amax(-1) - part_RGK.amin(-1)
+            ranges += float((range_RG[some_RG] / deviation_RG[some_RG]).sum())
+            groups += int(some_RG.sum())
+            for number in bits:
+                fitted = fit(part_RGK, number, symmetric=parameters.sym, dim=-1)
+                steps_RGK = (part_RGK - fitted.snap(part_RGK)) / fitted.scale
+                grid[number] += float((steps_RGK * steps_RGK).sum())
+    totals = {"outliers": far, "ranges": ranges, "groups": groups, "square": square_of(weight_RC)}
+    if before_RC is not None:
+        totals["moved"] = difference(weight_RC, before_RC)
+        totals["square_before"] = square_of(before_RC)
+    return WeightSums(count, mean, second, third, fourth, grid, totals)
 
 
-def together(several: Iterable[RoleSums]) -> RoleSums:
+def together(several: Iterable[WeightSums]) -> WeightSums:
     """Put the sums of several tensors together; what one of them lacks, all of them lack."""
     return reduce(_joined, several)
 
 
-def _joined(a: RoleSums, b: RoleSums) -> RoleSums:
+def _joined(a: WeightSums, b: WeightSums) -> WeightSums:
     count, delta = a.count + b.count, b.mean - a.mean
     share = delta / count
     cross = a.count * b.count * delta
-    return RoleSums(
+    return WeightSums(
         count=count,
         mean=a.mean + b.count * share,
         second=a.second + b.second + cross * share,
@@ -152,15 +139,8 @@ def _joined(a: RoleSums, b: RoleSums) -> RoleSums:
         + cross * (a.count**2 - a.count * b.count + b.count**2) * share**3
         + 6 * share**2 * (a.count**2 * b.second + b.count**2 * a.second)
         + 4 * share * (a.count * b.third - b.count * a.third),
-        outliers=a.outliers + b.outliers,
-        ranges=a.ranges + b.ranges,
-        groups=a.groups + b.groups,
-        square=a.square + b.square,
-        grid={bits: a.grid[bits] + b.grid[bits] for bits in a.grid if bits in b.grid},
-        moved=None if a.moved is None or b.moved is None else a.moved + b.moved,
-        square_before=None
-        if a.square_before is None or b.square_before is None
-        else a.square_before + b.square_before,
+        grid={bits: total + b.grid[bits] for bits, total in a.grid.items()},
+        totals={name: v + b.totals[name] for name, v in a.totals.items() if name in b.totals},
     )
 
 
@@ -186,32 +166,6 @@ def _double(weight_RC: Tensor) -> Iterator[Tensor]:
         yield weight_RC[start : start + rows].double()
 
 
-def _ranges(weight_RC: Tensor, group: int) -> tuple[float, int]:
-    total, count = 0.0, 0
-    for rows_RC in _double(weight_RC):
-        for part_RGK in split_groups(rows_RC, group):
-            deviation_RG = part_RGK.std(-1, correction=0)
-            some_RG = deviation_RG > 0
-            range_RG = part_RGK.amax(-1) - part_RGK.amin(-1)
-            total += float((range_RG[some_RG] / deviation_RG[some_RG]).sum())
-            count += int(some_RG.sum())
-    return total, count
-
-
-def _off_grid(weight_RC: Tensor, bits: int, parameters: WeightStatistics) -> float:
-    """Add up squared distances to the grid of each group, in its steps."""
-    total = 0.0
-    for rows_RC in _double(weight_RC):
-        for part_RGK in split_groups(rows_RC, parameters.group):
-            grid = fit(part_RGK, bits, symmetric=parameters.sym, dim=-1)
-            steps_RGK = (part_RGK - grid.snap(part_RGK)) / grid.scale
-            total += float((steps_RGK * steps_RGK).sum())
-    return total
-
-
-ALWAYS = (3, 4)
-"""Bits whose grids are always measured, beside those of the schemes."""
-
 LinearKey = tuple[int, str]
 """A block, and the name of a linear in it."""
 
@@ -223,27 +177,49 @@ class WeightWatch:
         self._case = case
         # Shipped files are quantized already: their weights are never seen beside the base's.
         self._schemes = tuple(s for s in case.task.schemes if not isinstance(s, Shipped))
-        self._parameters = cast(WeightStatistics, case.parameters)
-        self._before = PreviousWeights(case)
-        self._sums: dict[LinearKey, RoleSums] = {}
+        # Two grids are always measured, beside those of the schemes.
+        self._bits = sorted({3, 4} | {int(getattr(s, "bits", 3)) for s in self._schemes})
+        self._sums: dict[LinearKey, WeightSums] = {}
         self._moved: dict[str, dict[LinearKey, float]] = {}  # by scheme, squared perturbations
+        previous = case.previous
+        is_read = previous is not None and not is_remote(folder_of(previous))
+        self._previous = previous.label if previous is not None and is_read else None
+        self._blocks = _blocks_before(case)
+        self._block: Block | None = None
 
     def __call__(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
         moved = self._moved.setdefault(scheme.spec, {})
+        parameters = cast(WeightStatistics, self._case.parameters)
         for name, weight_RC in linears.weights.items():
             tensor = linears.block, name
             if tensor not in self._sums:
-                before_RC = self._before.weight(*tensor)
-                self._sums[tensor] = sums_of(
-                    weight_RC, self._parameters, bits_of(self._schemes), before_RC
-                )
+                before_RC = self._before(*tensor)
+                self._sums[tensor] = sums_of(weight_RC, parameters, self._bits, before_RC)
             moved[tensor] = difference(quantized.weights[name], weight_RC)
 
-    @property
-    def unseen(self) -> tuple[Scheme, ...]:
-        return tuple(s for s in self._schemes if s.spec not in self._moved)
+    def _before(self, block: int, name: str) -> Tensor | None:
+        """Return a linear's weight in the checkpoint before; None where it cannot be read."""
+        if self._previous is None:
+            return None
+        try:
+            while self._block is None or self._block.index < block:
+                self._block = next(self._blocks)
+            return self._block.weight(name) if self._block.index == block else None
+        except (SourceError, OSError, StopIteration, AttributeError):
+            self._previous = None  # gone, or not the same architecture: nothing is compared
+            self._close()
+            return None
+
+    def _close(self) -> None:
+        self._blocks.close()
+        self._block = None
 
     def rows(self) -> list[WeightRow]:
+        """Return the rows; schemes that were not observed quantize once more."""
+        case = self._case
+        if unseen := tuple(s for s in self._schemes if s.spec not in self._moved):
+            quantize_only(case.task, unseen, case.machine, case.progress, self)
+        self._close()
         roles: dict[str, list[LinearKey]] = {}
         for tensor in self._sums:
             roles.setdefault(role_of(tensor[1]), []).append(tensor)
@@ -262,78 +238,28 @@ class WeightWatch:
             scheme.short: sum(self._moved[scheme.spec][tensor] for tensor in tensors)
             for scheme in self._schemes
         }
+        columns = sums.columns()
+        if self._previous is None:
+            columns["movement"] = None
         return WeightRow(
             subject=self._case.subject.label,
             part=part,
             name=name,
-            weights=sums.count,
-            kurtosis=sums.kurtosis,
-            outlier_share=sums.outlier_share,
-            effective_range=sums.effective_range,
-            grid_distance={str(bits): off for bits, off in sums.grid_distance.items()},
-            perturbation=relative(squares, sums.square),
-            previous=self._before.label if sums.movement is not None else None,
-            movement=sums.movement,
+            perturbation=relative(squares, sums.totals["square"]),
+            previous=None if columns["movement"] is None else self._previous,
+            **columns,
         )
 
-    def close(self) -> None:
-        """Close the checkpoint before; if it went halfway, nothing is compared with it."""
-        self._before.close()
-        if self._before.checkpoint is None:
-            self._sums = {
-                t: replace(s, moved=None, square_before=None) for t, s in self._sums.items()
-            }
+
+def _blocks_before(case: Case) -> Generator[Block, None, None]:
+    weights, machine = case.previous_weights(), case.machine
+    assert weights is not None and case.previous is not None
+    folder = folder_of(case.previous)
+    yield from BlockModel(folder, weights, dtype=machine.dtype, device=machine.device).blocks()
 
 
 def measure_weights(case: Case) -> list[WeightRow]:
-    """Return the rows; schemes that were not observed quantize once more."""
-    watch = cast(WeightWatch, case.observer or WeightWatch(case))
-    if watch.unseen:
-        quantize_only(case.task, watch.unseen, case.machine, case.progress, watch)
-    watch.close()
-    return watch.rows()
-
-
-def bits_of(schemes: Sequence[Scheme]) -> tuple[int, ...]:
-    bits = {int(getattr(scheme, "bits", ALWAYS[0])) for scheme in schemes}
-    return tuple(sorted(bits.union(ALWAYS)))
-
-
-class PreviousWeights:
-    """The weights of the checkpoint before, one block at a time."""
-
-    def __init__(self, case: Case) -> None:
-        self._case = case
-        self.checkpoint: Checkpoint | None = case.previous
-        self._blocks = self._opened()
-        self._block: Block | None = None
-
-    @property
-    def label(self) -> str | None:
-        return None if self.checkpoint is None else self.checkpoint.label
-
-    def weight(self, block: int, name: str) -> torch.Tensor | None:
-        """Return the same linear's weight before; None where it cannot be read."""
-        if self.checkpoint is None or is_remote(folder_of(self.checkpoint)):
-            return None
-        try:
-            while self._block is None or self._block.index < block:
-                self._block = next(self._blocks)
-            return self._block.weight(name) if self._block.index == block else None
-        except (SourceError, OSError, StopIteration, AttributeError):
-            self.close()
-            self.checkpoint = None  # gone, or not the same architecture
-            return None
-
-    def close(self) -> None:
-        self._blocks.close()
-        self._block = None
-
-    def _opened(self) -> Generator[Block, None, None]:
-        weights, machine = self._case.previous_weights(), self._case.machine
-        assert weights is not None and self.checkpoint is not None
-        folder = folder_of(self.checkpoint)
-        yield from BlockModel(folder, weights, dtype=machine.dtype, device=machine.device).blocks()
+    return cast(WeightWatch, case.observer or WeightWatch(case)).rows()
 
 
 MEASURE = Measure(measure_weights, watch=WeightWatch)
