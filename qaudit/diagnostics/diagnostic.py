@@ -88,6 +88,11 @@ def _in_order(diagnostic: Diagnostic) -> list[Field[Any]]:
     return sorted(fields(diagnostic), key=lambda field: field.name == "scheme")
 
 
+def with_three_bits(schemes: Sequence[Scheme]) -> Scheme | None:
+    """Return the first scheme with 3 bits, at which a difference between parts is large."""
+    return next((scheme for scheme in schemes if getattr(scheme, "bits", None) == 3), None)
+
+
 _BY_PATH = {
     "attention.dense": "o",  # GPT-NeoX; elsewhere `dense` may be anything
     "self_attention.dense": "o",  # Bloom, Falcon

@@ -13,23 +13,22 @@ the section `Why`, for the pick and the last checkpoint; other subjects and grou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork, role_of
+from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork, role_of, with_three_bits
 from qaudit.errors import UsageError
 from qaudit.judge.table import Measurements
 from qaudit.report import document as doc
 from qaudit.report.format import or_dash, percent, spread
 from qaudit.report.views import View
 from qaudit.settings import EXAMPLE_SCHEME
-from qaudit.types import Diagnostics, Finding, SensitivityRow
+from qaudit.types import Diagnostics, Finding
 
-MOST_BITS = 8
 ROLES = 7  # in a block, as far as a plan knows
 
 
@@ -59,26 +58,16 @@ class Sensitivity(Diagnostic):
 
     def scheme_among(self, schemes: Sequence[Scheme]) -> Scheme:
         """Return the scheme that parts are quantized with: one with a choice of bits."""
-        if self.scheme != "auto":
-            named = parse_scheme(self.scheme)
-            if named.mixes_bits or not hasattr(named, "bits"):
-                raise UsageError(
-                    f"`{named.short}` has no bits to choose, and sensitivity chooses bits",
-                    hint="name another, as "
-                    f"`--set diagnostics=sensitivity:scheme={EXAMPLE_SCHEME}`",
-                )
-            return named
-        some = [s for s in schemes if hasattr(s, "bits") and not s.mixes_bits]
+        named = [] if self.scheme == "auto" else [parse_scheme(self.scheme)]
+        some = [s for s in named or schemes if hasattr(s, "bits") and not s.mixes_bits]
         if not some:
+            which = f"`{named[0].short}` has no" if named else "no scheme of this audit has"
             raise UsageError(
-                "no scheme of this audit has bits to choose, and sensitivity chooses bits",
-                hint=f"name one, as `--set diagnostics=sensitivity:scheme={EXAMPLE_SCHEME}`",
+                f"{which} bits to choose, and sensitivity chooses bits",
+                hint=f"name {'another' if named else 'one'}, as "
+                f"`--set diagnostics=sensitivity:scheme={EXAMPLE_SCHEME}`",
             )
-        return next((scheme for scheme in some if bits_of(scheme) == 3), some[0])
-
-
-def bits_of(scheme: Scheme) -> int:
-    return int(scheme.bits)  # type: ignore[attr-defined]
+        return with_three_bits(some) or some[0]
 
 
 Part = Literal["role", "layers", "all"]
@@ -108,19 +97,12 @@ class Variant:
 def variants_of(
     roles: Sequence[str], blocks: int, low: int, high: int, layers: int
 ) -> list[Variant]:
-    alone = [Variant("role", role, ((role, bits),)) for bits in (low, high) for role in roles]
+    every = {bits: tuple((role, bits) for role in roles) for bits in (low, high)}
+    alone = [Variant("role", role, ((role, bits),)) for bits in every for role in roles]
     count = min(layers, blocks)
     edges = [round(k * blocks / count) for k in range(count + 1)] if count > 0 else []
-    groups = [
-        Variant("layers", f"{a}..{b - 1}", everything(roles, low), (a, b))
-        for a, b in pairwise(edges)
-    ]
-    whole = [Variant("all", f"{bits} bits", everything(roles, bits)) for bits in (low, high)]
-    return [*alone, *groups, *whole]
-
-
-def everything(roles: Sequence[str], bits: int) -> tuple[tuple[str, int], ...]:
-    return tuple((role, bits) for role in roles)
+    groups = [Variant("layers", f"{a}..{b - 1}", every[low], (a, b)) for a, b in pairwise(edges)]
+    return [*alone, *groups, *(Variant("all", f"{n} bits", every[n]) for n in every)]
 
 
 MOST = 0.5
@@ -128,16 +110,11 @@ MOST = 0.5
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    return diagnostics, tuple(diagnosed_findings(diagnostics.sensitivity))
-
-
-def diagnosed_findings(rows: Sequence[SensitivityRow]) -> Iterator[Finding]:
-    low = {row.bits for row in rows if row.part == "all"}
+    rows, findings = diagnostics.sensitivity, []
+    low = min((row.bits for row in rows if row.part == "all"), default=None)
     for row in rows:
         share = row.share
-        if row.part != "role" or row.bits != min(low, default=row.bits):
-            continue
-        if share is None or share.low <= MOST:
+        if row.part != "role" or low not in (None, row.bits) or not share or share.low <= MOST:
             continue
         message = (
             f"of what the roles of `{row.subject}` add to the loss at {row.scheme}, each quantized "
@@ -146,30 +123,28 @@ def diagnosed_findings(rows: Sequence[SensitivityRow]) -> Iterator[Finding]:
         )
         hint = f"more bits for `{row.name}` may pay most: measure a mixture within a budget of bits"
         cell = row.subject, row.scheme
-        yield Finding("QA035", "info", *cell, message, hint, share, outcome="pass")
+        findings.append(Finding("QA035", "info", *cell, message, hint, share, outcome="pass"))
+    return diagnostics, tuple(findings)
 
 
 COLUMNS = ("role", "adds, nats per token", "share, %")
 
 
 def section(view: View) -> doc.Section:
-    rows = view.audit.diagnostics.sensitivity
-    blocks = [block for label in view.of_interest for block in _subject(label, rows)]
+    blocks: list[doc.Block] = []
+    for label in view.of_interest:
+        rows = [row for row in view.audit.diagnostics.sensitivity if row.subject == label]
+        lowest = min((row.bits for row in rows), default=None)
+        alone = [row for row in rows if row.part == "role" and row.bits == lowest]
+        if not alone:
+            continue
+        legend = (
+            f"What each role of `{label}` adds to the loss when it alone is quantized at "
+            f"{alone[0].scheme}, and its share of the sum over all roles."
+        )
+        cells = (
+            (doc.name_cell(r.name), or_dash(r.absolute_change, spread), or_dash(r.share, percent))
+            for r in alone
+        )
+        blocks += [doc.paragraph(legend), doc.table(COLUMNS, cells)]
     return doc.Section("Why", tuple(blocks), 4)
-
-
-def _subject(label: str, rows: tuple[SensitivityRow, ...]) -> list[doc.Block]:
-    rows_of_subject = [row for row in rows if row.subject == label]
-    lowest = min((row.bits for row in rows_of_subject), default=None)
-    alone = [row for row in rows_of_subject if row.part == "role" and row.bits == lowest]
-    if not alone:
-        return []
-    legend = (
-        f"What each role of `{label}` adds to the loss when it alone is quantized at "
-        f"{alone[0].scheme}, and its share of the sum over all roles."
-    )
-    cells = (
-        (doc.name_cell(row.name), or_dash(row.absolute_change, spread), or_dash(row.share, percent))
-        for row in alone
-    )
-    return [doc.paragraph(legend), doc.table(COLUMNS, cells)]

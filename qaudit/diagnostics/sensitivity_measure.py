@@ -16,12 +16,12 @@ full-precision stream of the audit.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,7 +31,7 @@ from qaudit.core.linears import Quantized
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.diagnostic import role_of
-from qaudit.diagnostics.sensitivity import MOST_BITS, Sensitivity, Variant, bits_of, variants_of
+from qaudit.diagnostics.sensitivity import Sensitivity, Variant, variants_of
 from qaudit.engine.block_pass import Progress, Route, feed_of, opened_states, run_streams
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
@@ -43,22 +43,10 @@ from qaudit.errors import ModelError
 from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.config import is_remote
 from qaudit.saved.results import ResultFile, ResultStore, sha256_of
-from qaudit.types import (
-    FULL_PRECISION,
-    Evidence,
-    Interval,
-    Measurement,
-    SensitivityRow,
-    digest,
-)
+from qaudit.types import FULL_PRECISION, Evidence, Measurement, SensitivityRow, digest
 
-
-@dataclass(frozen=True, eq=False)
-class Storage:
-    """How many weights each role has with so many bits each, and what those take to store."""
-
-    weights: dict[tuple[str, int], int]
-    bits: dict[tuple[str, int], float]
+Storage = tuple[Counter[tuple[str, int]], dict[tuple[str, int], float]]
+"""How many weights each role has with so many bits each, and what those take to store."""
 
 
 @torch.no_grad()
@@ -89,7 +77,7 @@ class _Quantizing(FullPrecision):
             number: replace(scheme, bits=number)  # type: ignore[call-arg]
             for number in bits
         }
-        self.storage = Storage({}, {})
+        self.storage: Storage = Counter(), defaultdict(float)
         self.weights: dict[tuple[int, str], Tensor] = {}  # of a block, by bits and linear
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
@@ -98,15 +86,13 @@ class _Quantizing(FullPrecision):
         for bits, scheme in self._schemes.items():
             for group in block.groups:
                 quantized = scheme.quantize(tokens.linears(block, group, self.inputs(group)))
-                weights = sum(weight_RC.numel() for weight_RC in quantized.weights.values())
+                count = sum(weight_RC.numel() for weight_RC in quantized.weights.values())
                 for name, weight_RC in quantized.weights.items():
                     self.weights[bits, name] = weight_RC
                     # A group's linears have the same columns: each row takes the same.
-                    part = role_of(name), bits
-                    taken = quantized.bits * weight_RC.numel() / weights
-                    self.storage.bits[part] = self.storage.bits.get(part, 0.0) + taken
-                    count = self.storage.weights.get(part, 0) + weight_RC.numel()
-                    self.storage.weights[part] = count
+                    part, (weights, stored) = (role_of(name), bits), self.storage
+                    weights[part] += weight_RC.numel()
+                    stored[part] += quantized.bits * weight_RC.numel() / count
         return block
 
 
@@ -138,7 +124,7 @@ VERSION = 1
 def measure_sensitivity(case: Case) -> list[SensitivityRow]:
     parameters = cast(Sensitivity, case.parameters)
     scheme = parameters.scheme_among(case.task.schemes)
-    low = min(bits_of(scheme), MOST_BITS - 1)
+    low = min(int(scheme.bits), 7)  # type: ignore[attr-defined]  # 8 is the most, for one more
     if is_remote(case.folder):
         raise ModelError(
             "a model with code in its own repository cannot be quantized by roles",
@@ -150,96 +136,101 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
         roles = tuple(dict.fromkeys(map(role_of, model.linears)))
         variants = variants_of(roles, model.num_blocks, low, low + 1, parameters.layers)
         feed = feed_of(case.task, case.machine, weights)
-        with opened_states(case.machine) as streams:
-            tallies, storage = run_partly(model, feed, scheme, variants, streams, case.progress)
+        with opened_states(case.machine) as states:
+            tallies, (weights_of, stored) = run_partly(
+                model, feed, scheme, variants, states, case.progress
+            )
     store, key = ResultStore(case.store.folder.parent), case.task.identity(None, case.machine).key
     full = store.find(case.subject.label, FULL_PRECISION, key)
     assert full is not None, "a subject is measured before it is diagnosed"
-    parts = _Parts(case, scheme, model.num_blocks, full.measurement.evidence, storage)
-    for variant, tally in tallies.items():
-        parts.write(variant, evidence_of(case.corpus, feed, tally), tally.seconds)
-    return [parts.row(variant) for variant in tallies]
-
-
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    """What is measured of one subject."""
-
-    case: Case
-    scheme: Scheme
-    blocks: int
-    full: Evidence
-    storage: Storage
-    filed: dict[Variant, ResultFile] = field(default_factory=dict)
-
-    def write(self, variant: Variant, evidence: Evidence, seconds: float) -> None:
-        bits = f"{variant.bits[0][1]}bit" if variant.part == "role" else "bits"
-        measured = Measurement(
-            subject=self.case.subject.label,
-            scheme=f"{self.scheme.short} {variant.part} {variant.name} {bits}",
-            spec=f"{self.scheme.spec} of {variant.spec}",
-            evidence=evidence,
-            bits_per_weight=self._bits_per_weight(variant),
-            seconds=seconds,
-            calibration_seed=self.case.corpus.protocol.calibration_seed,
+    files = {
+        variant: _write(
+            case,
+            scheme,
+            variant,
+            evidence_of(case.corpus, feed, tally),
+            # Of some layers, the bits of all layers.
+            sum(stored[p] for p in variant.bits) / sum(weights_of[p] for p in variant.bits),
+            tally.seconds,
         )
-        identity = vars(self.case.task.identity(self.scheme, self.case.machine))
-        key = digest({**identity, "of": variant.spec, "sensitivity": VERSION})
-        self.filed[variant] = self.case.store.write(measured, key)
+        for variant, tally in tallies.items()
+    }
+    return _rows(case, scheme, model.num_blocks, full.measurement.evidence, files, weights_of)
 
-    def row(self, variant: Variant) -> SensitivityRow:
-        filed, used = self.filed[variant], self.full.scored()
-        pair = filed.measurement.evidence.nll_sum[used], self.full.nll_sum[used]
-        tokens, confidence = self.full.tokens[used], self.case.confidence
+
+def _rows(
+    case: Case,
+    scheme: Scheme,
+    blocks: int,
+    full: Evidence,
+    files: Mapping[Variant, ResultFile],
+    weights_of: Counter[tuple[str, int]],
+) -> list[SensitivityRow]:
+    used, confidence = full.scored(), case.confidence
+    full_D, tokens_D = full.nll_sum[used], full.tokens[used]
+    losses = {v: file.measurement.evidence.nll_sum[used] for v, file in files.items()}
+    added = {variant: loss_D - full_D for variant, loss_D in losses.items()}
+    rows = []
+    for variant, file in files.items():
         share = predicted = None
         if variant.part == "all":
-            roles = [Variant("role", role, ((role, bits),)) for role, bits in variant.bits]
-            predicted = sum(float(self._added(v).sum()) for v in roles) / float(tokens.sum())
+            alone = [Variant("role", role, ((role, bits),)) for role, bits in variant.bits]
+            predicted = sum(float(added[v].sum()) for v in alone) / float(tokens_D.sum())
         else:
-            share = self._share(variant)
-        return SensitivityRow(
-            subject=self.case.subject.label,
-            scheme=self.scheme.short,
-            spec=self.scheme.spec,
-            part=variant.part,
-            name=variant.name,
-            bits=min(bits for _, bits in variant.bits),
-            bits_per_weight=self._bits_per_weight(variant),
-            weights=self._weights(variant),
-            absolute_change=statistics.absolute_change(*pair, tokens, confidence),
-            relative_error=statistics.relative_error(*pair, confidence),
-            share=share,
-            predicted=predicted,
-            documents=int(used.sum()),
-            evidence=filed.path.relative_to(self.case.store.folder.parent.parent).as_posix(),
-            evidence_sha256=sha256_of(filed.path),
+            bits = variant.bits[0][1]
+            kind = [v for v in files if v.part == variant.part and v.bits[0][1] == bits]
+            together = np.sum([added[v] for v in kind], axis=0)
+            if together.sum() > 0:
+                sums = added[variant], together
+                share = statistics.interval(sums, lambda s: s[0] / s[1], confidence)
+        count = sum(weights_of[part] for part in variant.bits)
+        if variant.blocks is not None:  # blocks hold as many weights each
+            count = count * (variant.blocks[1] - variant.blocks[0]) // blocks
+        pair = losses[variant], full_D
+        rows.append(
+            SensitivityRow(
+                subject=case.subject.label,
+                scheme=scheme.short,
+                spec=scheme.spec,
+                part=variant.part,
+                name=variant.name,
+                bits=min(bits for _, bits in variant.bits),
+                bits_per_weight=file.measurement.bits_per_weight,
+                weights=count,
+                absolute_change=statistics.absolute_change(*pair, tokens_D, confidence),
+                relative_error=statistics.relative_error(*pair, confidence),
+                share=share,
+                predicted=predicted,
+                documents=int(used.sum()),
+                evidence=file.path.relative_to(case.store.folder.parent.parent).as_posix(),
+                evidence_sha256=sha256_of(file.path),
+            )
         )
+    return rows
 
-    def _share(self, variant: Variant) -> Interval | None:
-        bits = variant.bits[0][1]
-        kind = [v for v in self.filed if v.part == variant.part and v.bits[0][1] == bits]
-        together = np.sum([self._added(v) for v in kind], axis=0)
-        if not together.sum() > 0:
-            return None
-        return statistics.interval(
-            (self._added(variant), together), lambda sums: sums[0] / sums[1], self.case.confidence
-        )
 
-    def _added(self, variant: Variant) -> npt.NDArray[np.float64]:
-        evidence = self.filed[variant].measurement.evidence
-        return (evidence.nll_sum - self.full.nll_sum)[self.full.scored()]
-
-    def _bits_per_weight(self, variant: Variant) -> float:
-        """Return the bits of each quantized weight; of some layers, those of all layers."""
-        stored = sum(self.storage.bits[part] for part in variant.bits)
-        return stored / sum(self.storage.weights[part] for part in variant.bits)
-
-    def _weights(self, variant: Variant) -> int:
-        """Return how many weights are quantized; blocks hold as many each."""
-        count = sum(self.storage.weights[part] for part in variant.bits)
-        if variant.blocks is None:
-            return count
-        return count * (variant.blocks[1] - variant.blocks[0]) // self.blocks
+def _write(
+    case: Case,
+    scheme: Scheme,
+    variant: Variant,
+    evidence: Evidence,
+    bits_per_weight: float,
+    seconds: float,
+) -> ResultFile:
+    bits = f"{variant.bits[0][1]}bit" if variant.part == "role" else "bits"
+    measured = Measurement(
+        subject=case.subject.label,
+        scheme=f"{scheme.short} {variant.part} {variant.name} {bits}",
+        spec=f"{scheme.spec} of {variant.spec}",
+        evidence=evidence,
+        bits_per_weight=bits_per_weight,
+        seconds=seconds,
+        calibration_seed=case.corpus.protocol.calibration_seed,
+    )
+    identity = vars(case.task.identity(scheme, case.machine))
+    return case.store.write(
+        measured, digest({**identity, "of": variant.spec, "sensitivity": VERSION})
+    )
 
 
 MEASURE = Measure(measure_sensitivity)

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
-from qaudit.diagnostics.sensitivity import Variant, diagnosed_findings, variants_of
+from qaudit.diagnostics.sensitivity import Variant, judge, variants_of
 from qaudit.errors import SchemeError
-from qaudit.types import Interval, SensitivityRow
+from qaudit.judge.table import Measurements
+from qaudit.types import Diagnostics, Interval, SensitivityRow
 from tests.support.diagnosed import ALL, ROLE
 
 ROLES = ("q", "o", "down")
@@ -89,4 +90,5 @@ FOUR = (replace(ALL, bits=4), replace(ROLE, bits=4))
 def test_a_role_adds_most_only_with_all_of_its_interval(
     rows: list[SensitivityRow], rules: list[str]
 ) -> None:
-    assert [finding.rule for finding in diagnosed_findings((ALL, *rows))] == rules
+    _, findings = judge(Measurements((), (), 0.95), Diagnostics(sensitivity=(ALL, *rows)))
+    assert [finding.rule for finding in findings] == rules
