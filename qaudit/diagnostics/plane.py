@@ -23,7 +23,12 @@ from typing import ClassVar
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticFigure, DiagnosticWork
+from qaudit.diagnostics.diagnostic import (
+    Diagnostic,
+    DiagnosticFigure,
+    DiagnosticWork,
+    with_three_bits,
+)
 from qaudit.errors import UsageError
 from qaudit.report import document as doc
 from qaudit.report.chart import COLOURS, INK, POINT, Chart, look_of, name_of
@@ -74,87 +79,52 @@ class Plane(Diagnostic):
         """Return the scheme whose weights the slice leads to."""
         if self.scheme != "auto":
             return parse_scheme(self.scheme)
-        three = (scheme for scheme in schemes if getattr(scheme, "bits", None) == 3)
-        first = next(three, next(iter(schemes), None))
-        if first is None:
+        if not schemes:
             raise UsageError(
                 "a slice leads to what a scheme makes of a model, and this audit has none",
                 hint=f"name one, as `--set diagnostics=plane:scheme={EXAMPLE_SCHEME}`",
             )
-        return first
+        return with_three_bits(schemes) or schemes[0]
+
+
+Line = list[tuple[float, Interval]]
+"""The places of points from a subject on, along the direction of quantization, and by how much
+the loss changes to each."""
 
 
 def section(view: View) -> doc.Section:
-    texts = [text for line in shown_lines(view) if (text := beyond_the_parabola(line))]
-    blocks = (*map(doc.paragraph, texts), *picture(view, "plane"))
+    texts = [beyond_the_parabola(*heading, line) for heading, line in shown_lines(view).items()]
+    blocks = (*(doc.paragraph(text) for text in texts if text), *picture(view, "plane"))
     return doc.Section("How sharp the loss is", blocks, 5)
 
 
-@dataclass(frozen=True)
-class Line:
-    """The loss of a subject along the direction of quantization, from the subject on."""
-
-    subject: str
-    scheme: str
-    points: tuple[tuple[float, Interval], ...]  # (b, change of the loss)
-
-    @property
-    def quantized(self) -> Interval | None:
-        return next((change for b, change in self.points if b == 1.0), None)
-
-    @property
-    def parabola(self) -> float | None:
-        """The change that a parabola through the middle and its neighbours predicts."""
-        change_at = {b: change.estimate for b, change in self.points}
-        step = min((b for b in change_at if b > 0), default=None)
-        if step is None or step >= 1 or -step not in change_at:
-            return None
-        slope = (change_at[step] - change_at[-step]) / (2 * step)
-        bend = (change_at[step] + change_at[-step]) / step**2
-        return slope + bend / 2
-
-
-def lines(view: View) -> dict[str, Line]:
-    """Return the line of each subject that has one, in the order of the series."""
-    rows_of: dict[str, list[PlaneRow]] = {}
-    for row in view.audit.diagnostics.plane:
-        if row.a == 0.0:
-            rows_of.setdefault(row.subject, []).append(row)
+def shown_lines(view: View) -> dict[tuple[str, str], Line]:
+    """Return the lines of the end of a stage, the last checkpoint and the pick, with schemes."""
+    rows = sorted((r for r in view.audit.diagnostics.plane if r.a == 0.0), key=lambda row: row.b)
+    schemes = {row.subject: row.scheme for row in rows}
+    pick = view.audit.pick.subject if view.audit.pick else None
+    labels = [view.stage_end and view.stage_end.label, view.last and view.last.label, pick]
+    shown = [label for label in dict.fromkeys(labels) if label in schemes]
+    shown = shown or [s.label for s in view.subjects if s.label in schemes][:3]
     return {
-        s.label: Line(
-            s.label,
-            rows[0].scheme,
-            tuple((row.b, row.absolute_change) for row in sorted(rows, key=lambda row: row.b)),
-        )
-        for s in view.subjects
-        if (rows := rows_of.get(s.label))
+        (label, schemes[label]): [(r.b, r.absolute_change) for r in rows if r.subject == label]
+        for label in shown
     }
 
 
-def shown_lines(view: View) -> list[Line]:
-    """Return the lines of the end of a stage, the last checkpoint and the pick."""
-    pick = view.audit.pick.subject if view.audit.pick else None
-    labels = [view.stage_end and view.stage_end.label, view.last and view.last.label, pick]
-    all_lines = lines(view)
-    shown = [all_lines[label] for label in dict.fromkeys(labels) if label in all_lines]
-    return shown or list(all_lines.values())[:3]
-
-
-def grid(view: View) -> list[PlaneRow]:
-    rows = [row for row in view.audit.diagnostics.plane if row.previous is not None]
-    order = {subject.label: k for k, subject in enumerate(view.subjects)}
-    last = max((row.subject for row in rows), key=lambda label: order.get(label, -1), default="")
-    return [row for row in rows if row.subject == last]
-
-
-def beyond_the_parabola(line: Line) -> str:
-    quantized, expected = line.quantized, line.parabola
-    if quantized is None:
+def beyond_the_parabola(subject: str, scheme: str, line: Line) -> str:
+    """Hold the loss of the quantized model against the parabola through the subject."""
+    changes = dict(line)
+    if (quantized := changes.get(1.0)) is None:
         return ""
-    text = f"From `{line.subject}` to its {line.scheme} version the loss rises by "
+    text = f"From `{subject}` to its {scheme} version the loss rises by "
     text += f"{interval_text(quantized)} nats per token"
-    if expected is None:
+    step = min(b for b in changes if b > 0)
+    if step >= 1 or -step not in changes:
         return f"{text}."
+    after, before = changes[step].estimate, changes[-step].estimate
+    slope, bend = (after - before) / (2 * step), (after + before) / step**2
+    expected = slope + bend / 2
     relation = "more than" if expected < quantized.low else "as much as"
     relation = "less than" if expected > quantized.high else relation
     return f"{text}, {relation} the curvature at its start predicts ({digits(expected)})."
@@ -163,34 +133,33 @@ def beyond_the_parabola(line: Line) -> str:
 ALT = "The loss on the way to the quantized model"
 
 
-def _is_drawn(view: View) -> bool:
-    return bool(lines(view))
-
-
 def _draw(view: View) -> Chart:
-    drawn, points = shown_lines(view), grid(view)
+    lines, rows = shown_lines(view), view.audit.diagnostics.plane
+    order = {subject.label: k for k, subject in enumerate(view.subjects)}
+    of_grid = [row for row in rows if row.previous is not None]
+    last = max((row.subject for row in of_grid), key=lambda s: order.get(s, -1), default="")
+    points = [row for row in of_grid if row.subject == last]
     note = "Bands: intervals."
     note += " Squares: the stronger the colour, the higher the loss." if points else ""
     chart = Chart(ALT, note, 380)
     axes = chart.axes(66, 396 if points else 800, 50, 330, "change of the loss, nats per token")
     axes.spines["bottom"].set_visible(True)
-    axes.set_xticks([0.0, 0.5, 1.0], ["as it is", "halfway", name_of(drawn[0].scheme, 14)])
-    for k, line in enumerate(drawn):
+    axes.set_xticks([0.0, 0.5, 1.0], ["as it is", "halfway", name_of(next(iter(lines))[1], 14)])
+    for k, ((subject, scheme), line) in enumerate(lines.items()):
         look, series = look_of(k), str(k)
-        chart.names[series] = line.subject
-        finite = [(b, change) for b, change in line.points if math.isfinite(change.estimate)]
+        chart.names[series] = subject
+        finite = [(b, change) for b, change in line if math.isfinite(change.estimate)]
         chart.curve(axes, series, finite, **look)
         marks = [
             (
                 b,
                 change.estimate,
-                f"{line.subject}\n{b:g} of the way to {line.scheme}\n"
-                f"{interval_text(change)} nats per token",
+                f"{subject}\n{b:g} of the way to {scheme}\n{interval_text(change)} nats per token",
             )
             for b, change in finite
         ]
         chart.marks(axes, series, marks, **look)
-    chart.legend([(name_of(line.subject), look_of(k)) for k, line in enumerate(drawn)])
+    chart.legend([(name_of(subject), look_of(k)) for k, (subject, _) in enumerate(lines)])
     if points:
         _draw_grid(chart, points)
     return chart
@@ -221,4 +190,4 @@ def _draw_grid(chart: Chart, points: list[PlaneRow]) -> None:
         chart.marks(axes, "grid", [(x + 0.5, y + 0.5, tip)], filled=is_plain, **look)
 
 
-FIGURE = DiagnosticFigure("plane", ALT, _is_drawn, _draw)
+FIGURE = DiagnosticFigure("plane", ALT, lambda view: bool(shown_lines(view)), _draw)

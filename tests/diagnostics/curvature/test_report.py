@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from qaudit.diagnostics.plane import Line, beyond_the_parabola
+from qaudit.diagnostics.plane import beyond_the_parabola
 from qaudit.report.folder import figures
 from qaudit.report.format import digits, interval_text
 from qaudit.types import AuditRecord, Interval
@@ -49,23 +49,20 @@ def test_roles_of_the_last_checkpoint_come_sharpest_first() -> None:
     assert "| `down` | 2,000.0 [1,995.0, 2,005.0] | 67 | 20,000 |" in text
 
 
-def line(*changes: float) -> Line:
+def told(*changes: float) -> str:
     places = (-0.5, 0.0, 0.5, 1.0)
-    pairs = zip(places, changes, strict=True)
-    return Line("x", "gptq-3bit", tuple((b, around(c, 0.01)) for b, c in pairs))
+    line = [(b, around(change, 0.01)) for b, change in zip(places, changes, strict=True)]
+    return beyond_the_parabola("x", "gptq-3bit", line)
 
 
-def test_a_parabola_is_recognized() -> None:
-    exact = line(0.05 - 0.02, 0.0, 0.05 + 0.02, 0.24)  # 0.2 b^2 + 0.04 b
-    assert exact.parabola == pytest.approx(0.24)
-    assert "as much as the curvature" in beyond_the_parabola(exact)
-
-
-def test_a_loss_above_or_below_the_parabola_is_told() -> None:
-    assert "more than the curvature" in beyond_the_parabola(line(0.05, 0.0, 0.05, 0.5))
-    assert "less than the curvature" in beyond_the_parabola(line(0.05, 0.0, 0.05, 0.1))
-    straight = Line("x", "gptq-3bit", ((0.0, around(0.0, 0.0)), (1.0, around(0.2, 0.01))))
-    assert beyond_the_parabola(straight).endswith("0.200 [0.190, 0.210] nats per token.")
+def test_a_loss_on_above_or_below_the_parabola_is_told() -> None:
+    exact = told(0.05 - 0.02, 0.0, 0.05 + 0.02, 0.24)  # 0.2 b^2 + 0.04 b
+    assert "as much as the curvature at its start predicts (0.240)" in exact
+    assert "more than the curvature" in told(0.05, 0.0, 0.05, 0.5)
+    assert "less than the curvature" in told(0.05, 0.0, 0.05, 0.1)
+    straight = [(0.0, around(0.0, 0.0)), (1.0, around(0.2, 0.01))]
+    text = beyond_the_parabola("x", "gptq-3bit", straight)
+    assert text.endswith("0.200 [0.190, 0.210] nats per token.")
 
 
 def drawn(audit: AuditRecord, name: str) -> list[str]:
