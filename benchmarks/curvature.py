@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 from qaudit.core.spectrum import signs
 from qaudit.host import return_large_blocks, share_one_arena
-from qaudit.diagnostics.curvature_hessian import HessianPart, LossHessian
+from qaudit.diagnostics.curvature_hessian import LossHessian
 from qaudit.diagnostics.curvature_measure import PassShape, product_nbytes
 torch.set_num_threads(1)
 share_one_arena()
@@ -82,7 +82,7 @@ def step():
 _OURS = """
 scored_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
 scored_BT[:, 0] = False
-hessian = LossHessian(model, list(model.model.layers), [HessianPart(0, tokens_BT, scored_BT)])
+hessian = LossHessian(model, list(model.model.layers), [(0, tokens_BT, scored_BT)])
 vector_P = signs(sum(hessian.sizes), 0, hessian.like)
 def step():
     return float(hessian(vector_P).forms_K[0]) / int(hessian.tokens_D.sum())

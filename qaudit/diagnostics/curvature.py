@@ -51,24 +51,20 @@ class Curvature(Diagnostic):
         )
 
 
+MODELS = ("subject", "trace", "trace, on these documents", "largest eigenvalue", "smallest")
+ROLES = ("role", "trace, over probes", "share, %", "per million parameters")
+
+
 def section(view: View) -> doc.Section:
     models = whole_models(view)
-    blocks: list[doc.Block] = []
-    if models:
-        first = next(iter(models.values()))
-        legend = (
-            f"The Hessian of the mean loss of a token, for all parameters, on "
-            f"{plural(first.documents, view.unit)} and {plural(first.tokens, 'token')}. Intervals "
-            f"at {100 * view.audit.plan.recipe.confidence:g} % are over probes and {view.unit}s."
-        )
-        blocks += [doc.paragraph(legend), doc.paragraph(along_the_series(view, models))]
-        blocks += picture(view, "curvature")
-        blocks += [doc.fold("Every subject", *_table(models)), *_roles(view, models)]
-    return doc.Section("How sharp the loss is", tuple(blocks), 5)
-
-
-def _table(models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
-    names = ("subject", "trace", "trace, on these documents", "largest eigenvalue", "smallest")
+    if not models:
+        return doc.Section("How sharp the loss is", (), 5)
+    first = next(iter(models.values()))
+    legend = (
+        f"The Hessian of the mean loss of a token, for all parameters, on "
+        f"{plural(first.documents, view.unit)} and {plural(first.tokens, 'token')}. Intervals "
+        f"at {100 * view.audit.plan.recipe.confidence:g} % are over probes and {view.unit}s."
+    )
     rows = (
         (
             doc.name_cell(label),
@@ -80,37 +76,35 @@ def _table(models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
         for label, model in models.items()
     )
     notes = dict.fromkeys(note for model in models.values() for note in model.notes)
-    return (doc.table(names, rows), *([doc.bullets(*notes)] if notes else []))
-
-
-def _roles(view: View, models: dict[str, CurvatureRow]) -> tuple[doc.Block, ...]:
-    with_roles = [label for label in models if roles_of(view, label)]
-    if not with_roles:
-        return ()
-    last = view.last.label if view.last and view.last.label in with_roles else with_roles[-1]
-    whole = models[last].trace.estimate
-    rows = (
-        (
-            doc.name_cell(role.name),
-            interval_text(role.trace),
-            f"{100 * role.trace.estimate / whole:.0f}" if whole > 0 else NOT_MEASURED,
-            digits(1e6 * role.trace.estimate / role.parameters),
+    bullets = [doc.bullets(*notes)] if notes else []
+    blocks = [
+        doc.paragraph(legend),
+        doc.paragraph(along_the_series(view, models)),
+        *picture(view, "curvature"),
+        doc.fold("Every subject", doc.table(MODELS, rows), *bullets),
+    ]
+    by_role = [row for row in view.audit.diagnostics.curvature if row.part == "role"]
+    with_roles = [label for label in models if label in {row.subject for row in by_role}]
+    if with_roles:
+        last = view.last.label if view.last and view.last.label in with_roles else with_roles[-1]
+        whole = models[last].trace.estimate
+        roles = (
+            (
+                doc.name_cell(role.name),
+                interval_text(role.trace),
+                f"{100 * role.trace.estimate / whole:.0f}" if whole > 0 else NOT_MEASURED,
+                digits(1e6 * role.trace.estimate / role.parameters),
+            )
+            for role in sorted(by_role, key=lambda row: -row.trace.estimate)
+            if role.subject == last
         )
-        for role in roles_of(view, last)
-    )
-    names = ("role", "trace, over probes", "share, %", "per million parameters")
-    return (doc.fold(f"By role, {last}", doc.table(names, rows)),)
+        blocks.append(doc.fold(f"By role, {last}", doc.table(ROLES, roles)))
+    return doc.Section("How sharp the loss is", tuple(blocks), 5)
 
 
 def whole_models(view: View) -> dict[str, CurvatureRow]:
     rows = {row.subject: row for row in view.audit.diagnostics.curvature if row.part == "model"}
     return {s.label: rows[s.label] for s in view.subjects if s.label in rows}
-
-
-def roles_of(view: View, label: str) -> list[CurvatureRow]:
-    rows = view.audit.diagnostics.curvature
-    roles = (row for row in rows if row.subject == label and row.part == "role")
-    return sorted(roles, key=lambda row: -row.trace.estimate)
 
 
 def along_the_series(view: View, models: dict[str, CurvatureRow]) -> str:

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,14 +44,10 @@ from qaudit.errors import SourceError
 from qaudit.model.proven import NO_LIMIT
 from qaudit.types import Window
 
+Grads = tuple[Tensor | None, ...]
 
-@dataclass(frozen=True, eq=False)
-class HessianPart:
-    """Windows of one document, side by side, and which of their tokens are scored."""
-
-    document: int
-    tokens_BT: Tensor
-    scored_BT: Tensor
+HessianPart = tuple[int, Tensor, Tensor]
+"""A document, some of its windows side by side (B, T), and which of their tokens are scored."""
 
 
 def cut(
@@ -60,7 +55,7 @@ def cut(
 ) -> list[HessianPart]:
     """Put the windows of each document side by side, as many as fit in so many positions."""
     return [
-        HessianPart(document, batch.tokens_BT, batch.scored_BT())
+        (document, batch.tokens_BT, batch.scored_BT())
         for document, windows in enumerate(documents)
         for batch in make_batches(windows, context, positions, limit)
     ]
@@ -74,32 +69,23 @@ class LossHessian:
     ) -> None:
         """Take a whole model; its parameters are differentiated and not changed."""
         self._model, self._blocks, self._parts = model, blocks, parts
-        self._named = dict(model.named_parameters())
-        for parameter in self._named.values():
+        named: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.names, self._parameters = list(named), list(named.values())
+        for parameter in self._parameters:
             parameter.requires_grad_()
-        self._sizes = [parameter.numel() for parameter in self._named.values()]
-        documents = 1 + max(part.document for part in parts)
-        self.tokens_D = np.zeros(documents, dtype=np.int64)
-        for part in parts:
-            self.tokens_D[part.document] += int(part.scored_BT.sum())
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._named)
-
-    @property
-    def sizes(self) -> list[int]:
-        return self._sizes
+        self.sizes = [parameter.numel() for parameter in self._parameters]
+        self.tokens_D = np.zeros(1 + max(document for document, _, _ in parts), dtype=np.int64)
+        for document, _, scored_BT in parts:
+            self.tokens_D[document] += int(scored_BT.sum())
 
     @property
     def like(self) -> Tensor:
         """Return a tensor of the device and dtype that vectors have."""
-        first: Tensor = next(iter(self._named.values()))
-        return first.detach()
+        return self._parameters[0].detach()
 
     def loss(self) -> float:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            total = sum(float(self._nll(part)) for part in self._parts)
+            total = sum(float(self._nll(*windows)) for _, *windows in self._parts)
         return total / float(self.tokens_D.sum())
 
     def multiply(self, vector_P: Tensor) -> Tensor:
@@ -108,18 +94,17 @@ class LossHessian:
     def __call__(self, vector_P: Tensor) -> Applied:
         """Return the product, the forms of the documents' summed losses, and of the tensors."""
         product_P = torch.zeros_like(vector_P)
-        along, sums = vector_P.split(self._sizes), product_P.split(self._sizes)
+        along, sums = vector_P.split(self.sizes), product_P.split(self.sizes)
         form_D = np.zeros(len(self.tokens_D))
         with recomputed(self._blocks), sdpa_kernel(SDPBackend.MATH):
-            for part in self._parts:
-                for second, there, summed in zip(
-                    self._curve(part, along), along, sums, strict=True
-                ):
+            for document, *windows in self._parts:
+                seconds = self._curve(windows, along)
+                for second, direction, summed in zip(seconds, along, sums, strict=True):
                     if second is not None:
-                        form_D[part.document] += dot(there, second.flatten())
+                        form_D[document] += dot(direction, second.flatten())
                         summed.add_(second.flatten())
         product_P /= int(self.tokens_D.sum())
-        form_S = [dot(there, summed) for there, summed in zip(along, sums, strict=True)]
+        form_S = [dot(direction, summed) for direction, summed in zip(along, sums, strict=True)]
         if not np.isfinite(form_D).all():
             raise SourceError(
                 "the second derivatives of its loss are not finite",
@@ -127,23 +112,22 @@ class LossHessian:
             )
         return Applied(product_P, np.concatenate([form_D, form_S]))
 
-    def _curve(self, part: HessianPart, along: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        parameters = list(self._named.values())
+    def _curve(self, windows: Sequence[Tensor], along: Sequence[Tensor]) -> Grads:
         with torch.enable_grad():
-            gradients: Sequence[Tensor | None] = torch.autograd.grad(
-                self._nll(part), parameters, create_graph=True, allow_unused=True
+            gradients: Grads = torch.autograd.grad(
+                self._nll(*windows), self._parameters, create_graph=True, allow_unused=True
             )
             slopes = [
-                (gradient.flatten() * there).sum()
-                for gradient, there in zip(gradients, along, strict=True)
+                (gradient.flatten() * direction).sum()
+                for gradient, direction in zip(gradients, along, strict=True)
                 if gradient is not None  # of a parameter that the loss does not use
             ]
             del gradients  # as large as the model, and the graph does not need them
-            return torch.autograd.grad(torch.stack(slopes).sum(), parameters, allow_unused=True)
+            slope = torch.stack(slopes).sum()
+            return torch.autograd.grad(slope, self._parameters, allow_unused=True)
 
-    def _nll(self, part: HessianPart) -> Tensor:
-        device = self.like.device
-        tokens_BT, scored_BT = part.tokens_BT.to(device), part.scored_BT.to(device)
+    def _nll(self, tokens_BT: Tensor, scored_BT: Tensor) -> Tensor:
+        tokens_BT, scored_BT = tokens_BT.to(self.like.device), scored_BT.to(self.like.device)
         logits_BTV = self._model(input_ids=tokens_BT, use_cache=False).logits[:, :-1]
         wanted_BT = scored_BT[:, 1:]
         return nn.functional.cross_entropy(
@@ -153,8 +137,6 @@ class LossHessian:
 
 Run = Callable[..., Tensor]
 """Hidden states and parameters -> hidden states; nothing else of it is differentiated."""
-
-Grads = tuple[Tensor | None, ...]
 
 
 class _Forward(torch.autograd.Function):
@@ -219,7 +201,7 @@ class _Inside(nn.Module):
 def recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
     """Let blocks keep nothing of their inside, while a `with` body lasts."""
     for block in blocks:
-        block.forward = _Recomputing(block)
+        block.forward = _recomputing(block)
     try:
         yield
     finally:
@@ -227,28 +209,28 @@ def recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
             del block.forward
 
 
-class _Recomputing:
-    def __init__(self, block: nn.Module) -> None:
-        self._inside = _Inside(block)
-        self._names = [f"block.{name}" for name, _ in block.named_parameters()]
-        self._parameters = [parameter for _, parameter in block.named_parameters()]
+def _recomputing(block: nn.Module) -> Callable[..., Any]:
+    inside = _Inside(block)
+    names = [f"block.{name}" for name, _ in block.named_parameters()]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
         if not args or not torch.is_grad_enabled() or _leads_on((args[1:], kwargs)):
-            return self._inside(*args, **kwargs)
+            return inside(*args, **kwargs)
         beside: list[tuple[Any, ...] | None] = []  # what a block returns besides hidden states
 
         def run(hidden_BTD: Tensor, *parameters: Tensor) -> Tensor:
-            named = dict(zip(self._names, parameters, strict=True))
+            named = dict(zip(names, parameters, strict=True))
             out = torch.func.functional_call(
-                self._inside, named, (hidden_BTD, *args[1:]), kwargs, tie_weights=False
+                inside, named, (hidden_BTD, *args[1:]), kwargs, tie_weights=False
             )
             beside[:] = [out[1:] if isinstance(out, tuple) else None]
             first: Tensor = out[0] if isinstance(out, tuple) else out
             return first
 
-        out_BTD: Tensor = _Forward.apply(run, args[0], *self._parameters)
+        out_BTD: Tensor = _Forward.apply(run, args[0], *block.parameters())
         return out_BTD if beside[0] is None else (out_BTD, *beside[0])
+
+    return forward
 
 
 def _leads_on(value: Any) -> bool:

@@ -89,15 +89,6 @@ class PassShape:
         return ITEMSIZE * self.parameters
 
 
-@dataclass(frozen=True)
-class Room:
-    """How products are made so that they fit."""
-
-    device: torch.device
-    windows: int  # side by side
-    notes: tuple[str, ...] = ()
-
-
 def product_nbytes(shape: PassShape, windows: int, length: int) -> int:
     tokens = windows * length
     between = 2 * (shape.blocks + 1) * tokens * shape.hidden
@@ -108,31 +99,27 @@ def product_nbytes(shape: PassShape, windows: int, length: int) -> int:
     return VECTORS * shape.vector_nbytes + ITEMSIZE * (between + max(block, head))
 
 
-def find_room(shape: PassShape, length: int, parameters: Curvature, device: torch.device) -> Room:
-    """Make things smaller until they fit, or refuse with what they would take."""
-    notes: list[str] = []
-    if device.type == "mps":
-        device = torch.device("cpu")
-        notes.append("computed on the CPU: this device has no double precision")
+def find_room(
+    shape: PassShape, length: int, parameters: Curvature, device: torch.device
+) -> tuple[int, tuple[str, ...]]:
+    """Return how many windows fit side by side, with a note, or refuse with what they take."""
     free = room_nbytes(device)
     basis = parameters.steps * shape.vector_nbytes if parameters.eigenvalues else 0
     most = max(1, POSITIONS // length)
-    counts = range(most, 0, -1)
-    windows = next((n for n in counts if product_nbytes(shape, n, length) <= free - basis), 0)
-    if not windows:
-        needed = product_nbytes(shape, 1, length)
-        more = f", and eigenvalues {size(basis)} more" if basis else ""
-        smaller = "the trace alone with `curvature:eigenvalues=0`, or fewer `steps`"
-        raise MachineError(
-            f"curvature of {shape.parameters:,} parameters takes {size(needed)} of memory{more}; "
-            f"{size(free)} are free",
-            hint=f"measure {smaller}"
-            if needed <= free
-            else "use a machine with more memory, or a shorter `--set context=N`",
-        )
-    if windows < most:
-        notes.append(f"{windows} of {most} windows side by side, to fit in memory")
-    return Room(device, windows, tuple(notes))
+    for windows in range(most, 0, -1):
+        if product_nbytes(shape, windows, length) <= free - basis:
+            text = f"{windows} of {most} windows side by side, to fit in memory"
+            return windows, () if windows == most else (text,)
+    needed = product_nbytes(shape, 1, length)
+    more = f", and eigenvalues {size(basis)} more" if basis else ""
+    smaller = "the trace alone with `curvature:eigenvalues=0`, or fewer `steps`"
+    raise MachineError(
+        f"curvature of {shape.parameters:,} parameters takes {size(needed)} of memory{more}; "
+        f"{size(free)} are free",
+        hint=f"measure {smaller}"
+        if needed <= free
+        else "use a machine with more memory, or a shorter `--set context=N`",
+    )
 
 
 def room_nbytes(device: torch.device) -> int:
@@ -142,15 +129,18 @@ def room_nbytes(device: torch.device) -> int:
 def measure_curvature(case: Case) -> list[CurvatureRow]:
     parameters = cast(Curvature, case.parameters)
     choice = DocumentChoice.of(case.corpus, parameters.documents, "curvature")
-    weights = case.weights()
+    weights, device = case.weights(), case.machine.device
     trust = case.machine.trust_remote_code
     shape = PassShape.of(read_config(case.folder, trust_remote_code=trust), weights)
     longest = max(len(window.tokens) for windows in choice.windows for window in windows)
-    room = find_room(shape, longest, parameters, case.machine.device)
-    model = load_whole(case.folder, weights, torch.float32, trust_remote_code=trust)
-    model = model.to(room.device)
+    notes: tuple[str, ...] = ()
+    if device.type == "mps":
+        device = torch.device("cpu")
+        notes = ("computed on the CPU: this device has no double precision",)
+    windows, of_memory = find_room(shape, longest, parameters, device)
+    model = load_whole(case.folder, weights, torch.float32, trust_remote_code=trust).to(device)
     name = find_blocks(model, case.folder)
-    parts = cut(choice.windows, longest, room.windows * longest, case.task.pad_until)
+    parts = cut(choice.windows, longest, windows * longest, case.task.pad_until)
     hessian = LossHessian(model, list(model.get_submodule(name)), parts)
     trace = estimate_trace(
         hessian,
@@ -175,24 +165,14 @@ def measure_curvature(case: Case) -> list[CurvatureRow]:
             ),
             lambda done, total: case.progress(done, total, f"curvature: step {done}"),
         )
-    whole = replace(
-        _whole(case, hessian, trace, ends),
-        documents_sha256=choice.sha256,
-        notes=(*room.notes, *_unreached(trace, ends)),
-    )
-    return [whole, *_parts(case.subject.label, hessian, trace, name)]
-
-
-def _whole(case: Case, hessian: LossHessian, trace: Trace, ends: Ends | None) -> CurvatureRow:
     tokens_D = hessian.tokens_D
-    forms_ND = trace.forms_NK[:, : len(tokens_D)]
-    return CurvatureRow(
+    whole = CurvatureRow(
         subject=case.subject.label,
         part="model",
         name="all",
         parameters=sum(hessian.sizes),
         trace=trace.interval,
-        trace_elsewhere=crossed(forms_ND, tokens_D, case.confidence),
+        trace_elsewhere=crossed(trace.forms_NK[:, : len(tokens_D)], tokens_D, case.confidence),
         loss=hessian.loss(),
         eigenvalues=tuple(end.value for end in ends.largest) if ends else (),
         residuals=tuple(end.residual for end in ends.largest) if ends else (),
@@ -201,7 +181,10 @@ def _whole(case: Case, hessian: LossHessian, trace: Trace, ends: Ends | None) ->
         products=len(trace.samples_N) + (ends.steps if ends else 0),
         documents=len(tokens_D),
         tokens=int(tokens_D.sum()),
+        documents_sha256=choice.sha256,
+        notes=(*notes, *of_memory, *_unreached(trace, ends)),
     )
+    return [whole, *_parts(case.subject.label, hessian, trace, name)]
 
 
 def _unreached(trace: Trace, ends: Ends | None) -> Iterator[str]:

@@ -108,14 +108,15 @@ def with_free(monkeypatch, nbytes: int) -> None:
 def test_less_goes_side_by_side_where_less_fits_and_nothing_where_none_does(monkeypatch) -> None:
     bare = replace(QUICK, eigenvalues=0)
     with_free(monkeypatch, product_nbytes(SHAPE, 3, 256) + 100)
-    found = find_room(SHAPE, 256, bare, CPU)
-    assert found.windows == 3
-    assert found.notes == ("3 of 16 windows side by side, to fit in memory",)
+    assert find_room(SHAPE, 256, bare, CPU) == (
+        3,
+        ("3 of 16 windows side by side, to fit in memory",),
+    )
     with_free(monkeypatch, product_nbytes(SHAPE, 1, 256) + 100)
     with pytest.raises(MachineError, match=r"eigenvalues 24\.0 MB more") as refusal:
         find_room(SHAPE, 256, QUICK, CPU)
     assert "`curvature:eigenvalues=0`" in refusal.value.hint
-    assert find_room(SHAPE, 256, bare, CPU).windows == 1
+    assert find_room(SHAPE, 256, bare, CPU)[0] == 1
     with_free(monkeypatch, 10**6)
     with pytest.raises(MachineError, match=r"takes [\d.]+ .B of memory.*; 1\.0 MB are free"):
         find_room(SHAPE, 256, QUICK, CPU)
