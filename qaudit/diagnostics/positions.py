@@ -10,7 +10,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticWork
 from qaudit.diagnostics.strata import columns_of
 from qaudit.judge.table import Measurements
-from qaudit.types import Diagnostics, Finding, PositionRow, Positions
+from qaudit.types import Diagnostics, Finding, PositionRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,5 @@ class ByPosition(Diagnostic):
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    rows = tuple(
-        PositionRow(first=int(bins.edges[b]), last=int(bins.edges[b + 1]) - 1, **columns)
-        for bins, b, columns in columns_of(table, "positions", Positions)
-    )
+    rows = tuple(PositionRow(**columns) for columns in columns_of(table, "positions"))
     return replace(diagnostics, positions=rows), ()

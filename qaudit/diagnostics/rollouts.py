@@ -14,7 +14,7 @@ Scored is what ships; all other streams are in `audit.json`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
-from qaudit.diagnostics.strata import Binned, interval_of, of_bin
+from qaudit.diagnostics.strata import Binned, bins_of, interval_of
 from qaudit.judge.rollouts import (
     REASONING,
     TURN,
@@ -41,14 +41,10 @@ from qaudit.types import (
     Finding,
     Interval,
     PositionRow,
-    Positions,
     RoleRow,
-    Roles,
     RolloutEvidence,
     RolloutRow,
 )
-
-Ints = npt.NDArray[np.signedinteger[Any]]
 
 LEAST_ENDS = 1.0
 """Of a role or of positions: where fewer ends are expected, a change of them decides nothing."""
@@ -60,111 +56,101 @@ def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, t
     return replace(
         diagnostics,
         rollouts=tuple(row for row in rows if row is not None),
-        rollout_roles=tuple(
-            RoleRow(role=roles.names[b], **columns)
-            for roles, b, columns in _parts(table, "roles", Roles)
-        ),
-        rollout_positions=tuple(
-            PositionRow(first=int(bins.edges[b]), last=int(bins.edges[b + 1]) - 1, **columns)
-            for bins, b, columns in _parts(table, "positions", Positions)
-        ),
+        rollout_roles=tuple(RoleRow(**columns) for columns in _parts(table, "roles")),
+        rollout_positions=tuple(PositionRow(**columns) for columns in _parts(table, "positions")),
     ), ()
 
 
-def _parts(
-    table: Measurements, name: str, kind: type[Binned]
-) -> Iterator[tuple[Binned, int, dict[str, Any]]]:
-    """Yield each role or bin of positions that has tokens, of every stream, and its columns."""
+def _parts(table: Measurements, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each role or bin of positions that has tokens, of every stream."""
     for cell in table.cells:
         measured = table.draws(*cell)[0]
         evidence, of_full = measured.evidence.rollouts, _of_full(table, cell)
         samples = getattr(evidence, name, None)
-        if evidence is None or not isinstance(samples, kind):
+        if evidence is None or samples is None:
             continue
-        by_prompt = _ByPrompt.of(evidence)
-        part = by_prompt.sums_of(samples)
-        full, beside = getattr(of_full, name, None), None
-        is_comparable = of_full is not None and evidence.sha256 == of_full.sha256
-        if is_comparable and isinstance(full, kind):
+        part, beside = _parts_by_prompt(evidence, samples), None
+        full = getattr(of_full, name, None)
+        if full is not None and of_full is not None and evidence.sha256 == of_full.sha256:
             shapes = {e.end_sum.shape for e in (samples, full) if e.end_sum is not None}
-            beside = by_prompt.sums_of(full) if len(shapes) == 1 else None
-        bins = np.flatnonzero(part.tokens.sum(axis=0) > 0)
-        level = statistics.simultaneous(table.confidence, len(bins))
-        for b in map(int, bins):
-            columns = of_bin(measured, b, part, beside, level)
+            beside = _parts_by_prompt(evidence, full) if len(shapes) == 1 else None
+        for b, level, columns in bins_of(measured, part, beside, table.confidence):
             for end in {TURN, REASONING}.intersection(evidence.end_names):
                 number = evidence.end_names.index(end)
                 ends = [each.end_sum for each in (part, beside) if each is not None]
-                sums = [end_DPG[:, b, number] for end_DPG in ends if end_DPG is not None]
-                columns[f"end_of_{end}"] = _end(sums, level)
-            yield part, b, columns
+                sums = tuple(end_DPG[:, b, number] for end_DPG in ends if end_DPG is not None)
+                change = None  # where not even one end is expected
+                if len(sums) == 2 and max(float(column.sum()) for column in sums) >= LEAST_ENDS:
+                    change = statistics.interval(sums, statistics.excess, level)
+                    change = statistics.within(change, -1.0, np.inf)
+                columns[f"end_of_{end}"] = change
+            yield columns
 
 
-def _end(sums: Sequence[Array], confidence: float) -> Interval | None:
-    """Return by how much an end is likelier; None where not even one is expected."""
-    if len(sums) < 2 or max(float(column.sum()) for column in sums) < LEAST_ENDS:
-        return None
-    return statistics.within(
-        statistics.interval(tuple(sums), statistics.excess, confidence), -1.0, np.inf
-    )
+def _parts_by_prompt(evidence: RolloutEvidence, part: Binned) -> Binned:
+    names = ("tokens", "nll_sum", "kl_sum", "end_sum")
+    arrays = {name: values for name in names if (values := getattr(part, name)) is not None}
+    sums: dict[str, Any] = {k: _by_prompt(evidence, values) for k, values in arrays.items()}
+    return replace(part, **sums)
 
 
-@dataclass(frozen=True, eq=False)
-class _ByPrompt:
-    """Samples summed by prompt."""
-
-    place: Ints  # (S,) of each sample's prompt
-    count: int
-
-    @classmethod
-    def of(cls, evidence: RolloutEvidence) -> _ByPrompt:
-        prompts, place = np.unique(evidence.prompt, return_inverse=True)
-        return cls(place, len(prompts))
-
-    def sums(self, values: Array | Ints | None = None) -> Array:
-        sums: Array = np.bincount(self.place, values, self.count).astype(np.float64)
-        return sums
-
-    def sums_of(self, part: Binned) -> Binned:
-        sums: dict[str, Any] = {}
-        for name in ("tokens", "nll_sum", "kl_sum", "end_sum"):
-            values: Any = getattr(part, name)
-            if values is not None:
-                sums[name] = np.zeros((self.count, *values.shape[1:]), values.dtype)
-                np.add.at(sums[name], self.place, values)
-        return replace(part, **sums)
+def _by_prompt(evidence: RolloutEvidence, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return numbers of samples added up by their prompt."""
+    prompts, place = np.unique(evidence.prompt, return_inverse=True)
+    sums = np.zeros((len(prompts), *values.shape[1:]), values.dtype)
+    np.add.at(sums, place, values)
+    return sums
 
 
 def _row(table: Measurements, cell: Cell) -> RolloutRow | None:
     measured = table.draws(*cell)[0]
-    evidence = measured.evidence.rollouts
+    evidence, level = measured.evidence.rollouts, table.confidence
     if evidence is None:
         return None
-    by_prompt, level = _ByPrompt.of(evidence), table.confidence
-    tokens = by_prompt.sums(evidence.tokens)
+
+    def sums_of(values: npt.NDArray[Any]) -> Array:
+        return _by_prompt(evidence, values.astype(np.float64))
+
+    def ratio(sums: Array, counts: Array) -> Interval:
+        return statistics.interval((sums, counts), statistics.per_token, level)
+
+    tokens = sums_of(evidence.tokens)
     kl = sequence_kl = None
     if evidence.kl_sum is not None:
-        kl = _ratio(by_prompt.sums(evidence.kl_sum), tokens, level)
+        kl = ratio(sums_of(evidence.kl_sum), tokens)
         drawn = evidence.agreed < 0  # of greedy ones only where there are no others
         counted = drawn if drawn.any() else ~drawn
-        samples = by_prompt.sums(counted.astype(np.float64))
-        sums = by_prompt.sums(evidence.kl_sum * counted)
-        sequence_kl = _ratio(sums[samples > 0], samples[samples > 0], level)
+        samples, sums = sums_of(counted), sums_of(evidence.kl_sum * counted)
+        sequence_kl = ratio(sums[samples > 0], samples[samples > 0])
+    # Of greedy rollouts alone: the median, and the share of prompts without a divergence.
+    places, median = places_of_divergence(evidence), tokens_to_divergence(evidence, level)
     of_full = _of_full(table, cell)
+    expected: dict[str, Any] = {}  # scores of the stream's answers, or why there are none
+    if evidence.mark is not None:
+        subject = next(s for s in table.subjects if s.label == cell[0])
+        result = weighed(
+            evidence, evidence if cell[1] == FULL_PRECISION else of_full, subject, level
+        )
+        expected["unweighed"] = result if isinstance(result, str) else result.reason
+        if not isinstance(result, str):
+            expected["expected_score"] = result.score
+            expected["expected_change"] = None if cell[1] == FULL_PRECISION else result.change
+            expected["effective_samples"] = result.effective
     return RolloutRow(
         subject=cell[0],
         scheme=cell[1],
         spec=measured.spec,
-        prompts=by_prompt.count,
+        prompts=len(tokens),
         samples=len(evidence.prompt),
         tokens=int(evidence.tokens.sum()),
-        ce=_ratio(by_prompt.sums(evidence.nll_sum), tokens, level),
+        ce=ratio(sums_of(evidence.nll_sum), tokens),
         kl=kl,
         sequence_kl=sequence_kl,
-        **_divergence(evidence, level),
+        tokens_to_divergence=median if median and np.isfinite(median.estimate) else None,
+        never_diverges=statistics.accuracy(np.isinf(places), level) if median else None,
         end_of_turn=change_of_end(evidence, of_full, TURN, level),
         end_of_reasoning=change_of_end(evidence, of_full, REASONING, level),
-        **_score(evidence, evidence if cell[1] == FULL_PRECISION else of_full, table, cell),
+        **expected,
     )
 
 
@@ -172,39 +158,6 @@ def _of_full(table: Measurements, cell: Cell) -> RolloutEvidence | None:
     """Return what a stream is compared with; full precision itself with nothing."""
     full = table.full(cell[0]) if cell[1] != FULL_PRECISION else None
     return full.evidence.rollouts if full else None
-
-
-def _ratio(sums: Array, counts: Array, confidence: float) -> Interval:
-    return statistics.interval((sums, counts), statistics.per_token, confidence)
-
-
-def _divergence(evidence: RolloutEvidence, confidence: float) -> dict[str, Any]:
-    """Return the median of tokens to divergence, and the share of prompts without; greedy only."""
-    places, median = places_of_divergence(evidence), tokens_to_divergence(evidence, confidence)
-    if median is None:
-        return {"tokens_to_divergence": None, "never_diverges": None}
-    return {
-        "tokens_to_divergence": median if np.isfinite(median.estimate) else None,
-        "never_diverges": statistics.accuracy(np.isinf(places), confidence),
-    }
-
-
-def _score(
-    evidence: RolloutEvidence, full: RolloutEvidence | None, table: Measurements, cell: Cell
-) -> dict[str, Any]:
-    """Return what a stream's answers are expected to score, or why that is not said."""
-    if evidence.mark is None:
-        return {}
-    subjects = {subject.label: subject for subject in table.subjects}
-    result = weighed(evidence, full, subjects[cell[0]], table.confidence)
-    if isinstance(result, str):
-        return {"unweighed": result}
-    return {
-        "expected_score": result.score,
-        "expected_change": None if evidence is full else result.change,
-        "effective_samples": result.effective,
-        "unweighed": result.reason,
-    }
 
 
 TITLE = "Rollouts"
@@ -228,7 +181,6 @@ def section(view: View) -> doc.Section:
         "intervals are over prompts. Tokens to divergence: the median along greedy rollouts; "
         "ends: how much more probable than in full precision."
     )
-    parts = [_part_blocks(cell, view.audit.diagnostics) for cell in view.ships]
     table = (
         (
             doc.name_cell(row.subject),
@@ -241,26 +193,26 @@ def section(view: View) -> doc.Section:
         )
         for row in shown
     )
-    blocks = (doc.paragraph(about), doc.table(COLUMNS, table), *_scores(shown))
-    return doc.Section(TITLE, (*blocks, *(fold for fold in parts if fold is not None)), 6)
-
-
-def _part_blocks(cell: tuple[str, str], diagnostics: Diagnostics) -> doc.Block | None:
-    rows: list[tuple[str, RoleRow | PositionRow]] = [(r.role, r) for r in diagnostics.rollout_roles]
-    rows += [(f"tokens {r.first:,} to {r.last:,}", r) for r in diagnostics.rollout_positions]
-    table = [
-        (
-            name,
-            f"{row.tokens:,}",
-            interval_of(row.kl, spread),
-            interval_of(row.end_of_turn, percent),
-            interval_of(row.end_of_reasoning, percent),
-        )
-        for name, row in rows
-        if (row.subject, row.scheme) == cell
-    ]
-    title = f"{cell[0]} at {cell[1]}, by role and by place in the answer"
-    return doc.fold(title, doc.table(PARTS, table)) if table else None
+    blocks = [doc.paragraph(about), doc.table(COLUMNS, table), *_scores(shown)]
+    tables = view.audit.diagnostics
+    named: list[tuple[str, RoleRow | PositionRow]] = [(r.role, r) for r in tables.rollout_roles]
+    named += [(f"tokens {r.first:,} to {r.last:,}", r) for r in tables.rollout_positions]
+    for cell in view.ships:
+        part = [
+            (
+                name,
+                f"{row.tokens:,}",
+                interval_of(row.kl, spread),
+                interval_of(row.end_of_turn, percent),
+                interval_of(row.end_of_reasoning, percent),
+            )
+            for name, row in named
+            if (row.subject, row.scheme) == cell
+        ]
+        if part:
+            title = f"{cell[0]} at {cell[1]}, by role and by place in the answer"
+            blocks.append(doc.fold(title, doc.table(PARTS, part)))
+    return doc.Section(TITLE, tuple(blocks), 6)
 
 
 def _scores(rows: Sequence[RolloutRow]) -> tuple[doc.Block, ...]:

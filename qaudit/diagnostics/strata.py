@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -37,68 +37,70 @@ from qaudit.types import (
     StratumRow,
 )
 
-Binned = TypeVar("Binned", Positions, Roles)
+Binned = Positions | Roles
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
-    roles = tuple(
-        RoleRow(role=bins.names[b], **columns)
-        for bins, b, columns in columns_of(table, "roles", Roles)
-    )
+    roles = tuple(RoleRow(**columns) for columns in columns_of(table, "roles"))
     return replace(diagnostics, strata=stratum_rows(table), roles=roles), ()
 
 
-def columns_of(
-    table: Measurements, name: str, kind: type[Binned]
-) -> Iterator[tuple[Binned, int, dict[str, Any]]]:
-    """Yield each bin that has tokens, of every subject under every scheme, and its columns."""
+def columns_of(table: Measurements, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each bin that has tokens, of every subject under every scheme."""
 
     def recorded(measured: Measurement | None) -> Binned | None:
-        part = None if measured is None else getattr(measured.evidence, name)
-        return part if measured and is_finite(measured) and isinstance(part, kind) else None
+        return getattr(measured.evidence, name) if measured and is_finite(measured) else None
 
     for subject, scheme in table.cells:
         measured = table.draws(subject, scheme)[0]
-        part = recorded(measured)
-        if part is None:
-            continue
-        full = recorded(table.full(subject) if scheme != FULL_PRECISION else None)
-        bins = np.flatnonzero(part.tokens.sum(axis=0) > 0)
-        level = statistics.simultaneous(table.confidence, len(bins))
-        for b in map(int, bins):
-            yield part, b, of_bin(measured, b, part, full, level)
+        if (part := recorded(measured)) is not None:
+            full = recorded(table.full(subject) if scheme != FULL_PRECISION else None)
+            for _, _, columns in bins_of(measured, part, full, table.confidence):
+                yield columns
 
 
-def of_bin(
-    measured: Measurement, b: int, part: Binned, full: Binned | None, level: float
-) -> dict[str, Any]:
-    """Return the columns of a bin, beside those of full precision."""
-    tokens = part.tokens[:, b]
-    inside = tokens > 0
-    count = tokens[inside].astype(np.float64)
-    losses = part.nll_sum[inside, b]
+def bins_of(
+    measured: Measurement, part: Binned, full: Binned | None, confidence: float
+) -> Iterator[tuple[int, float, dict[str, Any]]]:
+    """Yield each bin that has tokens, a level at which all hold, and its columns."""
+    bins = np.flatnonzero(part.tokens.sum(axis=0) > 0)
+    level = statistics.simultaneous(confidence, len(bins))
+    for b in map(int, bins):
+        tokens = part.tokens[:, b]
+        inside = tokens > 0
+        count = tokens[inside].astype(np.float64)
+        losses = part.nll_sum[inside, b]
 
-    def interval(statistic: Statistic, *columns: Array) -> Interval:
-        return statistics.interval(columns, statistic, level)
+        def interval(statistic: Statistic, *columns: Array) -> Interval:
+            return statistics.interval(columns, statistic, level)
 
-    error = change = kl = None
-    if full is not None:
-        beside = full.nll_sum[inside, b]
-        error = interval(statistics.excess, losses, beside)
-        change = interval(statistics.change, losses, beside, count)
-    if part.kl_sum is not None:
-        kl = interval(statistics.per_token, part.kl_sum[inside, b], count)
-    return {
-        "subject": measured.subject,
-        "scheme": measured.scheme,
-        "spec": measured.spec,
-        "documents": int(inside.sum()),
-        "tokens": int(tokens.sum()),
-        "ce": interval(statistics.per_token, losses, count),
-        "relative_error": error,
-        "absolute_change": change,
-        "kl": kl,
-    }
+        error = change = kl = None
+        if full is not None:  # beside full precision
+            beside = full.nll_sum[inside, b]
+            error = interval(statistics.excess, losses, beside)
+            change = interval(statistics.change, losses, beside, count)
+        if part.kl_sum is not None:
+            kl = interval(statistics.per_token, part.kl_sum[inside, b], count)
+        if isinstance(part, Roles):
+            place: dict[str, Any] = {"role": part.names[b]}
+        else:
+            place = {"first": int(part.edges[b]), "last": int(part.edges[b + 1]) - 1}
+        yield (
+            b,
+            level,
+            {
+                "subject": measured.subject,
+                "scheme": measured.scheme,
+                "spec": measured.spec,
+                "documents": int(inside.sum()),
+                "tokens": int(tokens.sum()),
+                "ce": interval(statistics.per_token, losses, count),
+                "relative_error": error,
+                "absolute_change": change,
+                "kl": kl,
+                **place,
+            },
+        )
 
 
 TITLE = "Where the error is"
