@@ -23,7 +23,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
@@ -79,24 +78,17 @@ class PhaseRun:
         cells = [(label, which) for label in self.labels for which in (scheme, FULL_PRECISION)]
         return columns_of(self.table, cells) is not None
 
-    @cached_property
+    @property
     def is_solid(self) -> bool:
         """Whether there are enough documents for a verdict."""
         return self.table.documents >= statistics.MINIMUM_DOCUMENTS
 
-    @cached_property
-    def thinned(self) -> tuple[int, ...]:
-        last = len(self.labels) - 1
-        if last < MOST:
-            return tuple(range(last + 1))
-        return tuple(sorted({round(k * last / (MOST - 1)) for k in range(MOST)}))
-
-    @property
-    def pairs(self) -> int:
-        return len(self.thinned) * (len(self.thinned) - 1) // 2
-
     def level(self, at_once: int) -> float:
         return statistics.simultaneous(self.table.confidence, at_once)
+
+    def span(self, low: int, high: int) -> Span:
+        x = self.places.positions
+        return Span(x[low], x[high], self.labels[low], self.labels[high])
 
     def interval(
         self, cells: Sequence[tuple[int, str]], statistic: statistics.Statistic, level: float
@@ -126,17 +118,18 @@ def decay_of(run: PhaseRun) -> tuple[Span | None, str]:
         return None, "the learning rate does not fall before the last checkpoint"
     if at_peak == [0]:
         return None, "the learning rate falls from the first checkpoint on, or before it"
-    low, high = at_peak[-1], at_peak[-1] + 1
-    x = run.places.positions
-    return Span(x[low], x[high], run.labels[low], run.labels[high]), ""
+    return run.span(at_peak[-1], at_peak[-1] + 1), ""
 
 
 def loss_end_of(run: PhaseRun) -> tuple[Span | None, str]:
     """Return the stretch in which full-precision loss stops improving, or why there is none."""
-    if len(run.thinned) < FEWEST or not run.is_solid:
+    last = len(run.labels) - 1
+    among: Sequence[int] = range(last + 1)
+    if last >= MOST:
+        among = sorted({round(k * last / (MOST - 1)) for k in range(MOST)})
+    if len(among) < FEWEST or not run.is_solid:
         return None, "too few checkpoints or documents"
-    level = run.level(run.pairs)
-    among = run.thinned
+    level = run.level(len(among) * (len(among) - 1) // 2)
     later = [
         [run.loss(FULL_PRECISION, a, b, level) for b in among[k + 1 :]] for k, a in enumerate(among)
     ]
@@ -154,9 +147,7 @@ def loss_end_of(run: PhaseRun) -> tuple[Span | None, str]:
         return None, f"whether it improves before `{run.labels[-1]}` is inconclusive"
     beaten = [k for k, rest in enumerate(later) if any(gain.high < 0 for gain in rest)]
     first = min(ends, max(beaten) + 1) if beaten else 0
-    x = run.places.positions
-    low, high = among[first], among[ends]
-    return Span(x[low], x[high], run.labels[low], run.labels[high]), ""
+    return run.span(among[first], among[ends]), ""
 
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
@@ -188,7 +179,7 @@ def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, t
             changes=changes_of(run, decay, loss_end, searched),
         )
         courses.append(course)
-        findings += _findings(run, course) if run.is_solid else ()
+        findings += (*_ship_before(run), *_along(run, course)) if run.is_solid else ()
     return replace(diagnostics, phases=tuple(courses)), tuple(findings)
 
 
@@ -197,69 +188,50 @@ def changes_of(
 ) -> tuple[ChangeRow, ...]:
     """Return a row for the loss and for each scheme of the audit, which has so many runs."""
     level = run.level(runs * max(1, len(run.schemes)))
-    schemes = (FULL_PRECISION, *run.table.quantized_schemes)
-    return tuple(_change_of(run, scheme, level, decay, loss_end) for scheme in schemes)
-
-
-def _change_of(
-    run: PhaseRun, scheme: str, level: float, decay: Span | None, loss_end: Span | None
-) -> ChangeRow:
-    points, documents, reason = len(run.labels), run.table.documents, ""
-    if points < MINIMUM_POINTS:
-        reason = f"{points} checkpoints, and it takes {MINIMUM_POINTS}"
-    elif not run.is_solid:
-        reason = f"{documents} documents, and it takes {statistics.MINIMUM_DOCUMENTS}"
-    elif not run.is_measured(scheme):
-        reason = "not every checkpoint of the run has a finite loss under it"
-    if reason:
-        return ChangeRow(scheme, "unknown", reason, points)
-    statistic = statistics.per_token if scheme == FULL_PRECISION else statistics.excess
-    fit = find_break(trajectory(run.places.positions, _sums(run, scheme), statistic), level)
-    verdict: Literal["change", "bend", "none"] = "none"
-    if fit.against_line <= 1 - level:
-        verdict = "change" if fit.against_curve <= 1 - level else "bend"
-    changed = verdict == "change"
-    best = fit.best
-    return ChangeRow(
-        scheme=scheme,
-        verdict=verdict,
-        points=points,
-        kind=(best.kind if best.certain else "either") if changed else None,
-        at=best.at if changed else None,
-        effect=best.effect if changed and best.certain else None,
-        against_line=fit.against_line,
-        against_curve=fit.against_curve,
-        decay=_where(best.at, decay) if changed else None,
-        loss_end=_where(best.at, loss_end) if changed else None,
-    )
-
-
-def _sums(run: PhaseRun, scheme: str) -> statistics.Array:
-    """Return sums (K, N, D): of a scheme and full precision, or of full precision and tokens."""
+    points, documents = len(run.labels), run.table.documents
     rows = []
-    for label in run.labels:
-        quantized, full = [(label, scheme)], [(label, FULL_PRECISION)]
-        columns = columns_of(run.table, full if scheme == FULL_PRECISION else quantized + full)
-        assert columns is not None  # a run with a loss that is not finite was refused
-        rows.append(np.stack(columns[:2]))
-    return np.stack(rows, axis=1)
+    for scheme in (FULL_PRECISION, *run.table.quantized_schemes):
+        reason = ""
+        if points < MINIMUM_POINTS:
+            reason = f"{points} checkpoints, and it takes {MINIMUM_POINTS}"
+        elif not run.is_solid:
+            reason = f"{documents} documents, and it takes {statistics.MINIMUM_DOCUMENTS}"
+        elif not run.is_measured(scheme):
+            reason = "not every checkpoint of the run has a finite loss under it"
+        if reason:
+            rows.append(ChangeRow(scheme, "unknown", reason, points))
+            continue
+        # Of a scheme and full precision, or of full precision and tokens.
+        is_full = scheme == FULL_PRECISION
+        statistic = statistics.per_token if is_full else statistics.excess
+        sums = []
+        for label in run.labels:
+            cells = [(label, scheme)] if is_full else [(label, scheme), (label, FULL_PRECISION)]
+            columns = columns_of(run.table, cells)
+            assert columns is not None  # a run with a loss that is not finite was refused
+            sums.append(np.stack(columns[:2]))
+        fit = find_break(trajectory(run.places.positions, np.stack(sums, axis=1), statistic), level)
+        best, row = fit.best, ChangeRow(scheme, "none", "", points)
+        if fit.against_line <= 1 - level:
+            row = replace(row, verdict="bend")
+        if row.verdict == "bend" and fit.against_curve <= 1 - level:
+            row = replace(
+                row,
+                verdict="change",
+                kind=best.kind if best.certain else "either",
+                at=best.at,
+                effect=best.effect if best.certain else None,
+                decay=_where(best.at, decay),
+                loss_end=_where(best.at, loss_end),
+            )
+        rows.append(replace(row, against_line=fit.against_line, against_curve=fit.against_curve))
+    return tuple(rows)
 
 
 def _where(at: Interval, span: Span | None) -> Where | None:
     if span is None:
         return None
     return "before" if at.high < span.low else "after" if at.low > span.high else "around"
-
-
-def _findings(run: PhaseRun, course: Course) -> Iterator[Finding]:
-    yield from _ship_before(run)
-    yield from _stop_here(run, course)
-    for change in course.changes:  # QA032: a break fits the error better than smooth curves
-        if change.scheme != FULL_PRECISION and change.verdict == "change":
-            cell, place = (run.labels[-1], change.scheme), _place(course, change)
-            message = f"the added loss at {change.scheme} changes its course: {place}"
-            hint = "a fast smooth rise fits such a course as well: see `docs/diagnostics.md`"
-            yield Finding("QA032", "info", *cell, message, hint, change.at, outcome="pass")
 
 
 def _ship_before(run: PhaseRun) -> Iterator[Finding]:
@@ -288,29 +260,32 @@ def _ship_before(run: PhaseRun) -> Iterator[Finding]:
         yield Finding("QA030", "warn", end, scheme, message, hint, rise, margin=0.0)
 
 
-def _stop_here(run: PhaseRun, course: Course) -> Iterator[Finding]:
-    """QA031: the loss barely improves any more, and the added loss grows."""
-    if course.loss_end is None:
-        return
-    label = course.loss_end.high_label
-    start = run.labels.index(label)
-    level = run.level(len(run.labels) * max(1, len(run.schemes)))
-    for scheme in run.schemes:
-        ends = [
-            (k, which) for k in (len(run.labels) - 1, start) for which in (scheme, FULL_PRECISION)
-        ]
-        growth = run.interval(ends, statistics.excess_difference, level)
-        if growth.low <= 0:
-            continue
-        message = (
-            f"from `{label}` on full-precision loss improves by less than {100 * BARELY:g} %, "
-            f"while the added loss at {scheme} grew by {percent(growth)} percentage points"
-        )
-        hint = (
-            "train no further for this scheme; a decay of the learning rate that is still to come "
-            "may lower the loss again, and was not measured"
-        )
-        yield Finding("QA031", "warn", label, scheme, message, hint, growth, margin=0.0)
+def _along(run: PhaseRun, course: Course) -> Iterator[Finding]:
+    """QA031: the loss barely improves any more, and the added loss grows. QA032: it breaks."""
+    if course.loss_end is not None:
+        label = course.loss_end.high_label
+        start, last = run.labels.index(label), len(run.labels) - 1
+        level = run.level(len(run.labels) * max(1, len(run.schemes)))
+        for scheme in run.schemes:
+            ends = [(k, which) for k in (last, start) for which in (scheme, FULL_PRECISION)]
+            growth = run.interval(ends, statistics.excess_difference, level)
+            if growth.low <= 0:
+                continue
+            message = (
+                f"from `{label}` on full-precision loss improves by less than {100 * BARELY:g} %, "
+                f"while the added loss at {scheme} grew by {percent(growth)} percentage points"
+            )
+            hint = (
+                "train no further for this scheme; a decay of the learning rate that is still to "
+                "come may lower the loss again, and was not measured"
+            )
+            yield Finding("QA031", "warn", label, scheme, message, hint, growth, margin=0.0)
+    for change in course.changes:
+        if change.scheme != FULL_PRECISION and change.verdict == "change":
+            cell, place = (run.labels[-1], change.scheme), _place(course, change)
+            message = f"the added loss at {change.scheme} changes its course: {place}"
+            hint = "a fast smooth rise fits such a course as well: see `docs/diagnostics.md`"
+            yield Finding("QA032", "info", *cell, message, hint, change.at, outcome="pass")
 
 
 _KINDS = {"turn": "a turn", "jump": "a jump", "either": "a turn or a jump"}
