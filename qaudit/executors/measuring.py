@@ -17,8 +17,7 @@ from pathlib import Path
 from qaudit.core.course import previous_of
 from qaudit.diagnostics.driver import Diagnoses
 from qaudit.diagnostics.registry import parse_diagnostics
-from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.schedule import RECORD_FILE, missing_nbytes
+from qaudit.downloads.downloads import RECORD_FILE, Downloads, missing_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from qaudit.checkpoints.safetensors import ShardWriter
 from qaudit.checkpoints.stamps import folder_of, hub_cache
 from qaudit.core.doubts import doubts_of_files
-from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.schedule import RECORD_FILE, price_traffic
+from qaudit.downloads.downloads import RECORD_FILE, Downloads, price_traffic
 from qaudit.errors import MachineError, SourceError
 from qaudit.export.cards import soup_card
 from qaudit.export.contents import README, begun_folder, copy_settings, must_be_new, whole_folder

@@ -17,7 +17,7 @@ from typing import Any
 from qaudit.checkpoints.stamps import hub_cache
 from qaudit.core.registry import origins, parse_schemes
 from qaudit.diagnostics.registry import origins_of
-from qaudit.downloads.schedule import RECORD_FILE, price_traffic
+from qaudit.downloads.downloads import RECORD_FILE, price_traffic
 from qaudit.host import available_nbytes, default_stream_limit, free_disk_nbytes
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.downloads.schedule import DownloadSchedule, Step
+from qaudit.downloads.downloads import DownloadSchedule, Step
 from tests.support.downloads import total
 
 KEYS = "abcde"
@@ -91,9 +91,9 @@ def itinerary(
     cached: Collection[str] = (),
     budget: int | None,
 ) -> tuple[Step, ...]:
-    return DownloadSchedule(
-        tuple(map(tuple, needs)), nbytes, frozenset(cached), frozenset(), budget
-    ).steps()
+    contents = tuple(map(tuple, needs)), nbytes, frozenset(cached), frozenset[str]()
+    schedule = DownloadSchedule(*contents, budget)
+    return schedule.steps(schedule.order)
 
 
 def words(steps: Sequence[Step]) -> str:
@@ -156,7 +156,7 @@ def test_a_larger_budget_never_costs_more_for_contents_of_one_size(
         DownloadSchedule(schedule.needs, one, schedule.cached, schedule.present, budget)
         for budget in range(3, 7)
     ]
-    costs = [t.fetched_nbytes(t.steps()) for t in larger]
+    costs = [t.fetched_nbytes(t.steps(t.order)) for t in larger]
     assert costs == sorted(costs, reverse=True)
 
 

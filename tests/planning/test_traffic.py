@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.checkpoints.stamps import hub_cache
-from qaudit.downloads.schedule import default_budget, price_traffic
+from qaudit.downloads.downloads import default_budget, price_traffic
 from qaudit.errors import MachineError
 from qaudit.host import free_disk_nbytes
 from qaudit.recipe.table import parse_nbytes

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qaudit.checkpoints.stamps import folder_of
-from qaudit.downloads.downloads import Downloads
-from qaudit.downloads.schedule import DownloadSchedule
+from qaudit.downloads.downloads import Downloads, DownloadSchedule
 from qaudit.errors import HubError, Interrupted, UnreachableError
 from qaudit.types import Checkpoint, Ref, Subject, WeightFile
 

@@ -11,7 +11,7 @@ from qaudit.audit import complete
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.downloads.schedule import missing_nbytes
+from qaudit.downloads.downloads import missing_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
