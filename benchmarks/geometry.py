@@ -34,7 +34,7 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
-from qaudit.judge.rollouts import places_of_divergence
+from qaudit.judge.tasks import places_of_divergence
 from qaudit.model.blocks import BlockModel
 from qaudit.rollouts.folder import DrawSettings, DueSample, Prompt
 from qaudit.rollouts.generate import generate

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.errors import AuditError, MachineError, QauditError, UsageError
-from qaudit.judge.agreement import refuse_another_verdict, rows_again
+from qaudit.judge import refuse_another_verdict, rows_again
 from qaudit.judging import decide
 from qaudit.policy import policy_inside
 from qaudit.report import document as doc

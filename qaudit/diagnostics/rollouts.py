@@ -23,7 +23,8 @@ import numpy.typing as npt
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
 from qaudit.diagnostics.strata import Binned, bins_of, interval_of
-from qaudit.judge.rollouts import (
+from qaudit.judge.table import Cell, Measurements
+from qaudit.judge.tasks import (
     REASONING,
     TURN,
     change_of_end,
@@ -31,7 +32,6 @@ from qaudit.judge.rollouts import (
     tokens_to_divergence,
     weighed,
 )
-from qaudit.judge.table import Cell, Measurements
 from qaudit.report import document as doc
 from qaudit.report.format import or_dash, percent, spread
 from qaudit.report.views import View

@@ -17,7 +17,7 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
 from qaudit.diagnostics.diagnostic import DiagnosticFigure
-from qaudit.judge.quantities import MEANS, agreement_of
+from qaudit.judge.quantities import agreement_of
 from qaudit.judge.table import Cell, Measurements
 from qaudit.report import document as doc
 from qaudit.report.chart import Chart, looks
@@ -54,7 +54,7 @@ def _rows(table: Measurements, cell: Cell) -> list[RoutingRow]:
             documents=int(scored.sum()),
             tokens=int(tokens.sum()),
             agreement=agreement_of(per_token(count - routing.same[layer, scored])),
-            moved=MEANS["routing_moved"].bounded(per_token(routing.moved[layer, scored])),
+            moved=statistics.within(per_token(routing.moved[layer, scored]), 0.0, 1.0),
         )
         for layer, block in enumerate(routing.blocks)
     ]

@@ -19,7 +19,7 @@ import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.strata import largest, stratum_rows
+from qaudit.judge.scores import largest, stratum_rows
 from qaudit.judge.table import Measurements, is_finite
 from qaudit.report import document as doc
 from qaudit.report.format import or_dash, percent, spread

@@ -31,9 +31,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -72,21 +72,16 @@ def parse_objective(text: str) -> Objective:
         return Objective("loss", scheme=rest or None)
     if kind == "kl" and not at:
         return Objective("kl")
-    if kind == "bits":
-        return Objective("bits", margin=_margin(text, rest))
-    raise UsageError(f"there is no objective `{text}`", hint=nearest(text, EXAMPLES))
-
-
-def _margin(text: str, rest: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", rest)
+    if kind != "bits":
+        raise UsageError(f"there is no objective `{text}`", hint=nearest(text, EXAMPLES))
+    match, write = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", rest), "write `bits@1%`"
     if match is None:
-        raise UsageError(f"`{text}` has no margin in percent", hint="write `bits@1%`")
+        raise UsageError(f"`{text}` has no margin in percent", hint=write)
     margin = float(match[1]) / (100 if match[2] else 1)
     if not 0 < margin < 1:
-        raise UsageError(
-            f"a margin of {100 * margin:g} % is not between 0 and 100 %", hint="write `bits@1%`"
-        )
-    return margin
+        message = f"a margin of {100 * margin:g} % is not between 0 and 100 %"
+        raise UsageError(message, hint=write)
+    return Objective("bits", margin=margin)
 
 
 UNQUANTIZED = "fp"
@@ -114,15 +109,21 @@ class ClassChoice:
     by_divergence: bool = False
     reference: Measurement | None = None  # in full precision, which a margin is counted from
     changes: tuple[str, ...] = ()
+    picked: Measurement | None = None  # by a policy
 
     @property
     def leader(self) -> Measurement | None:
         return self.ranked[0] if self.ranked else None
 
     @property
-    def others(self) -> tuple[Measurement, ...]:
-        """Contenders of other subjects than the leader's."""
-        return tuple(m for m in self.contenders if m.subject != self.ranked[0].subject)
+    def ships(self) -> Measurement | None:
+        """What ships: by a policy, or what is preferred without one."""
+        return self.picked or next(iter(self.preferred), None)
+
+    @property
+    def candidates(self) -> tuple[Measurement, ...]:
+        """What may ship, in order, by some policy."""
+        return (*self.preferred, *self.ranked[:1])
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -132,10 +133,6 @@ class ClassChoice:
 
 def cell_of(measured: Measurement) -> Cell:
     return measured.subject, measured.scheme
-
-
-def named(measured: Measurement) -> str:
-    return f"{measured.subject} at {measured.scheme}"
 
 
 def classes_of(table: Measurements) -> tuple[str, ...]:
@@ -169,11 +166,19 @@ def choices(
 def _choice(
     table: Measurements, objective: Objective, name: str, searched: Mapping[str, int]
 ) -> ClassChoice:
-    ranked, too_large = _no_larger(candidates(table, name, objective.scheme))
+    every = candidates(table, name, objective.scheme)
+    widest = max((m.bits_per_weight for m in every if not m.mixture), default=np.inf)
+    larger = [m for m in every if m.mixture and m.bits_per_weight > widest]
+    too_large = (
+        f"`{m.subject}` at {m.scheme} is no candidate: its {m.bits_per_weight:.2f} bits per weight "
+        f"are more than {widest:.2f}, the most of a file of one width that was measured"
+        for m in larger
+    )
+    ranked = [m for m in every if m not in larger]
     bits = f"{name} bits" if name.isdecimal() else name
     where = objective.scheme or (bits if name != UNQUANTIZED else "full precision")
     title = f"lowest quantized loss at {where}"
-    every, by_divergence = len(ranked), objective.kind == "kl"
+    count, by_divergence = len(ranked), objective.kind == "kl"
     if by_divergence:
         title = f"lowest KL divergence at {where}, of the subject with the lowest quantized loss"
         same = [m for m in ranked if m.subject == ranked[0].subject and m.evidence.fidelity]
@@ -198,7 +203,7 @@ def _choice(
         return measured.bits_per_weight, divergence.estimate if divergence else np.inf
 
     preferred = sorted((leader, *same_subject), key=price)
-    at_once = every if few or not of_loss else 1 + len(contenders)
+    at_once = count if few or not of_loss else 1 + len(contenders)
     return ClassChoice(
         bit_class=name,
         title=title,
@@ -207,20 +212,8 @@ def _choice(
         preferred=tuple(preferred) if of_loss and not few else (leader,),
         at_once=at_once + _tried(searched, (leader, *contenders)),
         by_divergence=by_divergence,
-        changes=too_large,
+        changes=tuple(too_large),
     )
-
-
-def _no_larger(ranked: list[Measurement]) -> tuple[list[Measurement], tuple[str, ...]]:
-    """Leave out mixtures of more bits than all files of one width have; say why."""
-    widest = max((m.bits_per_weight for m in ranked if not m.mixture), default=np.inf)
-    larger = [m for m in ranked if m.mixture and m.bits_per_weight > widest]
-    reasons = (
-        f"`{m.subject}` at {m.scheme} is no candidate: its {m.bits_per_weight:.2f} bits per weight "
-        f"are more than {widest:.2f}, the most of a file of one width that was measured"
-        for m in larger
-    )
-    return [m for m in ranked if m not in larger], tuple(reasons)
 
 
 def _tried(searched: Mapping[str, int], measured: Sequence[Measurement]) -> int:
@@ -340,13 +333,11 @@ def paid(
 # ----------------------------------------------------------------------------- what is said of it
 
 
-def class_verdict(
-    table: Measurements, choice: ClassChoice, measured: Measurement | None
-) -> ClassVerdict:
+def class_verdict(table: Measurements, choice: ClassChoice) -> ClassVerdict:
     """Return a class with what ships of it, before a policy is applied."""
-    plain = ClassVerdict(choice.bit_class, "off", "undecided", None, None, choice.title)
+    measured = choice.ships
     if measured is None:
-        return plain
+        return ClassVerdict(choice.bit_class, "off", "undecided", None, None, choice.title)
     rivals = [m for m in choice.ranked if m is not measured]
     second, cell = (rivals[0] if rivals else None), cell_of(measured)
     lead = None
@@ -372,7 +363,7 @@ def class_verdict(
         runner_up_scheme=second.scheme if second else None,
         lead=lead,
         reference=choice.reference.subject if choice.reference else None,
-        contenders=tuple(named(m) for m in choice.ranked if m in may_be and m is not measured),
+        contenders=tuple(f"{m.subject} at {m.scheme}" for m in rivals if m in may_be),
         at_once=choice.at_once,
         changes=(*choice.changes, *_changes(table, choice, measured)),
         documents=table.documents,
@@ -409,20 +400,11 @@ def _changes(table: Measurements, choice: ClassChoice, best: Measurement) -> Ite
 
 def pick_of(classes: Sequence[ClassVerdict]) -> Pick | None:
     """Return the one class that `pick` in audit.json and `@pick` are about."""
-    named_classes = [decision for decision in classes if decision.subject is not None]
-    of_main = (decision for decision in named_classes if decision.bit_class == MAIN)
-    chosen = next(of_main, named_classes[0] if named_classes else None)
-    if chosen is None or chosen.subject is None or chosen.scheme is None:
+    named = [decision for decision in classes if decision.subject is not None]
+    if not named:
         return None
+    chosen = next((decision for decision in named if decision.bit_class == MAIN), named[0])
+    columns: dict[str, Any] = vars(chosen) | {"interval": chosen.lead}
     subjects = dict.fromkeys(name.rpartition(" at ")[0] for name in chosen.contenders)
-    return Pick(
-        subject=chosen.subject,
-        scheme=chosen.scheme,
-        objective=chosen.objective,
-        runner_up=chosen.runner_up,
-        runner_up_scheme=chosen.runner_up_scheme,
-        interval=chosen.lead,
-        reference=chosen.reference,
-        contenders=tuple(label for label in subjects if label != chosen.subject),
-        changes=chosen.changes,
-    )
+    columns["contenders"] = tuple(label for label in subjects if label != chosen.subject)
+    return Pick(**{field.name: columns[field.name] for field in fields(Pick)})

@@ -22,7 +22,7 @@ same items.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from qaudit.core import items, statistics
 from qaudit.core.items import Marked
 from qaudit.core.statistics import MINIMUM_DOCUMENTS, Array
 from qaudit.errors import AuditError
-from qaudit.judge.table import Cell, Sums, by_cell, divergences, losses
+from qaudit.judge.table import Cell, by_cell, divergences, losses
 from qaudit.judge.tasks import answers, same_items, tasks_of
 from qaudit.types import (
     FULL_PRECISION,
@@ -56,7 +56,7 @@ def changed(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Changed, ...]:
     return tuple(Changed(key, a.get(key), b.get(key)) for key in keys if a.get(key) != b.get(key))
 
 
-def protocol_of(audit: AuditRecord) -> dict[str, str]:
+def _protocol(audit: AuditRecord) -> dict[str, str]:
     plan = audit.plan
     confidence = f"{plan.recipe.confidence:g}"
     machine = {"dtype": plan.dtype, "device": plan.device, "confidence": confidence}
@@ -71,14 +71,12 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
             yield f"{before}{key}", str(value)
 
 
-def versions_of(audit: AuditRecord) -> dict[str, str]:
+def _versions(audit: AuditRecord) -> dict[str, str]:
     environment = audit.environment
     libraries = environment.get("libraries")
-    versions = {k: str(v) for k, v in libraries.items()} if isinstance(libraries, dict) else {}
-    for key in ("python", "platform", "processor"):
-        if key in environment:
-            versions[key] = str(environment[key])
-    return {"qaudit": audit.qaudit, **versions}
+    machine = {k: environment[k] for k in ("python", "platform", "processor") if k in environment}
+    versions = (libraries if isinstance(libraries, dict) else {}) | machine
+    return {"qaudit": audit.qaudit} | {key: str(value) for key, value in versions.items()}
 
 
 def task_deltas(
@@ -122,12 +120,6 @@ def reading(worse: Interval, count: int, *, same: bool) -> Reading:
     return "better" if worse.high < 0 else "unclear"
 
 
-Unit = Literal["nats per token", "bits per byte"]
-Rows = npt.NDArray[np.intp]
-Two = tuple[Measurement, Measurement]
-"""Of a, and of b."""
-
-
 @dataclass(frozen=True, eq=False)
 class Side:
     """One of the two audits: its name, its record, and its measurements on one text."""
@@ -157,19 +149,46 @@ class Side:
 class _Common:
     """Which documents of each side are compared, whether they are the same, and in what unit."""
 
+    sides: tuple[Side, Side]
     paired: bool
-    rows: tuple[Rows, Rows]
-    unit: Unit
+    rows: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
+    unit: Literal["nats per token", "bits per byte"]
     has_loss: bool
     notes: tuple[str, ...]
     shared: int
 
+    def columns(self, cell: Cell, sums: Callable[[Evidence], Array]) -> list[Array]:
+        """Return sums of the documents of a cell, in a and in b."""
+        every = zip(self.sides, self.rows, strict=True)
+        return [sums(side.cells[cell].evidence)[rows] for side, rows in every]
+
+    def quantities(self, cell: Cell) -> dict[str, tuple[list[Array], list[Array], list[Array]]]:
+        """Return sums, what is below them, and what else is equal where nothing has changed."""
+        full, losses_of = (cell[0], FULL_PRECISION), self.columns(cell, losses)
+        counts, quantities = self.columns(cell, self._counts), {}
+        if self.has_loss:
+            quantities["loss"] = losses_of, counts, losses_of
+        if self.unit == "nats per token" and all(
+            s.cells[cell].evidence.fidelity for s in self.sides
+        ):
+            quantities["kl"] = self.columns(cell, divergences), counts, losses_of
+        if cell != full and all(full in side.cells for side in self.sides):
+            beside = self.columns(full, losses)
+            quantities["relative_error"] = losses_of, beside, beside
+        return quantities
+
+    def _counts(self, evidence: Evidence) -> Array:
+        """Return what a loss is counted in: tokens, or bytes, in which nats become bits."""
+        if self.unit == "bits per byte":
+            return math.log(2) * evidence.nbytes.astype(np.float64)
+        return evidence.tokens.astype(np.float64)
+
 
 def diff(a: Side, b: Side) -> Difference:
     common = _common(a, b)
-    cells = [cell for cell in b.cells if cell in a.cells]
-    quantized = sum(scheme != FULL_PRECISION for _, scheme in cells)
-    has_kl = [cell for cell in cells if _has_kl((a.cells[cell], b.cells[cell]), common)]
+    cells = {cell: common.quantities(cell) for cell in b.cells if cell in a.cells}
+    intervals = sum(scheme != FULL_PRECISION for _, scheme in cells)
+    intervals += sum(len(quantities.keys() - {"relative_error"}) for quantities in cells.values())
     tasks = [
         (cell, task, theirs[name])
         for cell in cells
@@ -177,8 +196,7 @@ def diff(a: Side, b: Side) -> Difference:
         for name, task in tasks_of(a.cells[cell]).items()
         if name in theirs
     ]
-    losses = len(cells) if common.has_loss else 0
-    at_once = max(1, quantized + losses + len(has_kl) + len(tasks))
+    at_once = max(1, intervals + len(tasks))
     confidence = min(a.audit.plan.recipe.confidence, b.audit.plan.recipe.confidence)
     level = statistics.simultaneous(confidence, at_once)
     meanings = changed(*({m.scheme: m.spec for m in side.measurements} for side in (a, b)))
@@ -192,10 +210,10 @@ def diff(a: Side, b: Side) -> Difference:
         unit=common.unit,
         confidence=confidence,
         at_once=at_once,
-        deltas=tuple(_delta(a, b, cell, common, level) for cell in cells),
+        deltas=tuple(_delta(common, *each, level) for each in cells.items()),
         notes=common.notes,
-        protocol=changed(protocol_of(a.audit), protocol_of(b.audit)),
-        software=changed(versions_of(a.audit), versions_of(b.audit)),
+        protocol=changed(_protocol(a.audit), _protocol(b.audit)),
+        software=changed(_versions(a.audit), _versions(b.audit)),
         weights=tuple(
             s.label for s in b.audit.subjects if before.get(s.label, s.content) != s.content
         ),
@@ -239,6 +257,7 @@ def _common(a: Side, b: Side) -> _Common:
             how = ", and bytes were not counted: losses are not compared"
         notes.append(why + how)
     return _Common(
+        sides=(a, b),
         paired=paired,
         rows=(rows_of_a, rows_of_b),
         unit="nats per token" if one_tokenizer else "bits per byte",
@@ -248,68 +267,32 @@ def _common(a: Side, b: Side) -> _Common:
     )
 
 
-def _delta(a: Side, b: Side, cell: Cell, common: _Common, level: float) -> Delta:
-    full = (cell[0], FULL_PRECISION)
-    two = (a.cells[cell], b.cells[cell])
+def _delta(
+    common: _Common,
+    cell: Cell,
+    quantities: Mapping[str, tuple[list[Array], list[Array], list[Array]]],
+    level: float,
+) -> Delta:
+    """Return the ratios of sums to what is below them, of b minus those of a."""
     documents = min(map(len, common.rows))
-    same, same_error = _identical(two, common), False
-    loss = kl = error = None
-    counts = [_units(m, r, common.unit) for m, r in zip(two, common.rows, strict=True)]
-    if common.has_loss:
-        loss = _between(two, counts, common, level)
-    if _has_kl(two, common):
-        kl = _between(two, counts, common, level, divergences)
-    if cell != full and full in a.cells and full in b.cells:
-        whole = (a.cells[full], b.cells[full])
-        sums = [m.evidence.nll_sum[rows] for m, rows in zip(whole, common.rows, strict=True)]
-        error = _between(two, sums, common, level)
-        same_error = same and _identical(whole, common)
-    return Delta(
-        subject=cell[0],
-        scheme=cell[1],
-        loss=loss,
-        loss_reading=_reading(loss, documents, same),
-        relative_error=error,
-        relative_error_reading=_reading(error, documents, same_error),
-        documents=documents,
-        kl=kl,
-        kl_reading=_reading(kl, documents, same and _identical(two, common, divergences)),
-    )
-
-
-def _has_kl(two: Two, common: _Common) -> bool:
-    """Return whether both have divergences, in the same tokens."""
-    return common.unit == "nats per token" and all(m.evidence.fidelity for m in two)
-
-
-def _identical(two: Two, common: _Common, sums: Sums = losses) -> bool:
-    """Return whether every shared document has the same sum in both, to the bit."""
-    a, b = (sums(m.evidence)[rows] for m, rows in zip(two, common.rows, strict=True))
-    return common.paired and np.array_equal(a, b)
-
-
-def _units(measured: Measurement, rows: Rows, unit: Unit) -> Array:
-    """Return what a loss is counted in: tokens, or bytes, in which nats become bits."""
-    if unit == "bits per byte":
-        return math.log(2) * measured.evidence.nbytes[rows].astype(np.float64)
-    return measured.evidence.tokens[rows].astype(np.float64)
-
-
-def _between(
-    two: Two, below: Sequence[Array], common: _Common, level: float, sums: Sums = losses
-) -> Interval:
-    """Return the ratio of sums to what is below them, of b minus that of a."""
-    a, b = (
-        (sums(m.evidence)[rows], under)
-        for m, rows, under in zip(two, common.rows, below, strict=True)
-    )
-    if not all(np.isfinite(column).all() for column in (*a, *b)):
-        return statistics.UNKNOWN
-    if common.paired:
-        return statistics.interval((*b, *a), statistics.excess_difference, level)
-    before, after = (statistics.interval(each, statistics.per_token, level) for each in (a, b))
-    return apart(after, before)
-
-
-def _reading(difference: Interval | None, documents: int, same: bool) -> Reading | None:
-    return None if difference is None else reading(difference, documents, same=same)
+    columns: dict[str, Any] = {}
+    for name in ("loss", "relative_error", "kl"):
+        columns |= {name: None, f"{name}_reading": None}
+        if name not in quantities:
+            continue
+        over, below, beside = quantities[name]
+        (of_a, under_a), (of_b, under_b) = zip(over, below, strict=True)
+        if not all(np.isfinite(column).all() for column in (*over, *below)):
+            interval = statistics.UNKNOWN
+        elif common.paired:
+            four = (of_b, under_b, of_a, under_a)
+            interval = statistics.interval(four, statistics.excess_difference, level)
+        else:
+            a, b = (
+                statistics.interval(each, statistics.per_token, level)
+                for each in zip(over, below, strict=True)
+            )
+            interval = apart(b, a)
+        same = common.paired and all(np.array_equal(x, y) for x, y in (over, beside))
+        columns |= {name: interval, f"{name}_reading": reading(interval, documents, same=same)}
+    return Delta(*cell, documents=documents, **columns)

@@ -41,13 +41,16 @@ def scored_tokens(evidence: Evidence) -> Array:
 
 
 def _known(of: Callable[[Evidence], npt.NDArray[Any] | None]) -> Callable[[Evidence], Array]:
-    """Return a function to sums over the tokens of each document; NaN where none were recorded."""
+    """Return a function to sums over the tokens of each document; NaN where none were recorded.
+
+    Of sums by layer it is the mean over layers.
+    """
 
     def sums(evidence: Evidence) -> Array:
         sums_D = of(evidence)
-        return (
-            np.full(len(evidence.tokens), np.nan) if sums_D is None else sums_D.astype(np.float64)
-        )
+        if sums_D is None:
+            return np.full(len(evidence.tokens), np.nan)
+        return sums_D.astype(np.float64) if sums_D.ndim == 1 else sums_D.mean(0, dtype=np.float64)
 
     return sums
 
@@ -59,62 +62,40 @@ def _sure(name: str, evidence: Evidence) -> npt.NDArray[np.int64] | None:
 
 
 sure_flips, sure_tokens = (_known(partial(_sure, name)) for name in ("flips", "tokens"))
+_same_top = _known(lambda evidence: getattr(evidence.fidelity, "same_top", None))
+_squared_dp = _known(lambda evidence: getattr(evidence.fidelity, "squared_dp_sum", None))
+_output_error = _known(lambda evidence: evidence.output_error)
+_same_experts = _known(lambda evidence: getattr(evidence.routing, "same", None))
+_moved = _known(lambda evidence: getattr(evidence.routing, "moved", None))
 
-
-@dataclass(frozen=True)
-class FidelityMeasure:
-    """A mean over tokens: what is summed over documents, what it becomes, and its bounds."""
-
-    sums: Callable[[Evidence], Array]  # NaN where nothing was recorded
-    statistic: Statistic
-    highest: float
-    counts: Callable[[Evidence], Array] = scored_tokens  # of the tokens that the mean is over
-
-    def columns(
-        self, evidence: Evidence, scored: npt.NDArray[np.bool_]
-    ) -> tuple[Array, Array] | None:
-        """Return (sums, tokens) of the documents that are marked; None where none were recorded."""
-        sums_D = self.sums(evidence)[scored]
-        if not np.isfinite(sums_D).all():
-            return None
-        return sums_D, self.counts(evidence)[scored]
-
-    def bounded(self, interval: Interval) -> Interval:
-        return statistics.within(interval, 0.0, self.highest)
-
-
-def _of_fidelity(name: str) -> Callable[[Evidence], Array]:
-    return _known(lambda evidence: getattr(evidence.fidelity, name, None))
-
-
-def _of_routing(name: str) -> Callable[[Evidence], Array]:
-    def mean(evidence: Evidence) -> Array | None:
-        layers_LD = getattr(evidence.routing, name, None)
-        return None if layers_LD is None else layers_LD.mean(axis=0, dtype=np.float64)
-
-    return _known(mean)
-
-
-MEANS: dict[Mean, FidelityMeasure] = {
-    "kl": FidelityMeasure(divergences, statistics.per_token, math.inf),
-    "top1_agreement": FidelityMeasure(_of_fidelity("same_top"), statistics.per_token, 1.0),
-    "sure_flips": FidelityMeasure(sure_flips, statistics.per_token, 1.0, sure_tokens),
-    "rms_dp": FidelityMeasure(_of_fidelity("squared_dp_sum"), statistics.root_mean, 1.0),
-    "output_error": FidelityMeasure(
-        _known(lambda evidence: evidence.output_error), statistics.per_token, math.inf
-    ),
-    "routing_agreement": FidelityMeasure(_of_routing("same"), statistics.per_token, 1.0),
-    "routing_moved": FidelityMeasure(_of_routing("moved"), statistics.per_token, 1.0),
+MEANS: dict[Mean, tuple[Callable[[Evidence], Array], Statistic, float]] = {
+    "kl": (divergences, statistics.per_token, math.inf),
+    "top1_agreement": (_same_top, statistics.per_token, 1.0),
+    "sure_flips": (sure_flips, statistics.per_token, 1.0),
+    "rms_dp": (_squared_dp, statistics.root_mean, 1.0),
+    "output_error": (_output_error, statistics.per_token, math.inf),
+    "routing_agreement": (_same_experts, statistics.per_token, 1.0),
+    "routing_moved": (_moved, statistics.per_token, 1.0),
 }
+"""Means over tokens: what is summed over documents, what it becomes, and its upper bound."""
+
+
+def mean_columns(evidence: Evidence, name: Mean) -> tuple[Array, Array] | None:
+    """Return (sums, tokens) of the scored documents; None where none were recorded."""
+    sums, scored = MEANS[name][0], evidence.scored()
+    sums_D = sums(evidence)[scored]
+    if not np.isfinite(sums_D).all():
+        return None
+    return sums_D, (sure_tokens if sums is sure_flips else scored_tokens)(evidence)[scored]
 
 
 def mean_of(evidence: Evidence, name: Mean, confidence: float) -> Interval | None:
     """Return a mean with its interval over documents; None where nothing was compared."""
-    measure = MEANS[name]
-    columns = measure.columns(evidence, evidence.scored())
+    _, statistic, highest = MEANS[name]
+    columns = mean_columns(evidence, name)
     if columns is None or not columns[1].sum():
         return None
-    return measure.bounded(statistics.interval(columns, measure.statistic, confidence))
+    return statistics.within(statistics.interval(columns, statistic, confidence), 0.0, highest)
 
 
 def agreement_of(other: Interval) -> Interval:
@@ -122,12 +103,14 @@ def agreement_of(other: Interval) -> Interval:
     return statistics.within(Interval(1 - other.estimate, 1 - other.high, 1 - other.low), 0.0, 1.0)
 
 
-def _others(name: Mean) -> Callable[[Evidence], Array]:
-    """Return a function to the tokens of each document that a mean does not count."""
-    return lambda evidence: scored_tokens(evidence) - MEANS[name].sums(evidence)
+def disagreements(evidence: Evidence) -> Array:
+    """Return the tokens of each document whose likeliest token is another."""
+    return scored_tokens(evidence) - _same_top(evidence)
 
 
-disagreements, reroutings = _others("top1_agreement"), _others("routing_agreement")
+def reroutings(evidence: Evidence) -> Array:
+    """Return the tokens of each document that go to other experts."""
+    return scored_tokens(evidence) - _same_experts(evidence)
 
 
 def reference_columns(measured: Measurement, reference: str, confidence: float) -> dict[str, Any]:
@@ -173,24 +156,15 @@ def columns_of(
     table: Measurements, cells: Sequence[Cell], sums: Sums = losses
 ) -> tuple[Array, ...] | None:
     """Return the sums of cells, then tokens; None where one is missing, not finite, or empty."""
-    columns = [column_of(table, cell, sums) for cell in cells]
-    present = [column for column in columns if column is not None]
-    if len(present) < len(columns) or not present:
+    measured = [each for cell in cells if (each := table.find(*cell)) is not None]
+    columns = [sums(each.evidence) for each in measured]
+    if not measured or len(measured) < len(cells) or not np.isfinite(columns).all():
         return None
+    scored = table.scored()
     counts = sure_tokens if sums is sure_flips else scored_tokens
-    tokens = counts(table.draws(*cells[0])[0].evidence)[table.scored()]
-    return (*present, tokens) if tokens.any() else None
-
-
-def column_of(table: Measurements, cell: Cell, sums: Sums = losses) -> Array | None:
-    """Return the sums of a cell's documents; None where one is missing or not finite."""
-    measured = table.find(*cell)
-    if measured is None:
-        return None
-    column_D = sums(measured.evidence)
-    if not np.isfinite(column_D).all():
-        return None
-    return column_D[table.scored()].astype(np.float64)
+    tokens = counts(measured[0].evidence)[scored]
+    columns = [column[scored].astype(np.float64) for column in columns]
+    return (*columns, tokens) if tokens.any() else None
 
 
 def largest_share(added_D: Array) -> float | None:
@@ -243,34 +217,35 @@ def noise(table: Measurements, floor: Mapping[Cell, Moved]) -> tuple[Noise, ...]
     measurement. None of it is in an interval.
     """
     drawn = [cell for cell in table.cells if len(table.draws(*cell)) > 1]
-    cells = dict.fromkeys((*drawn, *floor))
-    return tuple(_noise(table, cell, floor.get(cell)) for cell in cells)
-
-
-def _noise(table: Measurements, cell: Cell, floor: Moved | None) -> Noise:
-    full, draws = table.full(cell[0]), table.draws(*cell)
-    result = draw = numerical = None
-    if cell[1] != FULL_PRECISION:
-        result = estimated(table, [cell, (cell[0], FULL_PRECISION)], statistics.excess)
-    if full is not None and is_finite(full):
-        loss = float(full.evidence.nll_sum.sum())
-        if len(draws) > 1 and all(map(is_finite, draws)):
-            totals = [float(m.evidence.nll_sum.sum()) for m in draws]
-            draw = float(np.std(totals, ddof=1)) / loss  # of the added loss
-        if floor:
-            numerical = floor.nats * float(full.evidence.tokens.sum()) / loss
-    return Noise(
-        subject=cell[0],
-        scheme=cell[1],
-        draws=len(draws),
-        interval=result.interval if result and result.spread else None,
-        documents=result.spread.standard_error if result and result.spread else None,
-        draw=draw,
-        numerical=numerical,
-        numerical_nats=floor.nats if floor else None,
-        kl_floor=floor.kl if floor else None,
-        top1_floor=floor.top1 if floor else None,
-    )
+    rows = []
+    for subject, scheme in dict.fromkeys((*drawn, *floor)):
+        full, draws = table.full(subject), table.draws(subject, scheme)
+        result = draw = numerical = None
+        if scheme != FULL_PRECISION:
+            cells = [(subject, scheme), (subject, FULL_PRECISION)]
+            result = estimated(table, cells, statistics.excess)
+        moved = floor.get((subject, scheme))
+        if full is not None and is_finite(full):
+            loss = float(full.evidence.nll_sum.sum())
+            if len(draws) > 1 and all(map(is_finite, draws)):
+                totals = [float(m.evidence.nll_sum.sum()) for m in draws]
+                draw = float(np.std(totals, ddof=1)) / loss  # of the added loss
+            if moved:
+                numerical = moved.nats * float(full.evidence.tokens.sum()) / loss
+        row = Noise(
+            subject=subject,
+            scheme=scheme,
+            draws=len(draws),
+            interval=result.interval if result and result.spread else None,
+            documents=result.spread.standard_error if result and result.spread else None,
+            draw=draw,
+            numerical=numerical,
+            numerical_nats=moved.nats if moved else None,
+            kl_floor=moved.kl if moved else None,
+            top1_floor=moved.top1 if moved else None,
+        )
+        rows.append(row)
+    return tuple(rows)
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,52 @@
-"""Each measurement, and each comparison of two subjects, with its intervals."""
+"""Each measurement, each comparison of two subjects, and each stratum, with its intervals.
+
+Strata are groups of documents that a field of the text names. All intervals of one subject under
+one scheme hold at once (Bonferroni over its strata), so that the largest of them can be read as it
+is. The worst stratum is named by its estimate; its interval is that of the largest true value: no
+stratum is worse than the highest upper bound, and at least one is as bad as the highest lower
+bound.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from qaudit.core import statistics
-from qaudit.core.statistics import Statistic, documents_for_width
+from qaudit.core.statistics import Array, Statistic, documents_for_width
 from qaudit.errors import AuditError
 from qaudit.judge.choose import NO_SEARCH
 from qaudit.judge.quantities import (
-    MEANS,
-    estimated,
+    columns_of,
     fidelity_columns,
+    interval_of,
     largest_share,
+    mean_columns,
     reference_columns,
 )
-from qaudit.judge.table import Cell, EvidenceFiles, Measurements, is_finite
+from qaudit.judge.table import Cell, EvidenceFiles, Measurements, divergences, is_finite
 from qaudit.types import (
     FULL_PRECISION,
     Comparison,
     Interval,
     Measurement,
     MeasurementRow,
+    StratumRow,
 )
 
 NARROW = 0.1
 """Of an estimate: how far its interval reaches with the documents that a row names."""
 
-ComparisonKind = Literal["outright", "difference_of_differences", "relative_error_difference"]
-Outcome = Literal["a_better", "b_better", "equivalent", "inconclusive"]
-UNITS: dict[ComparisonKind, str] = {
-    "outright": "nats per token",
-    "difference_of_differences": "nats per token",
-    "relative_error_difference": "fraction",
-}
+_Kind = Literal["outright", "difference_of_differences", "relative_error_difference"]
+Measure = Literal["relative_error", "absolute_change", "kl"]
+_KINDS: tuple[_Kind, ...] = get_args(_Kind)
+
+_SHARED = {field.name for field in fields(MeasurementRow)} - {"evidence"}
+"""Columns that a measurement has itself are copied."""
 
 
 def score(
@@ -50,24 +62,22 @@ def score(
         relative = statistics.relative_error(*pair, confidence)
         change = statistics.absolute_change(*pair, tokens[used], confidence)
         share = largest_share(pair[0] - pair[1])
-        needed = documents_for_width(
-            pair, statistics.excess, NARROW, confidence
-        )  # as it is printed
+        needed = documents_for_width(pair, statistics.excess, NARROW, confidence)
     ce = statistics.cross_entropy(nll[used], tokens[used], confidence)
     per_byte = is_finite(measured) and evidence.nbytes.any()
-    kl_columns = MEANS["kl"].columns(evidence, evidence.scored())
-    needed_for_kl = kl_columns and documents_for_width(
-        kl_columns, statistics.per_token, NARROW, confidence
-    )
+    of_kl = mean_columns(evidence, "kl")
     per_parameter = None
     if measured.nbytes is not None and measured.parameters:
         per_parameter = 8 * measured.nbytes / measured.parameters
-    path, sha256 = _file(measured, files)
+    place = (measured.subject, measured.spec, measured.calibration_seed)
+    if place not in files:
+        raise AuditError(
+            f"there is no evidence for `{measured.subject}` under `{measured.scheme}`",
+            hint="run the same scan again: what is missing is measured again",
+        )
+    path, sha256 = files[place]
     return MeasurementRow(
-        subject=measured.subject,
-        scheme=measured.scheme,
-        spec=measured.spec,
-        calibration_seed=measured.calibration_seed,
+        **{name: value for name, value in vars(measured).items() if name in _SHARED},
         ce=ce,
         relative_error=relative,
         absolute_change=change,
@@ -75,32 +85,16 @@ def score(
         bits_per_byte=statistics.bits_per_byte(nll, evidence.nbytes) if per_byte else None,
         documents=table.documents,
         tokens=int(tokens.sum()),
-        bits_per_weight=measured.bits_per_weight,
-        seconds=measured.seconds,
-        notes=measured.notes,
         evidence=path,
         evidence_sha256=sha256,
         bits_per_parameter=per_parameter,
-        nbytes=measured.nbytes,
         worst_share=share,
         documents_for_loss=needed,
-        documents_for_kl=needed_for_kl,
-        bit_class=measured.bit_class,
-        calibrates=measured.calibrates,
-        mixture=measured.mixture,
+        documents_for_kl=of_kl
+        and documents_for_width(of_kl, statistics.per_token, NARROW, confidence),
         **fidelity_columns(evidence, confidence),
         **(reference_columns(measured, reference, confidence) if reference else {}),
     )
-
-
-def _file(measured: Measurement, files: EvidenceFiles) -> tuple[str, str]:
-    try:
-        return files[measured.subject, measured.spec, measured.calibration_seed]
-    except KeyError:
-        raise AuditError(
-            f"there is no evidence for `{measured.subject}` under `{measured.scheme}`",
-            hint="run the same scan again: what is missing is measured again",
-        ) from None
 
 
 def first_rows(rows: Sequence[MeasurementRow]) -> dict[Cell, MeasurementRow]:
@@ -125,17 +119,27 @@ def compare(table: Measurements, searched: Mapping[str, int] = NO_SEARCH) -> tup
     soups = [subject.label for subject in table.subjects if subject.kind == "soup"]
     among = sum(max(1, searched.get(label, 1)) for label in soups)
 
-    def compared(a: str, b: str) -> Iterator[Comparison]:
-        chosen = not {a, b}.isdisjoint(soups)
-        level = statistics.simultaneous(table.confidence, among if chosen else 1)
+    rows = []
+    for a, b in _pairs(table):
+        level = statistics.simultaneous(table.confidence, among if {a, b} & {*soups} else 1)
         for scheme in (FULL_PRECISION, *table.quantized_schemes):
-            for kind, interval in _intervals(table, scheme, a, b, level):
-                verdict = judge_difference(interval, table.documents)
-                yield Comparison(
-                    kind, UNITS[kind], scheme, a, b, interval, verdict, table.documents
-                )
-
-    return tuple(row for a, b in _pairs(table) for row in compared(a, b))
+            two = [(a, scheme), (b, scheme)]
+            asked: list[tuple[_Kind, str, list[Cell], Statistic]]
+            asked = [("outright", "nats per token", two, statistics.change)]
+            if scheme != FULL_PRECISION:
+                four = [(label, which) for label in (a, b) for which in (scheme, FULL_PRECISION)]
+                asked += [
+                    (_KINDS[1], "nats per token", four, statistics.change_difference),
+                    (_KINDS[2], "fraction", four, statistics.excess_difference),
+                ]
+            for kind, unit, cells, statistic in asked:
+                interval = interval_of(table, cells, statistic, confidence=level)
+                if interval is not None:
+                    verdict = judge_difference(interval, table.documents)
+                    rows.append(
+                        Comparison(kind, unit, scheme, a, b, interval, verdict, table.documents)
+                    )
+    return tuple(rows)
 
 
 def _pairs(table: Measurements) -> Iterator[tuple[str, str]]:
@@ -149,34 +153,120 @@ def _pairs(table: Measurements) -> Iterator[tuple[str, str]]:
         yield from ((reached, end) for end in table.stage_ends() if reached != end)
 
 
-def _intervals(
-    table: Measurements, scheme: str, a: str, b: str, level: float
-) -> Iterator[tuple[ComparisonKind, Interval]]:
-    outright = estimated(table, [(a, scheme), (b, scheme)], statistics.change, confidence=level)
-    if outright is None:
-        return
-    yield "outright", outright.interval
-    if scheme == FULL_PRECISION:
-        return
-    four = [(label, which) for label in (a, b) for which in (scheme, FULL_PRECISION)]
-    kinds: tuple[tuple[ComparisonKind, Statistic], ...] = (
-        ("difference_of_differences", statistics.change_difference),
-        ("relative_error_difference", statistics.excess_difference),
-    )
-    for kind, statistic in kinds:
-        difference = estimated(table, four, statistic, confidence=level)
-        if difference is not None:
-            yield kind, difference.interval
-
-
-def judge_difference(interval: Interval, documents: int, margin: float = 0.0) -> Outcome:
-    """Compare an interval with zero, or with a margin inside which differences do not matter."""
+def judge_difference(
+    interval: Interval, documents: int
+) -> Literal["a_better", "b_better", "equivalent", "inconclusive"]:
+    """Compare an interval with zero; losses that are equal to the bit are equivalent."""
     if documents < statistics.MINIMUM_DOCUMENTS:
         return "inconclusive"
-    if -margin <= interval.low and interval.high <= margin:
+    if interval.low == interval.high == 0:
         return "equivalent"
     if interval.high < 0:
         return "a_better"
-    if interval.low > 0:
-        return "b_better"
-    return "inconclusive"
+    return "b_better" if interval.low > 0 else "inconclusive"
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The stratum with the largest error, and an interval of the largest of all strata."""
+
+    stratum: str
+    interval: Interval
+    strata: int  # whose intervals hold at once
+    documents: int  # of the worst
+
+
+def strata_of(measured: Measurement) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which of the scored documents each stratum has; nothing if they are not grouped."""
+    if not measured.evidence.strata:
+        return {}
+    names = np.array(measured.evidence.strata)[measured.evidence.scored()]
+    return {str(name): names == name for name in dict.fromkeys(names.tolist())}
+
+
+def worst_stratum(
+    table: Measurements,
+    cell: Cell,
+    measure: Measure = "relative_error",
+    confidence: float | None = None,
+) -> Worst | None:
+    """Return the worst stratum of a cell; None if nothing is grouped, or the number is missing."""
+    measured = table.find(*cell)
+    strata = {} if measured is None else strata_of(measured)
+    intervals = _by_stratum(table, cell, measure, strata, confidence)
+    if not intervals:
+        return None
+    name = max(intervals, key=lambda name: intervals[name].estimate)
+    return Worst(name, largest(intervals.values()), len(strata), int(strata[name].sum()))
+
+
+def largest(intervals: Iterable[Interval]) -> Interval:
+    """Return the interval of the largest of several values whose intervals hold at once."""
+    bounds = [(interval.estimate, interval.low, interval.high) for interval in intervals]
+    return Interval(*map(max, zip(*bounds, strict=True)))
+
+
+def stratum_rows(table: Measurements) -> tuple[StratumRow, ...]:
+    """Return a row for each subject, scheme and stratum."""
+    rows = []
+    for cell in table.cells:
+        measured = table.draws(*cell)[0]
+        strata = strata_of(measured)
+        tokens = measured.evidence.tokens[measured.evidence.scored()]
+        level = statistics.simultaneous(table.confidence, max(1, len(strata)))
+        losses = columns_of(table, [cell]) if strata else None
+        errors, changes, fidelity = (
+            _by_stratum(table, cell, measure, strata) if strata else {}
+            for measure in ("relative_error", "absolute_change", "kl")
+        )
+        worst = max(errors, key=lambda name: errors[name].estimate, default=None)
+        rows += [
+            StratumRow(
+                subject=cell[0],
+                scheme=cell[1],
+                spec=measured.spec,
+                stratum=name,
+                documents=int(inside.sum()),
+                tokens=int(tokens[inside].sum()),
+                ce=_interval(losses, statistics.per_token, inside, level),
+                relative_error=errors.get(name),
+                absolute_change=changes.get(name),
+                kl=fidelity.get(name),
+                is_worst=name == worst,
+            )
+            for name, inside in strata.items()
+        ]
+    return tuple(rows)
+
+
+def _by_stratum(
+    table: Measurements,
+    cell: Cell,
+    measure: Measure,
+    strata: dict[str, npt.NDArray[np.bool_]],
+    confidence: float | None = None,
+) -> dict[str, Interval]:
+    """Return a quantity of one cell in each stratum; nothing where it was not measured."""
+    if cell[1] == FULL_PRECISION:
+        return {}
+    # The relative error ignores the last column, which is tokens.
+    statistic = statistics.change if measure == "absolute_change" else statistics.excess
+    columns = columns_of(table, [cell, (cell[0], FULL_PRECISION)])
+    if measure == "kl":
+        columns, statistic = columns_of(table, [cell], divergences), statistics.per_token
+    if columns is None:
+        return {}
+    level = table.confidence if confidence is None else confidence
+    level = statistics.simultaneous(level, len(strata))
+    return {name: _interval(columns, statistic, inside, level) for name, inside in strata.items()}
+
+
+def _interval(
+    columns: tuple[Array, ...] | None,
+    statistic: Statistic,
+    inside: npt.NDArray[np.bool_],
+    level: float,
+) -> Interval:
+    if columns is None:
+        return statistics.UNKNOWN
+    return statistics.interval([column[inside] for column in columns], statistic, level)

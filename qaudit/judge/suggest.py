@@ -8,7 +8,7 @@ prediction is no measurement, and none is ever put into an audit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -41,20 +41,25 @@ def suggest(table: Measurements, series: Sequence[Checkpoint], scheme: str) -> S
     positions_N = np.array(places.positions)
     labels = [run[k].label for k in measured]
 
-    def predicted(values: Array) -> Predicted:
-        of = Known(positions_N[measured], values_NF[: len(measured)], values)
+    def predicted(values: Mapping[str, float]) -> Predicted:
+        columns = np.array([values[label] for label in labels])
+        of = Known(positions_N[measured], values_NF[: len(measured)], columns)
         return predict(of, positions_N[new], values_NF[len(measured) :])
 
-    of_error = predicted(np.array([errors[label] for label in labels]))
-    of_loss = predicted(np.array([losses[label] for label in labels]))
+    def interval(prediction: Predicted, m: int) -> Interval:
+        value = float(prediction.values_M[m])
+        half = prediction.reach(table.confidence) * float(prediction.errors_M[m])
+        return Interval(value, value - half, value + half)
+
+    of_error, of_loss = predicted(errors), predicted(losses)
     best = min(labels, key=lambda label: losses[label])
     ends = float(positions_N[measured].min()), float(positions_N[measured].max())
     rows = [
         Prospect(
             label=run[k].label,
             position=float(positions_N[k]),
-            error=_interval(of_error, m, table.confidence),
-            loss=_interval(of_loss, m, table.confidence),
+            error=interval(of_error, m),
+            loss=interval(of_loss, m),
             better=float(of_loss.below(losses[best])[m]),
             gain=float(of_loss.gains(losses[best])[m]),
             beyond=not ends[0] <= positions_N[k] <= ends[1],
@@ -69,8 +74,8 @@ def suggest(table: Measurements, series: Sequence[Checkpoint], scheme: str) -> S
         signals=names,
         best=best,
         best_loss=losses[best],
-        error=_worth(of_error),
-        loss=_worth(of_loss),
+        error=Worth(of_error.method, **of_error.left_out),
+        loss=Worth(of_loss.method, **of_loss.left_out),
         prospects=tuple(rows),
     )
 
@@ -87,18 +92,3 @@ def _signals(
         columns["learning rate"] = np.array(rates)
     telling = {name: column for name, column in columns.items() if np.ptp(column) > 0}
     return tuple(telling), np.stack(list(telling.values()), axis=1)
-
-
-def _interval(prediction: Predicted, m: int, confidence: float) -> Interval:
-    value = float(prediction.values_M[m])
-    half = prediction.reach(confidence) * float(prediction.errors_M[m])
-    return Interval(value, value - half, value + half)
-
-
-def _worth(prediction: Predicted) -> Worth:
-    return Worth(
-        prediction.method,
-        signals=prediction.left_out["signals"],
-        neighbours=prediction.left_out["neighbours"],
-        mean=prediction.left_out["mean"],
-    )

@@ -42,7 +42,7 @@ from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, is_hub, parse, revisions_of, weights_on_hub, with_files
 from qaudit.items.prepare import find_item_files
 from qaudit.items.prepare import needs_hub as items_need_hub
-from qaudit.judge.content import content_findings
+from qaudit.judge.rules import content_findings
 from qaudit.planning.price import refuse_classes, with_scheme
 from qaudit.planning.survey import Survey, refuse, survey
 from qaudit.policy import policy_named

@@ -56,7 +56,7 @@ from qaudit.families.family import Need
 from qaudit.formats.weights import QuantizedFolder, format_of, quantization_of
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import find_all, weights_on_hub, with_files
-from qaudit.judge.content import content_findings
+from qaudit.judge.rules import content_findings
 from qaudit.model.proven import STREAMABLE, left_as_gates, reads_trees
 from qaudit.planning.sizes import Sizes, with_config
 from qaudit.recipe.selection import is_default_choice, select

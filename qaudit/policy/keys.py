@@ -118,6 +118,17 @@ _Margin = Annotated[
 ]
 
 
+_Worst = Literal["worst"] | None
+_Preset = Literal["explore", "release", "strict"] | None
+_Known = Annotated[Literal["error", "warn"] | None, BeforeValidator(_as_level)]
+_Answers = Annotated[
+    Literal["off", "warn"] | None,
+    BeforeValidator(_as_level),
+    WithJsonSchema({"enum": ["off", "warn", False]}),
+]
+_Date = Annotated[date, BeforeValidator(_as_date)]
+
+
 class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -125,70 +136,52 @@ class _Keys(BaseModel):
 class RuleKeys(_Keys):
     """One rule; of an extended policy's rule, the keys to change."""
 
-    name: Annotated[_Text, Field(description="Names the rule; unique.")]
-    metric: Annotated[Metric | None, Field(description="What is measured.")] = None
-    margin: Annotated[
-        _Margin | None, Field(description="The most that passes: `2%` or `0.01 nats`.")
-    ] = None
-    level: Annotated[_Level | None, Field(description="The level of a breach.")] = None
-    schemes: Annotated[_Texts | None, Field(description="Short forms, or globs.")] = None
-    subjects: Annotated[
-        _Texts | None, Field(description=f"Labels, globs, or {', '.join(SELECTORS)}.")
-    ] = None
-    bits: Annotated[
-        _Classes | None, Field(description="Only schemes of so many bits: 4, or [4, 3].")
-    ] = None
-    strata: Annotated[
-        Literal["worst"] | None, Field(description="The worst group of documents decides.")
-    ] = None
-    tasks: Annotated[
-        Literal["worst"] | None, Field(description="The worst task decides, not their mean.")
-    ] = None
+    name: _Text = Field(description="Names the rule; unique.")
+    metric: Metric | None = Field(None, description="What is measured.")
+    margin: _Margin | None = Field(None, description="The most that passes: `2%` or `0.01 nats`.")
+    level: _Level | None = Field(None, description="The level of a breach.")
+    schemes: _Texts | None = Field(None, description="Short forms, or globs.")
+    subjects: _Texts | None = Field(None, description=f"Labels, globs, or {', '.join(SELECTORS)}.")
+    bits: _Classes | None = Field(None, description="Only schemes of so many bits: 4, or [4, 3].")
+    strata: _Worst = Field(None, description="The worst group of documents decides.")
+    tasks: _Worst = Field(None, description="The worst task decides, not their mean.")
 
 
 class IgnoreKeys(_Keys):
     """A breach that is accepted until a day."""
 
-    rule: Annotated[_Text, Field(description="A rule's name, or a code such as QA001.")]
-    reason: Annotated[_Text, Field(description="Why it is accepted, for readers of the report.")]
-    until: Annotated[
-        date, BeforeValidator(_as_date), Field(description="The last day on which it holds.")
-    ]
-    subject: Annotated[_Text, Field(description="A label or a glob.")] = "*"
-    scheme: Annotated[_Text, Field(description="A short form or a glob.")] = "*"
+    rule: _Text = Field(description="A rule's name, or a code such as QA001.")
+    reason: _Text = Field(description="Why it is accepted, for readers of the report.")
+    until: _Date = Field(description="The last day on which it holds.")
+    subject: _Text = Field("*", description="A label or a glob.")
+    scheme: _Text = Field("*", description="A short form or a glob.")
 
 
 class RequiredKeys(_Keys):
     """Measurements that must be present, whatever the rules."""
 
-    schemes: Annotated[
-        _Texts | None, Field(description="Of every gated subject, these schemes.")
-    ] = None
-    subjects: Annotated[_Texts | None, Field(description="At least one subject for each.")] = None
-    answers: Annotated[
-        Literal["off", "warn"] | None,
-        BeforeValidator(_as_level),
-        WithJsonSchema({"enum": ["off", "warn", False]}),
-        Field(description="Tasks or rollouts of a chat model, where KL divergence ranks nothing."),
-    ] = None
+    schemes: _Texts | None = Field(None, description="Of every gated subject, these schemes.")
+    subjects: _Texts | None = Field(None, description="At least one subject for each.")
+    answers: _Answers = Field(
+        None,
+        description="Tasks or rollouts of a chat model, where KL divergence ranks nothing.",
+    )
 
 
 class VerifyKeys(_Keys):
     """How far `qaudit verify` lets a file run from what was audited, in nats per token."""
 
-    plain: Annotated[
-        _Margin | None, Field(description="Loss and KL, with torch's own products: `1e-6 nats`.")
-    ] = None
-    loss: Annotated[_Margin | None, Field(description="Of the loss, with other kernels.")] = None
-    kl: Annotated[
-        _Margin | None, Field(description="Of the KL divergence, with other kernels.")
-    ] = None
-    narrow: Annotated[
-        _Margin | None, Field(description="Loss and KL, measured in float32 and run in bfloat16.")
-    ] = None
-    activations: Annotated[
-        _Margin | None, Field(description="Loss and KL, where a runtime rounds activations.")
-    ] = None
+    plain: _Margin | None = Field(
+        None, description="Loss and KL, with torch's own products: `1e-6 nats`."
+    )
+    loss: _Margin | None = Field(None, description="Of the loss, with other kernels.")
+    kl: _Margin | None = Field(None, description="Of the KL divergence, with other kernels.")
+    narrow: _Margin | None = Field(
+        None, description="Loss and KL, measured in float32 and run in bfloat16."
+    )
+    activations: _Margin | None = Field(
+        None, description="Loss and KL, where a runtime rounds activations."
+    )
 
 
 class PolicyKeys(_Keys):
@@ -196,32 +189,23 @@ class PolicyKeys(_Keys):
 
     model_config = ConfigDict(extra="forbid", title="Policy of qaudit gate")
 
-    name: Annotated[_Text | None, Field(description="Its name; by default that of its file.")] = (
-        None
+    name: _Text | None = Field(None, description="Its name; by default that of its file.")
+    description: str = Field("", description="For people.")
+    extends: _Preset = Field(None, description="A policy that ships.")
+    minimum_documents: int | None = Field(
+        None, strict=True, ge=MINIMUM_DOCUMENTS, description="Below that there is no verdict."
     )
-    description: Annotated[str, Field(description="For people.")] = ""
-    extends: Annotated[
-        Literal["explore", "release", "strict"] | None, Field(description="A policy that ships.")
-    ] = None
-    minimum_documents: Annotated[
-        int | None,
-        Field(strict=True, ge=MINIMUM_DOCUMENTS, description="Below that there is no verdict."),
-    ] = None
-    confidence: Annotated[
-        float | None, Field(gt=0.5, lt=1, description="With which all verdicts hold at once.")
-    ] = None
-    known: Annotated[
-        Literal["error", "warn"] | None,
-        BeforeValidator(_as_level),
-        Field(description="The level of a breach that the baseline has, too."),
-    ] = None
-    classes: Annotated[
-        _LevelOfClass | None, Field(description="What ships, by its bits, and its level.")
-    ] = None
-    required: Annotated[RequiredKeys | None, Field(description="Coverage.")] = None
-    verify: Annotated[VerifyKeys | None, Field(description="Tolerances of exported files.")] = None
-    rules: Annotated[list[RuleKeys], Field(description="The rules.")] = []
-    ignores: Annotated[list[IgnoreKeys], Field(description="Accepted breaches.")] = []
+    confidence: float | None = Field(
+        None, gt=0.5, lt=1, description="With which all verdicts hold at once."
+    )
+    known: _Known = Field(None, description="The level of a breach that the baseline has, too.")
+    classes: _LevelOfClass | None = Field(
+        None, description="What ships, by its bits, and its level."
+    )
+    required: RequiredKeys | None = Field(None, description="Coverage.")
+    verify: VerifyKeys | None = Field(None, description="Tolerances of exported files.")
+    rules: list[RuleKeys] = Field([], description="The rules.")
+    ignores: list[IgnoreKeys] = Field([], description="Accepted breaches.")
 
 
 def margin_of(text: str, metric: Metric) -> float:

@@ -1,5 +1,5 @@
 """Recipes: read and check them, then resolve which checkpoints and soups they name.
 
 `table` reads YAML or keyword arguments and checks them, `selection` picks checkpoints of a
-series, `representatives` picks them where none are named, `soups` makes subjects of them.
+series, and `soups` makes subjects of them.
 """

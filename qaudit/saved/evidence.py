@@ -15,7 +15,7 @@ from typing import Any
 
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import AuditError, SourceError, UsageError
-from qaudit.judge.agreement import refuse_edited
+from qaudit.judge import refuse_edited
 from qaudit.judge.table import Measurements
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import EDITED

@@ -8,6 +8,5 @@ from qaudit.types.audit import *
 from qaudit.types.conclusions import *
 from qaudit.types.evidence import *
 from qaudit.types.metrics import *
-from qaudit.types.policies import *
 from qaudit.types.rows import *
 from qaudit.types.subjects import *

@@ -15,8 +15,8 @@ from qaudit.types.conclusions import (
     MeasurementRow,
     Pick,
     TaskRow,
+    Verdict,
 )
-from qaudit.types.policies import Verdict
 from qaudit.types.rows import Diagnostics
 from qaudit.types.subjects import Checkpoint, Subject, TextFile, digest
 

@@ -141,12 +141,12 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "pydantic": (
         "qaudit.saved.codec",
         "qaudit.recipe.table",
-        "qaudit.policy.*",
+        "qaudit.policy*",
         "qaudit.families*",
     ),
     "yaml": (
         "qaudit.support.foreign",  # the one place where files of others are read
-        "qaudit.policy.table",  # where their nodes become lines
+        "qaudit.policy",  # where their nodes become lines
         "qaudit.hub.*",  # where the metadata of a README is written
     ),
     "pandas": ("qaudit.tables",),  # where it is installed

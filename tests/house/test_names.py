@@ -13,7 +13,7 @@ from qaudit.types.metrics import METRICS
 from tests.house.source import PACKAGE, ROOT, modules, tracked_files
 
 EMPTY_NAMES = {"one", "own", "left", "there", "done", "known", "others"}
-EMPTY_NAMES_LEFT = 72
+EMPTY_NAMES_LEFT = 60
 """How many variables still have them: a number that only falls."""
 
 SHARED = ("tests.support", "tests.house", "tests.zoo")
@@ -77,7 +77,7 @@ def test_every_code_is_in_the_one_table_of_rules_in_order() -> None:
     used = {code for module in modules() for code in re.findall(r'"(QA\d{3})"', module.text)}
     assert used and used <= set(CODES)
     text = Path(metrics.__file__).read_text(encoding="utf-8")
-    of_audits = re.findall(r'^    "(QA\d{3})": Code\(', text, re.MULTILINE)
+    of_audits = re.findall(r"^(QA\d{3}) ", text, re.MULTILINE)
     every = [*of_audits, *{metric.code for metric in METRICS.values()}]
     assert sorted(every) == list(CODES)  # none has two meanings
     assert all(rule.title and not rule.title.endswith(".") for rule in CODES.values())

@@ -22,7 +22,7 @@ from qaudit.core.statistics import counts_of
 from qaudit.judge.choose import parse_objective
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.table import Measurements
-from qaudit.policy.table import policy_in
+from qaudit.policy import policy_in
 from qaudit.types import (
     ByConfidence,
     Check,

@@ -13,7 +13,7 @@ from qaudit.core.doubts import (
     is_bad_report,
     names_in_equal_report,
 )
-from qaudit.judge.content import content_findings
+from qaudit.judge.rules import content_findings
 from qaudit.types import Checkpoint, Finding, Ref, Subject, WeightFile
 
 

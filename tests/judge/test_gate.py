@@ -11,8 +11,7 @@ from benchmarks.gate import false_alarms, flaps
 from qaudit.core import statistics
 from qaudit.errors import UsageError
 from qaudit.judge.gate.audits import Pair
-from qaudit.judge.gate.checks import Levels, answer, levels_of, mark_known
-from qaudit.judge.gate.questions import of_cell
+from qaudit.judge.gate.checks import Levels, answer, levels_of, mark_known, of_cell
 from qaudit.types import Metric, Policy
 from tests.support.gated import (
     PROTOCOL,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qaudit.judge.gate import GateInput
-from qaudit.judge.rollouts import answer_length, tokens_to_divergence
+from qaudit.judge.tasks import answer_length, tokens_to_divergence
 from qaudit.policy.keys import margin_of
 from qaudit.report.gate.checks import margin, shown
 from qaudit.types import Check, RolloutEvidence

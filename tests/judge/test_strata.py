@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qaudit.core import statistics
 from qaudit.diagnostics.positions import judge
-from qaudit.judge.strata import largest, stratum_rows, worst_stratum
+from qaudit.judge.scores import largest, stratum_rows, worst_stratum
 from qaudit.judge.table import Measurements
 from qaudit.types import (
     Diagnostics,

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from qaudit.core import items, statistics
-from qaudit.judge.gate.questions import SUMS
-from qaudit.judge.rollouts import QUANTITIES
+from qaudit.judge.gate.checks import SUMS
+from qaudit.judge.tasks import QUANTITIES
 from qaudit.types import CODES, METRICS, Interval, Metric
 
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from qaudit.policy import PRESETS, preset
+from qaudit.policy import PRESETS, policy_in, preset
 from qaudit.policy.keys import (
     FILE,
     IgnoreKeys,
@@ -19,7 +19,6 @@ from qaudit.policy.keys import (
     RequiredKeys,
     RuleKeys,
 )
-from qaudit.policy.table import policy_in
 from qaudit.types import METRICS, SELECTORS
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series
 from qaudit.errors import UsageError
 from qaudit.families import find
-from qaudit.recipe.representatives import MOST_MEASURED, REPRESENTATIVES, representatives
-from qaudit.recipe.selection import is_default_choice, select
+from qaudit.recipe.selection import (
+    MOST_MEASURED,
+    REPRESENTATIVES,
+    is_default_choice,
+    representatives,
+    select,
+)
 from qaudit.types import Checkpoint, Recipe, Ref
 from tests.support.names import names_of, recorded
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from datetime import MAXYEAR, date
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from qaudit.judge.choose import ClassChoice, cell_of
 from qaudit.judge.gate.audits import (
@@ -37,8 +37,14 @@ from qaudit.judge.gate.audits import (
     matches_any,
     matches_scheme,
 )
-from qaudit.judge.gate.checks import answer, least_documents, levels_of, mark_known
-from qaudit.judge.gate.questions import of_cell, questions
+from qaudit.judge.gate.checks import (
+    answer,
+    least_documents,
+    levels_of,
+    mark_known,
+    of_cell,
+    questions,
+)
 from qaudit.support.keys import first_of
 from qaudit.types import (
     METRICS,
@@ -104,37 +110,38 @@ def gate(
 
 def _settled(policy: Policy, audit: GateInput, pair: Pair | None) -> GateInput:
     """Return the audit with what ships of each class: what is preferred and breaks no rule."""
-    picked, instead = dict[str, Measurement](), dict[str, Measurement]()
+    rules = [
+        replace(rule, subjects=(SHIPS,))
+        for rule in policy.rules
+        if rule.level == "error" and SHIPS in rule.subjects
+        if pair is not None or not METRICS[rule.metric].needs_baseline
+    ]
+
+    def worst(choice: ClassChoice, measured: Measurement) -> str:
+        outcomes = {"pass"}
+        for rule in rules:
+            if not covers_class(rule, choice.bit_class, policy.classes):
+                continue
+            if matches_any(measured.scheme, rule.schemes):
+                question = of_cell(rule, audit, pair, cell_of(measured))
+                question = replace(question, at_once=choice.at_once, rivals=choice.cells)
+                outcomes.add(answer(question, policy, levels_of(policy, question, 1)).outcome)
+        return min(outcomes, key=_WORST.index)
+
+    settled = []
     for choice in audit.made:
-        if choice.leader is None:
-            continue
-        worst = partial(_worst_outcome, policy, audit, pair, choice)
-        by_outcome = {worst(m): m for m in reversed(choice.preferred)}
-        whole = (by_outcome[outcome] for outcome in reversed(_WORST[1:]) if outcome in by_outcome)
-        picked[choice.bit_class] = next(whole, choice.leader)
-        if {*by_outcome} == {"fail"}:
-            rivals = (m for m in choice.others if worst(m) != "fail")
-            if (rival := next(rivals, None)) is not None:
-                instead[choice.bit_class] = rival
-    return replace(audit, picked=picked, instead=instead)
-
-
-def _worst_outcome(
-    policy: Policy, audit: GateInput, pair: Pair | None, choice: ClassChoice, measured: Measurement
-) -> str:
-    """Return the worst outcome of a candidate by rules at level `error` about what ships."""
-    outcomes = {"pass"}
-    for rule in policy.rules:
-        covered = covers_class(rule, choice.bit_class, policy.classes)
-        is_asked = rule.level == "error" and SHIPS in rule.subjects
-        if not is_asked or not covered or not matches_any(measured.scheme, rule.schemes):
-            continue
-        if METRICS[rule.metric].needs_baseline and pair is None:
-            continue
-        question = of_cell(replace(rule, subjects=(SHIPS,)), audit, pair, cell_of(measured))
-        question = replace(question, at_once=choice.at_once, rivals=choice.cells)
-        outcomes.add(answer(question, policy, levels_of(policy, question, 1)).outcome)
-    return min(outcomes, key=_WORST.index)
+        picked, changes = choice.leader, choice.changes
+        if picked is not None:
+            by_outcome = {worst(choice, m): m for m in reversed(choice.preferred)}
+            best = max(by_outcome, key=_WORST.index)
+            rivals = (m for m in choice.contenders if m.subject != picked.subject)
+            if best != "fail":
+                picked = by_outcome[best]
+            elif rival := next((m for m in rivals if worst(choice, m) != "fail"), None):
+                would = f"`{rival.subject}` at {rival.scheme}, whose loss is indistinguishable, "
+                changes = (would + "breaks no rule", *changes)
+        settled.append(replace(choice, picked=picked, changes=changes))
+    return replace(audit, settled=tuple(settled))
 
 
 def findings_of(judged: Gate) -> tuple[Finding, ...]:
@@ -143,15 +150,16 @@ def findings_of(judged: Gate) -> tuple[Finding, ...]:
     Missing measurements are left to the verdict and to `gate`: the exit code of a scan reports
     what it left out.
     """
-    found = []
-    for check in (check for check in judged.checks if check.outcome != "missing"):
+    findings = []
+    for check in judged.checks:
         columns: dict[str, Any] = {f.name: getattr(check, f.name) for f in fields(Finding)}
         if check.ignored:
             columns["message"] += f" ({check.ignored.reason})"
         if check.ignored or check.outcome == "pass":
             columns["level"] = "info"
-        found.append(Finding(**columns))
-    return tuple(found)
+        if check.outcome != "missing":
+            findings.append(Finding(**columns))
+    return tuple(findings)
 
 
 def _too_few(policy: Policy, checks: Sequence[Check]) -> Iterator[Check]:
@@ -178,19 +186,26 @@ def _too_few(policy: Policy, checks: Sequence[Check]) -> Iterator[Check]:
     )
 
 
+def _required(policy: Policy) -> partial[Check]:
+    """QA025: return a check of coverage; what it is about is to be added."""
+    line = policy.line_of_required
+    return partial(Check, rule=REQUIRED, name="required", metric="coverage", line=line)
+
+
 def _coverage(policy: Policy, audit: GateInput) -> Iterator[Check]:
     """QA025: every gated subject under every required scheme, and every required subject."""
-    required = partial(_required, policy)
+    required = partial(_required(policy), level="error")
+    missing = partial(required, outcome="missing")
     for selector in policy.required_subjects:
         labels = audit.labels([selector])
         if all(label in audit.skipped for label in labels):
             message = f"no subject matches `{selector}`, which the policy requires"
             if labels:
                 message = f"`{selector}` is required, and {audit.not_measured(labels[0])}"
-            yield required(selector, None, "missing", message, "measure it, too")
+            yield missing(subject=selector, scheme=None, message=message, hint="measure it, too")
     for label, scheme in audit.lost:
         message = f"`{label}` was planned under {scheme}, and the audit has no result of it"
-        yield required(label, scheme, "missing", message, _AGAIN)
+        yield missing(subject=label, scheme=scheme, message=message, hint=_AGAIN)
     if not policy.required_schemes:
         return
     rules = (rule for rule in policy.rules if rule.level != "off")
@@ -198,39 +213,19 @@ def _coverage(policy: Policy, audit: GateInput) -> Iterator[Check]:
     labels = audit.labels(selectors or [PICK])
     if not labels:
         message = "schemes are required, and there is no subject to require them of"
-        yield required(", ".join(selectors), None, "missing", message, "measure one")
+        subject = ", ".join(selectors)
+        yield missing(subject=subject, scheme=None, message=message, hint="measure one")
     measured = audit.table.measurements
     for label, scheme in ((label, each) for label in labels for each in policy.required_schemes):
+        cell: dict[str, Any] = {"subject": label, "scheme": scheme}
         if any(m.subject == label and matches_scheme(m.scheme, scheme) for m in measured):
             message = f"`{label}` was measured under {scheme}, which the policy requires"
-            yield required(label, scheme, "pass", message)
+            yield required(**cell, outcome="pass", message=message)
             continue
         message = f"`{label}` was not measured under {scheme}, which the policy requires"
         if label in audit.skipped:
             message = f"{scheme} is required of it, and {audit.not_measured(label)}"
-        yield required(label, scheme, "missing", message, f"scan with `--schemes {scheme}`, too")
-
-
-def _required(
-    policy: Policy,
-    subject: str,
-    scheme: str | None,
-    outcome: Literal["pass", "missing"],
-    message: str,
-    hint: str = "",
-) -> Check:
-    return Check(
-        rule=REQUIRED,
-        name="required",
-        level="error",
-        metric="coverage",
-        subject=subject,
-        scheme=scheme,
-        outcome=outcome,
-        message=message,
-        hint=hint,
-        line=policy.line_of_required,
-    )
+        yield missing(**cell, message=message, hint=f"scan with `--schemes {scheme}`, too")
 
 
 def _incomplete_pick(policy: Policy, audit: GateInput) -> Iterator[Finding]:
@@ -323,21 +318,52 @@ def verdict_of(gate: Gate, objective: str) -> Verdict:
 
 def unanswered(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Iterator[Check]:
     """QA040: a class that is asked for, and no rule covers what ships of it, or nothing does."""
-    every = {*audit.table.class_of.values()}
-    measured = {c.bit_class for c in audit.choices if c.subject is not None or c.bit_class in every}
+    line = policy.line_of_classes
+    about = partial(Check, rule=UNANSWERED, name="classes", metric="coverage", line=line)
+    missing = partial(about, level="error", subject=SHIPS, scheme=None, outcome="missing")
+
+    def unmeasured(names: str) -> Check:
+        message = f"nothing was measured at {names} bits"
+        hint = f"scan again with a scheme of {names} bits in `--schemes`"
+        return missing(message=message, hint=hint, bit_class=names)
+
+    named = {name: level for name, level in policy.classes.items() if level != "off"}
+    measured, of_schemes = set[str](), {*audit.table.class_of.values()}
     for chosen in audit.choices:
-        name, level = chosen.bit_class, policy.classes.get(chosen.bit_class, "off")
-        level = "error" if name in audit.bits else level
-        if name not in measured:
-            yield _of_class(policy, name, "error", "missing")  # `--bits` names it
-        elif level != "off" and not any(map(_answers, _covering(chosen, checks))):
-            yield _of_class(policy, name, level, "inconclusive", chosen)
-    required = [name for name, level in policy.classes.items() if level == "error"]
-    named = {name for name, level in policy.classes.items() if level != "off"}
+        name = chosen.bit_class
+        level = "error" if name in audit.bits else named.get(name)
+        if chosen.subject is None and name not in of_schemes:
+            yield unmeasured(name)  # `--bits` names it
+            continue
+        measured.add(name)
+        if level is not None and not any(map(_answers, _covering(chosen, checks))):
+            what = f"`{chosen.subject}` at {chosen.scheme}"
+            yield about(
+                level=level,
+                subject=chosen.subject or SHIPS,
+                scheme=chosen.scheme,
+                outcome="inconclusive",
+                message=f"no rule of the policy covers what ships at {name} bits: {what}",
+                hint=f"write a rule about `@ships` with `bits: {name}`, or "
+                f"`classes: {{{name}: off}}`",
+                bit_class=name,
+            )
+    required = [name for name, level in named.items() if level == "error"]
+    rules = {r.name for r in policy.rules if r.level == "error" and SHIPS in r.subjects}
     if required and not audit.bits and not measured & {*required}:
-        yield _of_class(policy, " or ".join(required), "error", "missing")
-    elif measured and not audit.bits and not named & measured:
-        yield from _without_classes(policy, sorted(measured), checks)
+        yield unmeasured(" or ".join(required))
+    elif (
+        not audit.bits
+        and measured
+        and policy.classes
+        and not measured & {*named}
+        and rules
+        and not rules & {check.name for check in checks}
+    ):  # no class that was measured is asked for, and rules about what ships decide nothing
+        names = " or ".join(sorted(measured))
+        message = f"`classes` leaves out {names} bits, so that no rule about `@ships` judges"
+        hint = f"name {names} in `classes`, or measure a class that it names"
+        yield missing(message=message, hint=hint)
 
 
 def without_answers(policy: Policy, audit: GateInput, checks: Sequence[Check]) -> Iterator[Check]:
@@ -356,21 +382,15 @@ def without_answers(policy: Policy, audit: GateInput, checks: Sequence[Check]) -
             )
             hint = "scan with `--tasks NAMES` or `--set rollouts=FOLDER`, or `qaudit import` "
             hint += "answers of both"
-            check = _required(policy, *cell_of(measured), "missing", message, hint)
-            yield replace(check, level="warn", bit_class=chosen.bit_class)
-
-
-def _without_classes(
-    policy: Policy, measured: Sequence[str], checks: Sequence[Check]
-) -> Iterator[Check]:
-    """QA040: no class that was measured is asked for, and rules about what ships decide nothing."""
-    rules = {r.name for r in policy.rules if r.level == "error" and SHIPS in r.subjects}
-    if policy.classes and rules and not rules & {check.name for check in checks}:
-        names = " or ".join(measured)
-        message = f"`classes` leaves out {names} bits, so that no rule about `@ships` judges"
-        hint = f"name {names} in `classes`, or measure a class that it names"
-        check = _of_class(policy, names, "error", "missing")
-        yield replace(check, message=message, hint=hint, bit_class=None)
+            yield _required(policy)(
+                level="warn",
+                subject=measured.subject,
+                scheme=measured.scheme,
+                outcome="missing",
+                message=message,
+                hint=hint,
+                bit_class=chosen.bit_class,
+            )
 
 
 def _answers(check: Check) -> bool:
@@ -378,30 +398,6 @@ def _answers(check: Check) -> bool:
     if check.rule == REQUIRED:  # only that something was not measured
         return False
     return check.level == "error" or check.record is None or not check.record.of_fidelity
-
-
-def _of_class(
-    policy: Policy, name: str, level: Level, outcome: str, chosen: ClassVerdict | None = None
-) -> Check:
-    message = f"nothing was measured at {name} bits"
-    hint = f"scan again with a scheme of {name} bits in `--schemes`"
-    if chosen is not None:
-        what = f"`{chosen.subject}` at {chosen.scheme}"
-        message = f"no rule of the policy covers what ships at {name} bits: {what}"
-        hint = f"write a rule about `@ships` with `bits: {name}`, or `classes: {{{name}: off}}`"
-    return Check(
-        rule=UNANSWERED,
-        name="classes",
-        level=level,
-        metric="coverage",
-        subject=(chosen and chosen.subject) or "@ships",
-        scheme=chosen.scheme if chosen else None,
-        outcome="inconclusive" if outcome == "inconclusive" else "missing",
-        message=message,
-        hint=hint,
-        bit_class=name,
-        line=policy.line_of_classes,
-    )
 
 
 def _covering(chosen: ClassVerdict, checks: Sequence[Check]) -> list[Check]:

@@ -38,7 +38,6 @@ from qaudit.types import (
     AuditRecord,
     ClassVerdict,
     Level,
-    Measurement,
     Pick,
     PolicyRule,
     Subject,
@@ -61,8 +60,7 @@ class GateInput:
     bits: tuple[str, ...] = ()  # the classes to decide; empty: all that were measured
     objective: Objective = LOSS
     lost: tuple[tuple[str, str], ...] = ()  # planned, and neither measured nor skipped
-    picked: Mapping[str, Measurement] = field(default_factory=dict)  # by class, under a policy
-    instead: Mapping[str, Measurement] = field(default_factory=dict)  # where that breaks a rule
+    settled: tuple[ClassChoice, ...] | None = None  # under a policy; None: before one is applied
 
     @classmethod
     def of(
@@ -101,24 +99,14 @@ class GateInput:
     @cached_property
     def made(self) -> tuple[ClassChoice, ...]:
         """The candidates of each bit class."""
+        if self.settled is not None:
+            return self.settled
         return choices(self.table, self.objective, self.bits, self.searched)
-
-    def ships(self, choice: ClassChoice) -> Measurement | None:
-        """Return what ships of a class: by a policy, or what is preferred without one."""
-        return self.picked.get(choice.bit_class) or next(iter(choice.preferred), None)
 
     @cached_property
     def choices(self) -> tuple[ClassVerdict, ...]:
         """The subject and scheme of each bit class, before a policy judges it."""
-        verdicts = []
-        for choice in self.made:
-            verdict = class_verdict(self.table, choice, self.ships(choice))
-            if other := self.instead.get(choice.bit_class):
-                would = f"`{other.subject}` at {other.scheme}, whose loss is indistinguishable, "
-                would += "breaks no rule"
-                verdict = replace(verdict, changes=(would, *verdict.changes))
-            verdicts.append(verdict)
-        return tuple(verdicts)
+        return tuple(class_verdict(self.table, choice) for choice in self.made)
 
     def chosen_among(self, label: str, scheme: str) -> tuple[int, tuple[Cell, ...]]:
         """Return of how many a cell was chosen, and these; of a pick at another scheme, its own."""
@@ -126,7 +114,7 @@ class GateInput:
         of_class = {choice.bit_class: choice for choice in self.made}
         for key in (name, MAIN, *of_class):
             choice = of_class.get(key or "")
-            if choice is None or (ships := self.ships(choice)) is None:
+            if choice is None or (ships := choice.ships) is None:
                 continue
             if cell_of(ships) == (label, scheme):
                 return choice.at_once, choice.cells
@@ -145,14 +133,10 @@ class GateInput:
         """
         cells: dict[Cell, None] = {}
         for choice in self.made:
-            if not covers_class(rule, choice.bit_class, classes):
-                continue
-            of_class = [
-                c for c in self.table.cells if self.table.class_of[c[1]] == choice.bit_class
-            ]
-            if (ships := self.ships(choice)) is not None:
-                of_class = [cell_of(ships)]
-            cells |= {cell: None for cell in of_class if matches_any(cell[1], rule.schemes)}
+            if covers_class(rule, choice.bit_class, classes):
+                every = [m for m in self.table.measurements if m.bit_class == choice.bit_class]
+                of_class = map(cell_of, [choice.ships] if choice.ships else every)
+                cells |= {cell: None for cell in of_class if matches_any(cell[1], rule.schemes)}
         return tuple(cells)
 
     def labels(self, selectors: Iterable[str]) -> tuple[str, ...]:

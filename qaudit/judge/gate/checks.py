@@ -1,9 +1,13 @@
-"""The check of a question: an interval against a margin.
+"""The questions of a policy, one for every rule, subject and scheme, and the check of each.
 
-Three outcomes by the interval: wholly within the margin passes, wholly beyond it fails, and any
-other is inconclusive, with the number of documents that would decide. Fewer documents than the
-policy requires keep a check from passing, and hide no failure. A loss that is not finite is a
-breach.
+`@ships` is one subject at one scheme of each bit class; any other selector names subjects, each
+under every scheme of its rule. A rule that matches nothing, or what was not measured, is a question
+without an answer: it must not count as met.
+
+A check holds an interval against a margin. Three outcomes: wholly within the margin passes, wholly
+beyond it fails, and any other is inconclusive, with the number of documents that would decide.
+Fewer documents than the policy requires keep a check from passing, and hide no failure. A loss that
+is not finite is a breach.
 
 The end of an interval that has to be within the margin pays for choosing, where what is judged was
 chosen on these documents; the other end, by which a check fails, does not (`Levels`).
@@ -12,8 +16,8 @@ chosen on these documents; the other end, by which a check fails, does not (`Lev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -27,24 +31,30 @@ from qaudit.core.statistics import (
     items_to_detect,
     quantile_interval,
 )
-from qaudit.judge.gate.audits import SHIPS, Pair
-from qaudit.judge.gate.questions import SUMS, Question, plain_question, quoted, with_full
+from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair
 from qaudit.judge.quantities import (
     Deciding,
     deciding,
+    disagreements,
     estimated,
     interval_of,
+    reroutings,
     settling,
     sided,
+    sure_flips,
+    sure_tokens,
 )
-from qaudit.judge.rollouts import QUANTITIES
-from qaudit.judge.strata import largest, worst_stratum
-from qaudit.judge.table import Cell, is_finite
-from qaudit.judge.tasks import MEAN, marked, tasks_of
+from qaudit.judge.scores import largest, worst_stratum
+from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
+from qaudit.judge.tasks import MEAN, QUANTITIES, marked, tasks_of
 from qaudit.types import (
+    FULL_PRECISION,
+    METRICS,
     Check,
     Interval,
+    MetricRecord,
     Policy,
+    PolicyRule,
     bound_of,
     in_unit,
 )
@@ -52,7 +62,192 @@ from qaudit.types import (
 FEW = 4
 """Contenders, up to which the one that ships is bounded by its own documents alone."""
 
+SUMS: Mapping[str, Sums] = {
+    "losses": losses,
+    "divergences": divergences,
+    "disagreements": disagreements,
+    "sure_flips": sure_flips,
+    "reroutings": reroutings,
+}
+_ADD = "add it to `--schemes`"
+_MEASURE = "scan with this scheme, too"
 _MORE_PROMPTS = "write rollouts of more prompts with `qaudit rollouts`"
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """One rule about one subject under one scheme.
+
+    `absent` says why there is no answer, where there is none. Else the answer is the largest value
+    over `columns`, each with the subject that it compares with; items and prompts are counted.
+    """
+
+    rule: PolicyRule
+    table: Measurements
+    subject: str
+    scheme: str | None
+    absent: str = ""
+    hint: str = ""
+    columns: tuple[tuple[str | None, tuple[Cell, ...]], ...] = ()
+    unmeasured: tuple[str, ...] = ()  # members without a column
+    at_once: int | None = None  # of how many it was chosen; None: it was named
+    rivals: tuple[Cell, ...] = ()  # of what ships: the leader and its contenders
+
+    @property
+    def record(self) -> MetricRecord:
+        return METRICS[self.rule.metric]
+
+    @property
+    def own(self) -> tuple[Cell, Cell]:
+        return with_full((self.subject, self.scheme or FULL_PRECISION))
+
+    @property
+    def intervals(self) -> int:
+        return 0 if self.absent else max(1, len(self.columns))
+
+
+def with_full(cell: Cell) -> tuple[Cell, Cell]:
+    return cell, (cell[0], FULL_PRECISION)
+
+
+def questions(policy: Policy, audit: GateInput, pair: Pair | None) -> Iterator[Question]:
+    """Yield the questions of every rule that is not off."""
+    measured = {*audit.table.class_of.values()}
+    for rule in policy.rules:
+        if rule.level == "off" or (rule.bits and policy.classes and not measured & {*rule.bits}):
+            continue  # of a policy with classes, what was not measured is a check of its own
+        named = tuple(selector for selector in rule.subjects if selector != SHIPS)
+        seen = set()
+        for subjects in (named, (SHIPS,) if SHIPS in rule.subjects else ()):
+            part = replace(rule, subjects=subjects)
+            for question in _of_rule(part, policy, audit, pair) if subjects else ():
+                if (question.subject, question.scheme) not in seen:
+                    seen.add((question.subject, question.scheme))
+                    yield question
+
+
+def _of_rule(
+    rule: PolicyRule, policy: Policy, audit: GateInput, pair: Pair | None
+) -> Iterator[Question]:
+    """Yield the questions about what ships, or about the subjects that a rule names."""
+    record, named = METRICS[rule.metric], ", ".join(rule.subjects)
+    soups = {s.label for s in audit.subjects if s.kind == "soup"}
+    without_baseline = record.needs_baseline and pair is None
+    no_baseline = named, "compares with a baseline, and none was given", "give one: `--baseline`"
+    cells: list[tuple[str, str | None]] = []
+    if rule.subjects == (SHIPS,):
+        cells += audit.shipped(rule, policy.classes)
+        nothing = "matches nothing: nothing of its schemes or bits ships"
+        reasons = {
+            (named, nothing, _ADD): not cells and not policy.classes,
+            no_baseline: bool(cells) and without_baseline,
+        }
+    else:
+        labels, schemes = audit.labels(rule.subjects), audit.schemes(rule.schemes, rule.bits)
+        applies = [k for k in labels if record.against != "members" or k in soups]
+        cells += [(k, s) for k in applies for s in ([None] if k in audit.skipped else schemes)]
+        bits = f" of {' or '.join(rule.bits)} bits" if rule.bits else ""
+        subjects, some, none = quoted(rule.subjects), quoted(rule.schemes), "matches nothing: no"
+        reasons = {
+            (named, f"{none} subject matches {subjects}", "`@all` is every subject"): not labels,
+            (named, f"{none} soup is among {subjects}", "add one with `--soup`"): not applies,
+            no_baseline: without_baseline,
+            ("".join(applies[:1]), f"{none}ne of {some}{bits} was measured", _ADD): not schemes,
+        }
+    for (label, absent, hint), is_so in reasons.items():
+        if is_so:
+            absent = f"rule `{rule.name}` {absent}"
+            yield Question(rule, audit.table, label, None, absent, hint)
+            return
+    for label, scheme in cells:
+        if record.against == "members" and label not in soups:
+            continue
+        if scheme is None:
+            absent = audit.not_measured(label)
+            yield Question(rule, audit.table, label, None, absent, "scan it again")
+        else:
+            yield of_cell(rule, audit, pair, (label, scheme))
+
+
+def quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def of_cell(rule: PolicyRule, audit: GateInput, pair: Pair | None, cell: Cell) -> Question:
+    """Return the question about a cell, with of how many it was chosen."""
+    if pair is not None and METRICS[rule.metric].needs_baseline:
+        question = _against_baseline(rule, audit, pair, cell)
+    else:
+        question = plain_question(rule, audit, cell)
+    if not {PICK, SHIPS} & {*rule.subjects}:
+        return question
+    at_once, rivals = audit.chosen_among(*cell)
+    return replace(question, at_once=at_once, rivals=rivals)
+
+
+def plain_question(rule: PolicyRule, audit: GateInput, cell: Cell) -> Question:
+    """Return the question about a cell of one audit."""
+    table, record, (label, scheme) = audit.table, METRICS[rule.metric], cell
+    question = partial(Question, rule, table, label, scheme)
+    if absent := _unmeasured(table, with_full(cell)):
+        return question(absent, _MEASURE)
+    evidence, full = (table.draws(*each)[0].evidence for each in with_full(cell))
+    if record.of_fidelity and np.isnan(SUMS[record.sums](evidence)).any():
+        hint = "scan again"
+        if record.sums == "reroutings":
+            hint = "only models with experts have it, unless `--set routing=reference` replays it"
+        return question(f"{record.compared} of `{label}` under {scheme} was not measured", hint)
+    if record.sums == "sure_flips" and not sure_tokens(evidence)[table.scored()].any():
+        absent = f"full precision of `{label}` gives no token of these documents at least 0.5"
+        hint = "measure more documents, or text that the model is surer of: `--evaluation`"
+        return question(absent, hint)
+    if rule.strata and not any(m.evidence.strata for m in table.draws(*cell)):
+        return question("the documents are not grouped", "scan with `--set strata=FIELD`")
+    if record.of_tasks and not evidence.tasks:
+        hint = "scan with `--tasks` or `--set choices=FILE`, or `qaudit import` answers of both"
+        return question(f"no items of tasks were measured on `{label}` under {scheme}", hint)
+    if record.of_rollouts and not (evidence.rollouts and full.rollouts):
+        hint = "scan with `--set rollouts=FOLDER`, a folder that `qaudit rollouts` writes"
+        return question(f"no rollouts were scored by `{label}` under {scheme}", hint)
+    if record.of_tasks or record.of_rollouts:
+        return question()
+    if record.against != "members":
+        return question(columns=((None, (cell,) if record.of_fidelity else with_full(cell)),))
+    soup = next(s for s in audit.subjects if s.label == label)
+    names = {s.first: s.label for s in table.subjects if s.kind == "checkpoint"}
+    members = dict.fromkeys(names.get(c, c.label) for c, _ in soup.members)
+    columns = tuple((m, (cell, (m, scheme))) for m in members if table.draws(m, scheme))
+    if not columns:
+        absent = f"no member of `{label}` was measured under {scheme}"
+        return question(absent, "measure its members, too")
+    missing = tuple(m for m in members if not table.draws(m, scheme))
+    return question(columns=columns, unmeasured=missing)
+
+
+def _unmeasured(table: Measurements, cells: tuple[Cell, ...]) -> str:
+    absent = (f"`{cell[0]}` was not measured under {cell[1]}" for cell in cells
+              if not table.draws(*cell))  # fmt: skip
+    return next(absent, "")
+
+
+def _against_baseline(rule: PolicyRule, audit: GateInput, pair: Pair, ours: Cell) -> Question:
+    partner = pair.partner(rule, *ours, audit.table.class_of.get(ours[1]))
+    absent, hint = _unmeasured(pair.joint, with_full(ours)), _MEASURE
+    if partner is None:
+        absent = f"the baseline has nothing to compare `{ours[0]}` with"
+        hint = "scan the baseline anew"
+    elif not absent and not pair.baseline.table.draws(*partner):
+        absent = f"`{partner[0]}` of the baseline was not measured under {partner[1]}"
+    if absent or partner is None:
+        return Question(rule, pair.joint, *ours, absent, hint)
+    cells: tuple[Cell, ...] = (ours, theirs := pair.cell(partner))
+    if METRICS[rule.metric].statistic == "excess_difference":
+        cells = (*with_full(ours), *with_full(theirs))
+    against = partner[0] if partner[1] == ours[1] else " at ".join(partner)
+    return Question(rule, pair.joint, *ours, columns=((against, cells),))
+
+
+# ------------------------------------------------------------------------------------ its check
 
 
 class Levels(NamedTuple):
@@ -77,12 +272,8 @@ def levels_of(policy: Policy, question: Question, at_once: int) -> Levels:
     return Levels(policy.confidence, paid)
 
 
-class _Answer(NamedTuple):
-    """An interval, the subject it compares with, and what would decide it."""
-
-    interval: Interval
-    against: str | None
-    deciding: Callable[[], Deciding]
+_Answer = tuple[Interval, str | None, Callable[[], Deciding]]
+"""An interval, the subject or part that it is of, and what would decide it."""
 
 
 def least_documents(policy: Policy) -> int:
@@ -113,29 +304,53 @@ def answer(question: Question, policy: Policy, levels: Levels) -> Check:
             message = f"the loss of `{cell[0]}` under {cell[1]} is not finite"
             hint = "measure it in float32, and look for outliers in its weights"
             return check(outcome="fail", message=message, hint=hint, documents=documents)
-    result = _answer_of(question, levels)
+    if record.of_rollouts:
+        result = _of_rollouts(question, levels)
+    elif record.of_tasks:
+        result = _of_tasks(question, levels)
+    elif rule.strata is not None:
+        result = _worst(question, levels)
+    elif record.quantile is not None:
+        result = _tail(question, record.quantile, levels)
+    else:
+        result = _mean(question, levels)
     if isinstance(result, str):
         return check(outcome="missing", message=result, documents=documents)
-    outcome, needed = _outcome(question, result, documents, least_documents(policy))
+    interval, against, needed = result
+    names = {"scheme": question.scheme, "subject": question.subject, "against": against}
+    message = record.sentence.format(**names, change=in_unit(interval, record.unit))
+    message += f" in `{against}`, the worst stratum" if rule.strata is not None else ""
+    message += f" in `{against}`, the worst task" if rule.tasks is not None else ""
+    least = least_documents(policy)
+    outcome, decided_by = _outcome(question, interval, needed, documents, least)
     return check(
         outcome=outcome,
-        message=_sentence(question, result.interval, result.against),
-        hint=needed.hint,
-        interval=result.interval,
+        message=f"{message}, and the margin is {bound_of(rule.margin, record.unit)}",
+        hint=decided_by.hint,
+        interval=interval,
         documents=documents,
-        against=result.against,
-        needed_documents=needed.documents,
+        against=against,
+        needed_documents=decided_by.documents,
     )
 
 
 def _outcome(
-    question: Question, result: _Answer, documents: int, least: int
+    question: Question,
+    interval: Interval,
+    needed: Callable[[], Deciding],
+    documents: int,
+    least: int,
 ) -> tuple[Literal["pass", "fail", "inconclusive", "missing"], Deciding]:
     """Return the outcome by the interval, and a hint: what would decide, or what to do."""
-    record, interval, margin = question.record, result.interval, question.rule.margin
+    record, margin = question.record, question.rule.margin
     passes, fails = record.reaches(interval, margin)
     if fails:
-        return "fail", Deciding(_advice(question))
+        hint = record.hint
+        if SHIPS in question.rule.subjects and "qaudit pick" in hint:
+            hint = "nothing that was measured does better: add schemes or checkpoints"
+        if question.rule.level == "warn":  # the class may ship all the same
+            hint = f"accept it, or set `level: error` for the rule `{question.rule.name}`"
+        return "fail", Deciding(hint)
     is_unbounded = record.quantile is not None and not math.isfinite(interval.high)
     if is_unbounded and interval.estimate <= margin:
         # Tokens are too few to bound a tail, and nothing beyond the margin was seen.
@@ -147,11 +362,11 @@ def _outcome(
         required = Deciding(f"the policy requires {least} documents", least)
         if record.of_rollouts:
             required = Deciding(f"the policy requires {least} prompts: {_MORE_PROMPTS}")
-        needed = required if passes else result.deciding()
-        most = max(needed.documents or 0, required.documents or 0)
-        return "inconclusive", replace(needed, documents=most)
+        decided_by = required if passes else needed()
+        most = max(decided_by.documents or 0, required.documents or 0)
+        return "inconclusive", replace(decided_by, documents=most)
     if not passes:
-        return "inconclusive", result.deciding()
+        return "inconclusive", needed()
     if question.unmeasured:
         return "missing", Deciding(f"measure {quoted(question.unmeasured)} of its members, too")
     return "pass", Deciding("")
@@ -167,27 +382,6 @@ def _documents(question: Question) -> int:
     return sum(len(pair.full_N) for pair in marked(measured, full, MEAN) or ())
 
 
-def _advice(question: Question) -> str:
-    """Return advice on a breach; of a rule that warns, the class may ship all the same."""
-    if question.rule.level == "warn":
-        return f"accept it, or set `level: error` for the rule `{question.rule.name}`"
-    if SHIPS in question.rule.subjects and "qaudit pick" in question.record.hint:
-        return "nothing that was measured does better: add schemes or checkpoints"
-    return question.record.hint
-
-
-def _answer_of(question: Question, levels: Levels) -> _Answer | str:
-    if question.record.of_rollouts:
-        return _of_rollouts(question, levels)
-    if question.record.of_tasks:
-        return _of_tasks(question, levels)
-    if question.rule.strata is not None:
-        return _worst(question, levels)
-    if question.record.quantile is not None:
-        return _tail(question, question.record.quantile, levels)
-    return _mean(question, levels)
-
-
 def _worst(question: Question, levels: Levels) -> _Answer | str:
     """Return the interval of the worst stratum; those of all strata hold at once."""
     measure, cell = question.rule.metric, question.own[0]
@@ -197,7 +391,7 @@ def _worst(question: Question, levels: Levels) -> _Answer | str:
         return f"no stratum of `{cell[0]}` has a `{measure}` that is finite"
     hint = f"the worst stratum has {low.documents} documents: evaluate on more of its kind"
     whole = Interval(low.interval.estimate, low.interval.low, high.interval.high)
-    return _Answer(whole, low.stratum, lambda: Deciding(hint))
+    return (whole, low.stratum, lambda: Deciding(hint))
 
 
 def _tail(question: Question, share: float, levels: Levels) -> _Answer:
@@ -217,7 +411,7 @@ def _tail(question: Question, share: float, levels: Levels) -> _Answer:
         count = documents_to_decide(whole, error, table.documents, margin)
         return deciding(count, table.documents)
 
-    return _Answer(whole, None, needed)
+    return (whole, None, needed)
 
 
 def _mean(question: Question, levels: Levels) -> _Answer | str:
@@ -246,7 +440,7 @@ def _mean(question: Question, levels: Levels) -> _Answer | str:
         if reaches:
             least = reaches[min((len(question.rivals) - 1) // 4, len(reaches) - 1)]
             whole = replace(whole, high=max(whole.high, whole.estimate + least))
-    return _Answer(whole, against, lambda: settling(table, widest, statistic, margin, whole, sums))
+    return (whole, against, lambda: settling(table, widest, statistic, margin, whole, sums))
 
 
 def _of_rollouts(question: Question, levels: Levels) -> _Answer | str:
@@ -259,7 +453,7 @@ def _of_rollouts(question: Question, levels: Levels) -> _Answer | str:
     if isinstance(low, str) or isinstance(high, str):
         return f"{record.compared} of `{label}` was not measured: {low}"
     whole = Interval(low.estimate, low.low, high.high)
-    return _Answer(whole, None, lambda: Deciding(_MORE_PROMPTS))
+    return (whole, None, lambda: Deciding(_MORE_PROMPTS))
 
 
 def _of_tasks(question: Question, levels: Levels) -> _Answer | str:
@@ -289,7 +483,7 @@ def _of_tasks(question: Question, levels: Levels) -> _Answer | str:
         more = "import more" if imported else "raise `--set task_items=N`"
         return Deciding(f"needs about {count} items to decide; {items} were measured: {more}")
 
-    return _Answer(whole, worst if rule.tasks else None, needed)
+    return (whole, worst if rule.tasks else None, needed)
 
 
 # ------------------------------------------------------------------------- against the baseline
@@ -338,19 +532,3 @@ def _is_worse(
     sums = SUMS[record.sums]
     change = estimated(pair.joint, cells, statistic, confidence=confidence, sums=sums)
     return change is None or change.interval.low > 0
-
-
-# -------------------------------------------------------------------------------- its sentence
-
-
-def _sentence(question: Question, interval: Interval, against: str | None) -> str:
-    rule, unit = question.rule, question.record.unit
-    text = question.record.sentence.format(
-        scheme=question.scheme,
-        subject=question.subject,
-        against=against,
-        change=in_unit(interval, unit),
-    )
-    text += f" in `{against}`, the worst stratum" if rule.strata is not None else ""
-    text += f" in `{against}`, the worst task" if rule.tasks is not None else ""
-    return f"{text}, and the margin is {bound_of(rule.margin, unit)}"
