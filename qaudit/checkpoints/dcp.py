@@ -15,7 +15,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,48 +46,32 @@ class _Record:
         self.__dict__.update(state if isinstance(state, dict) else {"values": state})
 
 
-def _as_it_is(value: Any = None) -> Any:
-    return value
-
-
-_RECORDS = {
-    ("torch.distributed.checkpoint.metadata", name)
-    for name in (
-        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
-        "TensorProperties", "MetadataIndex", "StorageMeta",
-    )
-} | {("torch.distributed.checkpoint.filesystem", "_StorageInfo")}  # fmt: skip
-_FUNCTIONS = {
-    ("torch", "Size"): tuple,
-    ("torch.serialization", "_get_layout"): _as_it_is,
-    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): _as_it_is,
-    ("pathlib", "PosixPath"): lambda *parts: "/".join(parts),
-    ("pathlib", "PurePosixPath"): lambda *parts: "/".join(parts),
-}
+_PACKAGE = "torch.distributed.checkpoint"
+_WRITTEN = {
+    **{
+        f"{_PACKAGE}.metadata.{name}": _Record
+        for name in (
+            "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+            "TensorProperties", "MetadataIndex", "StorageMeta",
+        )
+    },
+    f"{_PACKAGE}.filesystem._StorageInfo": _Record,
+    f"{_PACKAGE}.metadata._MEM_FORMAT_ENCODING": lambda value=None: value,
+    "torch.serialization._get_layout": lambda value=None: value,
+    "torch.Size": tuple,
+    "pathlib.PosixPath": lambda *parts: "/".join(parts),
+    "pathlib.PurePosixPath": lambda *parts: "/".join(parts),
+    **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
+}  # fmt: skip
+"""Everything that torch writes into the metadata, and what is made of it here."""
 
 
 class _Metadata(pickle.Unpickler):
-    """Reads the metadata, and no class but those that torch writes into it."""
-
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _RECORDS:
-            return type(name, (_Record,), {})
-        if (module, name) in _FUNCTIONS:
-            return _FUNCTIONS[module, name]
-        if module == "torch" and name in _DTYPES:
-            return _DTYPES[name]
-        raise pickle.UnpicklingError(f"it names `{module}.{name}`")
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A part of a tensor: where in the tensor it is, and where in which file."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    start: int
-    nbytes: int
+        """Return what stands for a name; refuse every other one."""
+        if f"{module}.{name}" not in _WRITTEN:
+            raise pickle.UnpicklingError(f"it names `{module}.{name}`")
+        return _WRITTEN[f"{module}.{name}"]
 
 
 def dcp_folder(folder: Path) -> Path | None:
@@ -125,7 +108,7 @@ class DcpFolder:
         info = self.infos[name]
         dtype = getattr(torch, next(k for k, v in _DTYPES.items() if v == info.dtype))
         tensor = torch.empty(info.shape, dtype=dtype)
-        for piece in self._pieces[name]:
+        for offsets, piece in self._pieces[name]:
             path = self._folder / piece.file
             try:
                 with open_regular(path) as file:
@@ -138,29 +121,44 @@ class DcpFolder:
                 reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
                 raise SourceError(f"`{path}` cannot be read: {reason}", hint=_DAMAGED) from error
             part = part.detach()
-            if part.shape != piece.sizes or part.dtype != dtype:
+            if part.shape != piece.shape or part.dtype != dtype:
                 raise SourceError(
                     f"a piece of tensor `{name}` in `{piece.file}` is {list(part.shape)} of "
-                    f"{part.dtype}, and `{METADATA}` says {list(piece.sizes)} of {dtype}",
+                    f"{part.dtype}, and `{METADATA}` says {list(piece.shape)} of {dtype}",
                     hint=_DAMAGED,
                 )
-            ends = zip(piece.offsets, piece.sizes, strict=True)
+            ends = zip(offsets, piece.shape, strict=True)
             tensor[tuple(slice(start, start + size) for start, size in ends)] = part
         return tensor
 
 
-def _tensors(metadata: Any) -> tuple[dict[str, TensorInfo], dict[str, list[_Piece]]]:
+_Pieces = list[tuple[tuple[int, ...], TensorInfo]]
+"""The parts of a tensor, each behind its place in the tensor."""
+
+
+def _tensors(metadata: Any) -> tuple[dict[str, TensorInfo], dict[str, _Pieces]]:
     """Return what each tensor of the model is, and its pieces, under its own name."""
     stored = {
         (str(index.fqn), getattr(index, "offset", None)): info  # bytes have no offset
         for index, info in metadata.storage_data.items()
     }
+    paths = getattr(metadata, "planner_data", None) or {}
+    names = {
+        str(full): tuple(map(str, paths.get(full) or (full,)))
+        for full, value in metadata.state_dict_metadata.items()
+        if hasattr(value, "chunks")
+    }
+    of_model = {full: path[1:] for full, path in names.items() if path[0] == "model"}
+    if any(len(path) == 1 for path in of_model.values()):
+        names = {full: path for full, path in of_model.items() if len(path) == 1}
     infos: dict[str, TensorInfo] = {}
-    pieces: dict[str, list[_Piece]] = {}
-    for full, name in _names(metadata).items():
+    pieces: dict[str, _Pieces] = {}
+    for full, (name, *_) in names.items():
         tensor = metadata.state_dict_metadata[full]
         shape = tuple(map(int, tensor.size))
         parts = pieces[name] = []
+        values = tensor.properties.__dict__
+        dtype = values["values"][0] if "values" in values else values["dtype"]
         for chunk in tensor.chunks:
             offsets, sizes = tuple(map(int, chunk.offsets)), tuple(map(int, chunk.sizes))
             info = stored[full, offsets]
@@ -170,26 +168,10 @@ def _tensors(metadata: Any) -> tuple[dict[str, TensorInfo], dict[str, list[_Piec
             inside = zip(offsets, sizes, shape, strict=True)
             if any(at < 0 or size < 0 or at + size > end for at, size, end in inside):
                 raise ValueError(f"a piece of `{full}` is outside its shape {list(shape)}")
-            parts.append(_Piece(offsets, sizes, file, int(info.offset), int(info.length)))
-        if sum(math.prod(part.sizes) for part in parts) != math.prod(shape):
+            piece = TensorInfo(dtype, sizes, file, int(info.offset), int(info.length))
+            parts.append((offsets, piece))
+        if sum(math.prod(piece.shape) for _, piece in parts) != math.prod(shape):
             raise ValueError(f"the pieces of `{full}` do not fill its shape {list(shape)}")
-        values = tensor.properties.__dict__
-        dtype = values["values"][0] if "values" in values else values["dtype"]
-        file, start = (parts[0].file, parts[0].start) if parts else (METADATA, 0)
-        nbytes = math.prod(shape) * ITEMSIZE[dtype]
-        infos[name] = TensorInfo(dtype, shape, file, start, nbytes)
+        file, start = (parts[0][1].file, parts[0][1].start) if parts else (METADATA, 0)
+        infos[name] = TensorInfo(dtype, shape, file, start, math.prod(shape) * ITEMSIZE[dtype])
     return infos, pieces
-
-
-def _names(metadata: Any) -> dict[str, str]:
-    """Return the name in the model of each tensor of the model."""
-    paths = getattr(metadata, "planner_data", None) or {}
-    tensors = {
-        str(full): tuple(map(str, paths.get(full) or (full,)))
-        for full, value in metadata.state_dict_metadata.items()
-        if hasattr(value, "chunks")
-    }
-    of_model = {full: path[1:] for full, path in tensors.items() if path[0] == "model"}
-    if any(len(path) == 1 for path in of_model.values()):
-        return {full: path[0] for full, path in of_model.items() if len(path) == 1}
-    return {full: path[0] for full, path in tensors.items() if len(path) == 1}

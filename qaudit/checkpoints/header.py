@@ -8,7 +8,6 @@ here imports torch.
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import PurePath
@@ -38,12 +37,20 @@ class TensorInfo:
     nbytes: int
 
 
+def damaged(what: str) -> SourceError:
+    return SourceError(what, hint=DAMAGED)
+
+
+def cut_short(path: PurePath, *, expected: int, found: int) -> SourceError:
+    return damaged(f"`{path}` is cut short: {expected} bytes expected, {found} found")
+
+
 def header_nbytes(path: PurePath, first: bytes, size: int) -> int:
     if len(first) < 8:
         raise cut_short(path, expected=8, found=size)
-    length = int(struct.unpack("<Q", first[:8])[0])
+    length = int.from_bytes(first[:8], "little")
     if length > LONGEST_HEADER_NBYTES:
-        raise SourceError(f"`{path}` is not a safetensors file", hint=DAMAGED)
+        raise damaged(f"`{path}` is not a safetensors file")
     if 8 + length > size:
         raise cut_short(path, expected=8 + length, found=size)
     return length
@@ -62,50 +69,39 @@ def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo
             dtype, shape = str(entry["dtype"]), tuple(map(_whole, entry["shape"]))
             start, end = map(_whole, entry["data_offsets"])
         except (KeyError, TypeError, ValueError) as error:
-            raise SourceError(
-                f"the header of `{path}` does not describe tensor `{name}`", hint=DAMAGED
-            ) from error
+            raise damaged(f"the header of `{path}` does not describe tensor `{name}`") from error
         if dtype not in ITEMSIZE:
             raise SourceError(
                 f"tensor `{name}` in `{path}` is stored as `{dtype}`, which is not known here",
                 hint="store weights as bf16, fp16 or fp32",
             )
-        nbytes = prod(shape) * ITEMSIZE[dtype]
-        if end - start != nbytes:
-            raise SourceError(
-                f"tensor `{name}` in `{path}` has {end - start} bytes where its shape needs "
-                f"{nbytes}",
-                hint=DAMAGED,
+        nbytes, actual = prod(shape) * ITEMSIZE[dtype], end - start
+        if actual != nbytes:
+            raise damaged(
+                f"tensor `{name}` in `{path}` has {actual} bytes where its shape needs {nbytes}"
             )
         infos[name] = TensorInfo(dtype, shape, path.name, base + start, nbytes)
     end = base
     for name, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
         if info.start < end:
-            raise SourceError(
-                f"tensor `{name}` in `{path}` shares bytes with another", hint=DAMAGED
-            )
+            raise damaged(f"tensor `{name}` in `{path}` shares bytes with another")
         if info.start > end:
-            raise SourceError(
-                f"{info.start - end} bytes before tensor `{name}` in `{path}` belong to no tensor",
-                hint=DAMAGED,
+            raise damaged(
+                f"{info.start - end} bytes before tensor `{name}` in `{path}` belong to no tensor"
             )
         end = info.start + info.nbytes
     if end > size:
         raise cut_short(path, expected=end, found=size)
     if end < size:
-        raise SourceError(f"`{path}` has {size - end} bytes behind its last tensor", hint=DAMAGED)
+        raise damaged(f"`{path}` has {size - end} bytes behind its last tensor")
     return infos
 
 
 def metadata_in(path: PurePath, header: bytes) -> dict[str, str]:
     """Read the texts that a header has beside its tensors."""
-    metadata = _read_json(path, header).get("__metadata__")
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, dict) or not all(
-        isinstance(text, str) for text in metadata.values()
-    ):
-        raise SourceError(f"the metadata of `{path}` is not a table of texts", hint=DAMAGED)
+    metadata = _read_json(path, header).get("__metadata__") or {}
+    if not isinstance(metadata, dict) or not all(isinstance(t, str) for t in metadata.values()):
+        raise damaged(f"the metadata of `{path}` is not a table of texts")
     return metadata
 
 
@@ -113,15 +109,15 @@ def _read_json(path: PurePath, text: bytes) -> dict[str, Any]:
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) != len(pairs):
-            raise SourceError(f"`{path}` names a tensor twice", hint=DAMAGED)
+            raise damaged(f"`{path}` names a tensor twice")
         return entries
 
     try:
         entries = json.loads(text, object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"the header of `{path}` is not JSON", hint=DAMAGED) from error
+        raise damaged(f"the header of `{path}` is not JSON") from error
     if not isinstance(entries, dict):
-        raise SourceError(f"the header of `{path}` is not a table of tensors", hint=DAMAGED)
+        raise damaged(f"the header of `{path}` is not a table of tensors")
     return entries
 
 
@@ -129,10 +125,3 @@ def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
         raise ValueError("not a count")
     return value
-
-
-def cut_short(path: PurePath, *, expected: int, found: int) -> SourceError:
-    """Make the error for a file that ends too early."""
-    return SourceError(
-        f"`{path}` is cut short: {expected} bytes expected, {found} found", hint=DAMAGED
-    )

@@ -25,15 +25,16 @@ import shutil
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.dcp import METADATA, DcpFolder, dcp_folder
 from qaudit.checkpoints.header import (
-    DAMAGED,
     TensorInfo,
     cut_short,
+    damaged,
     header_nbytes,
     metadata_in,
     tensors_in,
@@ -44,7 +45,6 @@ from qaudit.support.lazy import Tensor, torch
 from qaudit.types import Checkpoint
 from qaudit.whole import open_regular, read_regular
 
-_T = TypeVar("_T")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLE_INDEX, PICKLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 ADAPTER = "adapter_config.json"
@@ -59,19 +59,18 @@ _TORCH_NAMES = {
 
 
 def headers(
-    folder: Path, without: Collection[str] = (), single: str = SINGLE
-) -> dict[str, TensorInfo]:
-    """Return every tensor of a folder's safetensors files, by name.
+    folder: Path, without: Collection[str] = (), single: str = ""
+) -> Mapping[str, TensorInfo]:
+    """Return every tensor of a folder's safetensors files, or of a single one, by name.
 
     Shards that hold nothing but tensors that are left out may be missing.
     """
-    if single == SINGLE and (place := only_dcp(folder)):
+    if not single and (place := only_dcp(folder)):
         return DcpFolder(place).infos
     tensors: dict[str, TensorInfo] = {}
-    files = [single] if single != SINGLE else _safetensors_files(folder, without)
-    for file in files:
-        header = _read_header(folder / file, tensors_in)
-        for name, info in header.items():
+    placed = {} if single else _placed(folder, without)
+    for file in [single] if single else sorted(set(placed.values())) or [SINGLE]:
+        for name, info in tensors_in(folder / file, *_read_header(folder / file)).items():
             if name in without:
                 continue
             if name in tensors:
@@ -80,9 +79,8 @@ def headers(
                     hint="keep the shards of one checkpoint only in the folder",
                 )
             tensors[name] = info
-    placed = weight_map(folder / INDEX) if files != [single] else {}
     for name, file in placed.items():
-        if name not in without and (name not in tensors or tensors[name].file != file):
+        if name not in tensors or tensors[name].file != file:
             raise SourceError(
                 f"`{INDEX}` places tensor `{name}` in `{file}`, which does not hold it",
                 hint="download the index and the shards again; they belong to different versions",
@@ -99,38 +97,43 @@ class WeightFolder:
         *,
         allow_pickle: bool = False,
         without: Collection[str] = (),
-        single: str = SINGLE,
+        single: str = "",
     ) -> None:
-        """Open `folder`; read `.bin` files only if `allow_pickle`."""
+        """Open `folder`, or a single file of it; read `.bin` files only if `allow_pickle`."""
         self._folder = folder
-        pickled = allow_pickle and (only_pickles(folder) or single.endswith(".bin"))
-        files = [single] if single.endswith(".bin") else _pickle_files(folder) if pickled else []
-        self._pickled = load_pickles(folder, files) if pickled else None
-        place = only_dcp(folder) if single == SINGLE and not pickled else None
-        self._dcp = DcpFolder(place) if place else None
-        usual = {} if pickled or self._dcp else headers(folder, without, single)
-        self._headers: Mapping[str, TensorInfo] = self._dcp.infos if self._dcp else usual
+        self._read: Callable[[str], Tensor] | None = None  # of pickles, which have no byte ranges
+        self._headers: Mapping[str, TensorInfo]
+        pickles = [] if single or not only_pickles(folder) else _pickle_files(folder)
+        if allow_pickle and (pickles or single.endswith(".bin")):
+            pickled = load_pickles(folder, pickles or [single])
+            self._read = lambda name: pickled[name][0].clone()
+            self._headers = {
+                name: TensorInfo("", tuple(tensor.shape), file, 0, tensor.nbytes)
+                for name, (tensor, file) in pickled.items()
+            }
+        elif not single and (place := only_dcp(folder)):
+            dcp = DcpFolder(place)
+            self._read, self._headers = dcp.read, dcp.infos
+        else:
+            self._headers = headers(folder, without, single)
 
     def names(self) -> Sequence[str]:
-        return list(self._headers if self._pickled is None else self._pickled)
+        return list(self._headers)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        if self._pickled is not None:
-            return tuple(self._pickled[name][0].shape)
         return self._headers[name].shape
 
     @property
     def infos(self) -> Mapping[str, TensorInfo]:
         """Where each tensor is; nothing of those in pickles or distributed checkpoints."""
-        return self._headers if self._dcp is None else {}
+        return self._headers if self._read is None else {}
 
     def metadata(self) -> Mapping[str, str]:
         """Return the texts of all headers; nothing of pickled files."""
         texts: dict[str, str] = {}
         for file in sorted({info.file for info in self.infos.values()}):
-            texts |= _read_header(
-                self._folder / file, lambda path, text, _: metadata_in(path, text)
-            )
+            path = self._folder / file
+            texts |= metadata_in(path, _read_header(path)[0])
         return texts
 
     def raw(self, name: str) -> bytes:
@@ -142,14 +145,11 @@ class WeightFolder:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor as it is stored, and refuse NaN and infinity."""
-        if self._pickled is not None:
-            stored, file = self._pickled[name]
-            tensor = stored.clone()
-        elif self._dcp is not None:
-            file, tensor = self._headers[name].file, self._dcp.read(name)
+        info = self._headers[name]
+        if self._read is not None:
+            tensor = self._read(name)
         else:
-            info = self._headers[name]
-            file, path = info.file, self._folder / info.file
+            path = self._folder / info.file
             if info.dtype not in _TORCH_NAMES:
                 raise SourceError(
                     f"tensor `{name}` in `{path}` is stored as `{info.dtype}`",
@@ -165,7 +165,8 @@ class WeightFolder:
         if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
             count = int((~torch.isfinite(wide)).sum())
             raise SourceError(
-                f"tensor `{name}` in `{file}` holds NaN or infinity ({count} of {wide.numel()})",
+                f"tensor `{name}` in `{info.file}` holds NaN or infinity "
+                f"({count} of {wide.numel()})",
                 hint="this checkpoint diverged or is damaged; audit another one",
             )
         return tensor
@@ -175,14 +176,12 @@ class Headers(WeightFolder):
     """Tensors of which only the headers were read, as of files that are still on the Hub."""
 
     def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
-        self._folder, self._pickled, self._dcp = Path(), None, None
-        self._headers = dict(infos)
+        self._folder, self._read, self._headers = Path(), None, dict(infos)
 
-    def raw(self, name: str) -> bytes:
+    def raw(self, name: str) -> NoReturn:
         raise SourceError(f"`{name}` is not on this machine", hint="download the weights first")
 
-    def read(self, name: str) -> Tensor:
-        raise SourceError(f"`{name}` is not on this machine", hint="download the weights first")
+    read = raw
 
 
 def unread_tensors(places: Iterable[Path], checkpoints: Iterable[Checkpoint]) -> frozenset[str]:
@@ -196,8 +195,11 @@ def unread_tensors(places: Iterable[Path], checkpoints: Iterable[Checkpoint]) ->
     )
 
 
-def _safetensors_files(folder: Path, without: Collection[str] = ()) -> list[str]:
-    """Return the files that hold the weights: a single file comes first, as in transformers."""
+def _placed(folder: Path, without: Collection[str]) -> Mapping[str, str]:
+    """Return the file of each tensor by the index; nothing where one file holds all.
+
+    A single file comes first, as in transformers.
+    """
     config = read_configuration(folder) if (folder / "config.json").is_file() else {}
     if (other := config.get("transformers_weights")) is not None:
         raise ConfigurationError(
@@ -206,17 +208,16 @@ def _safetensors_files(folder: Path, without: Collection[str] = ()) -> list[str]
             hint=f"name them `{SINGLE}` or `{INDEX}`, and remove the key",
         )
     if (folder / SINGLE).is_file():
-        return [SINGLE]
-    if (folder / INDEX).is_file():
-        placed = weight_map(folder / INDEX)
-        files = sorted({file for name, file in placed.items() if name not in without})
-        for file in files:
+        return {}
+    if placed := weight_map(folder / INDEX):
+        placed = {name: file for name, file in placed.items() if name not in without}
+        for file in sorted(set(placed.values())):
             if not (folder / file).is_file():
                 raise SourceError(
                     f"shard `{file}` is named in `{INDEX}` and not in `{folder}`",
                     hint="download the missing shard",
                 )
-        return files
+        return placed
     if _pickle_files(folder):
         raise SourceError(
             f"`{folder}` holds pickled weights only, and opening a pickle can run code",
@@ -246,8 +247,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 def unread_shards(folder: Path) -> str | None:
     """Return the doubt about a folder whose index names other files than the one that is read."""
-    shards = [path.name for path in _named_by(folder / INDEX) if path.name != SINGLE]
-    return shards_beside(SINGLE, INDEX, shards) if (folder / SINGLE).is_file() else None
+    is_single = (folder / SINGLE).is_file()
+    shards = [p.name for p in _named_by(folder / INDEX) if is_single and p.name != SINGLE]
+    return shards_beside(SINGLE, INDEX, shards)
 
 
 def shards_beside(single: str, index: str, shards: Sequence[str]) -> str | None:
@@ -261,31 +263,30 @@ def shards_beside(single: str, index: str, shards: Sequence[str]) -> str | None:
 
 
 def _named_by(index: Path) -> list[Path]:
-    try:
+    with suppress(SourceError):
         paths = {index.with_name(file) for file in weight_map(index).values()}
         return sorted(path for path in paths if path.is_file())
-    except SourceError:
-        return []
+    return []
 
 
 def _pickle_files(folder: Path) -> list[str]:
     if (folder / PICKLE).is_file():
         return [PICKLE]
-    if (folder / PICKLE_INDEX).is_file():
-        return sorted(set(weight_map(folder / PICKLE_INDEX).values()))
-    return []
+    return sorted(set(weight_map(folder / PICKLE_INDEX).values()))
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return (folder / INDEX).is_file() or (folder / SINGLE).is_file()
 
 
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter, and no whole model."""
-    whole = (folder / INDEX).is_file() or (folder / SINGLE).is_file()
-    return (folder / ADAPTER).is_file() and not whole
+    return (folder / ADAPTER).is_file() and not _has_safetensors(folder)
 
 
 def only_pickles(folder: Path) -> bool:
     """Return whether the weights of a folder are pickled, and in no other file."""
-    has_safetensors = (folder / INDEX).is_file() or (folder / SINGLE).is_file()
-    return not has_safetensors and bool(_pickle_files(folder))
+    return not _has_safetensors(folder) and bool(_pickle_files(folder))
 
 
 def only_dcp(folder: Path) -> Path | None:
@@ -304,7 +305,7 @@ def weight_map(index: Path) -> Mapping[str, str]:
         if not pairs:
             raise ValueError("no tensor")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SourceError(f"`{index}` is not an index of weights", hint=DAMAGED) from error
+        raise damaged(f"`{index}` is not an index of weights") from error
     for file in pairs.values():
         if Path(file).name != file:
             raise SourceError(
@@ -314,12 +315,12 @@ def weight_map(index: Path) -> Mapping[str, str]:
     return pairs
 
 
-def _read_header(path: Path, read: Callable[[Path, bytes, int], dict[str, _T]]) -> dict[str, _T]:
+def _read_header(path: Path) -> tuple[bytes, int]:
+    """Return the bytes of a header, and those of the file."""
     try:
         size = path.stat().st_size
         with open_regular(path) as file:
-            length = header_nbytes(path, file.read(8), size)
-            return read(path, file.read(length), size)
+            return file.read(header_nbytes(path, file.read(8), size)), size
     except OSError as error:
         raise SourceError(
             f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",

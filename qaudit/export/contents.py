@@ -1,4 +1,4 @@
-"""The files of an exported folder: those that are copied, recorded, and compared; unfinished work.
+"""The files of an exported folder: copied, recorded, compared, its README.md; unfinished work.
 
 Every file is recorded with its sha256, so that a tokenizer, a chat template or a second file of
 weights cannot change without a word. The record itself is compared with what an audit pinned of
@@ -11,32 +11,45 @@ refused and stays as it is: nothing is written to or removed from files of other
 A push reads the repository before anything is computed, so that one that is not there costs
 nothing. Files are compared by their hashes: the same command sends what is missing, and finds its
 own pull request. Weights of an earlier export that this one does not have are removed by it.
+
+The README.md says what a folder holds, what was measured, and what loads it; that of a soup its
+members, their files and their weights.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints import stamps
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.errors import QauditError, UsageError, not_written
 from qaudit.hub import Hub, publish
+from qaudit.hub.metadata import front_matter
+from qaudit.report import document
+from qaudit.report.document import code, words
 from qaudit.report.folder import must_be_outside
+from qaudit.report.format import percent, spread
+from qaudit.report.markdown import render_blocks
+from qaudit.report.views import judged
 from qaudit.saved.exports import FILE, ExportRecord, read_export
 from qaudit.saved.parts import LOCK, WRITER, one_writer
 from qaudit.saved.results import sha256_of
+from qaudit.types import Subject
+from qaudit.version import __version__
 from qaudit.whole import read_regular, write_whole
 
 if TYPE_CHECKING:
     from qaudit.export.choice import ExportChoice
-    from qaudit.formats.packing import Format
+    from qaudit.formats.packing import Document, Format
 
 README = "README.md"
 EVIDENCE = "qaudit"
@@ -158,6 +171,9 @@ def must_be_new(out: Path) -> None:
     must_be_outside(out)
 
 
+# ----------------------------------------------------------------------------- unfinished work
+
+
 def begun_path(out: Path) -> Path:
     return out.with_name(f".{out.name}.begun")
 
@@ -176,9 +192,9 @@ def begun_folder(out: Path, identity: str) -> Iterator[Path]:
             yield folder
         except BaseException as error:
             if isinstance(error, UsageError) or _only_own_files(folder):
-                _remove(folder)
+                shutil.rmtree(folder, ignore_errors=True)
             raise
-        _remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -201,42 +217,31 @@ def whole_folder(path: Path, begun: Path) -> Iterator[Path]:
 
 def _must_be_ours(folder: Path, identity: str) -> None:
     """Refuse a folder that is not of this very work, and links, before anything is written."""
-    if folder.is_symlink():
-        raise _foreign(folder, "is a link")
-    if folder.exists() and not folder.is_dir():
-        raise _foreign(folder, "is not a folder")
-    if not folder.exists():
-        return
+    marker, reason = folder / _MARKER, ""
     try:
-        if any(path.is_symlink() for path in folder.rglob("*")):
-            raise _foreign(folder, "has links in it")
-        marker = folder / _MARKER
-        if marker.exists():
-            is_ours = read_regular(marker, 1000) == identity.encode()
-        else:
-            is_ours = _only_own_files(folder)
+        if folder.is_symlink():
+            reason = "is a link"
+        elif folder.exists() and not folder.is_dir():
+            reason = "is not a folder"
+        elif folder.exists() and any(path.is_symlink() for path in folder.rglob("*")):
+            reason = "has links in it"
+        elif folder.exists():
+            text = read_regular(marker, 1000) if marker.exists() else None
+            is_ours = _only_own_files(folder) if text is None else text == identity.encode()
+            reason = "" if is_ours else "holds something else"
     except OSError as error:
         raise not_written(folder, error) from error
-    if not is_ours:
-        raise _foreign(folder, "holds something else")
+    if reason:
+        raise UsageError(
+            f"unfinished work goes to `{folder}`, which {reason}",
+            hint="remove it if nothing in it is needed and no other command writes it, or give "
+            "another folder with `--out`",
+        )
 
 
 def _only_own_files(folder: Path) -> bool:
     """Return whether a folder has no file but those that a killed process may begin with."""
     return all(path.name.startswith(_OWN_FILES) and path.is_file() for path in folder.iterdir())
-
-
-def _foreign(folder: Path, reason: str) -> UsageError:
-    return UsageError(
-        f"unfinished work goes to `{folder}`, which {reason}",
-        hint="remove it if nothing in it is needed and no other command writes it, or give "
-        "another folder with `--out`",
-    )
-
-
-def _remove(folder: Path) -> None:
-    with suppress(OSError):
-        shutil.rmtree(folder)
 
 
 # ------------------------------------------------------- into a repository, as one pull request
@@ -289,3 +294,163 @@ def push(folder: Path, repo: str, hub: Hub, progress: publish.Count) -> publish.
         f"{record.qaudit}. `qaudit verify` compares them with the weights that were measured.\n"
     )
     return publish.submit(plan, description, hub, publish.title_of(f"Add {what}"), progress)
+
+
+# ------------------------------------------------------------------------------- its README.md
+
+_OF_BASE = ("license", "license_name", "license_link", "language", "datasets", "pipeline_tag")
+"""What the card of a base says that holds for its quantized form."""
+_LARGEST_NBYTES = 5_000_000
+
+
+def export_card(
+    choice: ExportChoice, record: ExportRecord, form: Format, config: Document, place: str
+) -> str:
+    """Return the card of a folder with a `config.json`, which is loaded from a place."""
+    model = str(next(iter(config.get("architectures") or ()), "AutoModelForCausalLM"))
+    model = "AutoModelForCausalLM" if model.endswith("ForCausalLM") else model
+    snippet = form.snippet(place, model, config.get("quantization_config", {}))
+    audit = f" The audit has the sha256 {record.audit_sha256}." if record.audit_sha256 else ""
+    description = (
+        *code(record.subject),
+        *words(" under "),
+        *code(record.spec),
+        *words(
+            f", as {record.format} files of {record.bits_per_weight:.3f} bits per quantized "
+            f"weight, written by qaudit {record.qaudit}. Embeddings, norms and the head are as "
+            "they were."
+        ),
+    )
+    compared = (
+        *code(FILE),
+        *words(" has a hash of every weight as it was measured; "),
+        *code("qaudit verify"),
+        *words(f" compares them with the files.{audit}"),
+    )
+    blocks = [
+        document.paragraph(description),
+        *([_members(choice.subject)] if choice.subject.merge else []),
+        *_measured(choice),
+        document.CodeBlock(snippet, "console" if snippet.startswith("$") else "python"),
+        document.paragraph(words("Lowest versions that load these files, and what they need:")),
+        document.table(
+            ("runtime", "version", "note"),
+            ((runtime.name, runtime.lowest, runtime.remark or "-") for runtime in form.runtimes),
+        ),
+        document.paragraph(compared),
+    ]
+    tags = ("quantized", "qaudit")
+    front = _front_matter(choice.subject, "quantized", tags, form.library, choice.hub)
+    return _rendered(front, f"{record.subject}, {record.scheme}", blocks)
+
+
+def _measured(choice: ExportChoice) -> list[document.Block]:
+    ships, scheme = choice.ships, choice.scheme
+    rows = [
+        row
+        for row in (choice.record.measurements if choice.record else ())
+        if row.subject == choice.subject.label
+        and (row.scheme == scheme.short or row.spec == scheme.spec)
+    ]
+    if not rows:
+        return [document.paragraph("No audit measured these weights.")]
+    first = judged(rows[0], ships) if ships else rows[0]
+    numbers = {
+        "loss, nats per token": spread(first.ce),
+        "added loss": percent(first.relative_error, unit=" %") if first.relative_error else "-",
+        "KL divergence, nats per token": spread(first.kl) if first.kl else "-",
+        "documents": str(first.documents),
+    }
+    blocks: list[document.Block] = [document.table(("measured", "value"), numbers.items())]
+    if ships is None:
+        other = "The audit's verdict is about other weights, not about these."
+        return [*blocks, document.paragraph(other)]
+    status = document.status_in_words(ships.status)
+    blocks.append(document.paragraph(f"The verdict on {ships.bit_class} bits: {status}."))
+    notes = (*ships.breaches, *ships.needs, *ships.warnings)
+    return [*blocks, document.bullets(*notes)] if notes else blocks
+
+
+def soup_card(soup: Subject, hub: Hub | None = None) -> str:
+    files = document.List(
+        tuple(
+            (*code(file.sha256), *words(" "), *code(f"{checkpoint.label}/{file.name}"))
+            for checkpoint, _ in soup.members
+            for file in checkpoint.files
+        )
+    )
+    description = (
+        *words(f"A merge of {len(soup.members)} checkpoints by "),
+        *code(soup.merge or ""),
+        *words(
+            f", written by qaudit {__version__}. Each tensor is summed in double precision, in "
+            "this order, and rounded once to the dtype of the first member. Configuration and "
+            "tokenizer are the first member's."
+        ),
+    )
+    title = document.paragraph("The members' files, by the sha256 of their bytes:")
+    front = _front_matter(soup, "merge", ("merge", "model-soup"), "transformers", hub)
+    return _rendered(
+        front, soup.label, [document.paragraph(description), _members(soup), title, files]
+    )
+
+
+def _rendered(front: str, title: str, blocks: Sequence[document.Block]) -> str:
+    card = document.Section(title, tuple(blocks))
+    return f"{front}\n\n{render_blocks([card], level=1)}\n"
+
+
+def _members(soup: Subject) -> document.TableBlock:
+    rows = []
+    for number, (checkpoint, share) in enumerate(soup.members, 1):
+        name = document.name_cell(checkpoint.label)
+        if checkpoint.commit is not None:
+            ref = (*code(str(checkpoint.ref)), *words(" at "), *code(checkpoint.commit))
+            name = document.cell(ref)
+        rows.append((str(number), name, _share_text(share)))
+    return document.table(("", "member", "weight"), rows)
+
+
+def _share_text(share: float) -> str:
+    """Return a weight as people write it: `0.75`, `1/3`, or all digits of any other number."""
+    short, ratio = f"{share:.6g}", Fraction(share).limit_denominator(1000)
+    if float(short) == share:
+        return short
+    return str(ratio) if float(ratio) == share else f"{share:.17g}"
+
+
+def _front_matter(
+    subject: Subject, relation: str, tags: Sequence[str], library: str, hub: Hub | None
+) -> str:
+    """Return the metadata that the Hub reads: checkpoints on the Hub are base models."""
+    bases = dict.fromkeys(c.ref.location for c, _ in subject.members if c.commit)
+    values: dict[str, Any] = {"base_model": list(bases)} if bases else {}
+    if bases:
+        values["base_model_relation"] = relation
+    values |= {"library_name": library, "pipeline_tag": "text-generation"}
+    base = _base_metadata(subject, hub)
+    for key in _OF_BASE:  # of a foreign README: a text or a list of texts
+        texts = base[key] if isinstance(base.get(key), list) else [base.get(key)]
+        if texts and all(isinstance(text, str) and text for text in texts):
+            values[key] = base[key]
+    lines = ["---"]
+    for key, value in (values | {"tags": list(tags)}).items():
+        # JSON's quoted texts are YAML's: no name can be taken for anything else.
+        if isinstance(value, list):
+            lines += [f"{key}:", *(f"- {json.dumps(each)}" for each in value)]
+        else:
+            lines.append(f"{key}: {json.dumps(value)}")
+    return "\n".join([*lines, "---"])
+
+
+def _base_metadata(subject: Subject, hub: Hub | None) -> Mapping[str, Any]:
+    """Return the front matter of the first member's README; nothing if there is none."""
+    base = subject.first
+    path = stamps.folder_of(base) / README
+    with suppress(QauditError, OSError, UnicodeDecodeError):
+        if base.commit is not None and hub is not None:
+            repo = base.ref.location
+            files = [f for f in hub.listing.files(repo, base.commit) if f.path == README]
+            path = hub.fetcher.files(repo, base.commit, README, files, show=False) / README
+        return front_matter(read_regular(path, _LARGEST_NBYTES).decode())
+    return {}

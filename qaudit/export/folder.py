@@ -43,7 +43,6 @@ from qaudit.errors import (
 )
 from qaudit.executors.part import Ready, make_ready
 from qaudit.export import contents
-from qaudit.export.cards import export_card
 from qaudit.export.choice import ExportChoice
 from qaudit.export.packed import Packed, refuse_rounded
 from qaudit.export.soup import SHARD_NBYTES, note_doubts
@@ -192,7 +191,7 @@ def _write(
         record = signed_export(record)
     write_export(record, folder)
     settings = read_configuration(folder if form.has_settings else folder / contents.EVIDENCE)
-    card = export_card(judged, record, form, settings, choice.repo or place)
+    card = contents.export_card(judged, record, form, settings, choice.repo or place)
     (folder / contents.README).write_text(card, encoding="utf-8")
 
 

@@ -43,7 +43,7 @@ from qaudit.formats.packing import formats
 from qaudit.model.config import class_of, read_config
 from qaudit.model.proven import pad_until
 from qaudit.model.skeleton import forget_lengths
-from qaudit.saved.exports import read_export
+from qaudit.saved.exports import ExportRecord
 from qaudit.support.keys import nearest
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Interval, Policy, Tolerances, Watch
 
@@ -67,21 +67,23 @@ class Program:
     rounds_activations: bool = False
 
     def missing(self, form: str) -> tuple[str, ...]:
-        return tuple(
-            name for name in self._needed(form) if find_spec(name.replace("-", "_")) is None
-        )
+        return tuple(n for n in self._needed(form) if find_spec(n.replace("-", "_")) is None)
 
     def described(self, form: str) -> str:
-        versions = []
-        for name in self._needed(form):
+        def version_of(name: str) -> str:
             try:
-                versions.append(f"{name} {version(name)}")
+                return version(name)
             except PackageNotFoundError:
-                versions.append(f"{name} ?")
-        return ", ".join(versions)
+                return "?"
+
+        return ", ".join(f"{name} {version_of(name)}" for name in self._needed(form))
 
     def _needed(self, form: str) -> tuple[str, ...]:
         return (*self.packages, *formats()[form].loaded_by[self.name])
+
+
+def _is_symmetric(config: dict[str, Any]) -> bool:
+    return bool(config["config_groups"]["group_0"]["weights"]["symmetric"])
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,6 @@ def _of_library(model: Any) -> Loaded:
         return logits_BTV[:, :-1]
 
     return Loaded(int(model.config.get_text_config().vocab_size), logits)
-
-
-def _is_symmetric(config: dict[str, Any]) -> bool:
-    return bool(config["config_groups"]["group_0"]["weights"]["symmetric"])
 
 
 def _gptqmodel(folder: Path, dtype: torch.dtype) -> Loaded:
@@ -250,18 +248,21 @@ def without_bars() -> Iterator[None]:
         tqdm.__init__ = original
 
 
-def loaded(runtime: Program, folder: Path, dtype: torch.dtype) -> Loaded:
+_OF_RUNTIMES = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError)
+
+
+@contextmanager
+def _explained(
+    what: str, hint: str, kinds: type[Exception] | tuple[type[Exception], ...] = _OF_RUNTIMES
+) -> Iterator[None]:
+    """Turn what a runtime raises into a sentence that begins so; memory is asked for elsewhere."""
     try:
-        with redirect_stdout(sys.stderr):  # where runtimes log; results are on stdout
-            return runtime.load(folder, dtype)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        yield
+    except kinds as error:
         if is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:160]
-        raise ModelError(
-            f"`{runtime.name}` does not load `{folder}`: {reason}",
-            hint="compare its version with the one in the folder's README.md",
-        ) from error
+        raise ModelError(f"{what}: {reason}", hint=hint) from error
 
 
 # ---------------------------------------------------------------------- beside the audit
@@ -302,31 +303,24 @@ class AsItRuns:
 
 
 def run(
-    choice: ExportChoice,
-    audited: Evidence,
-    folder: Path,
-    runtime: Program,
-    policy: Policy,
-    watch: Watch,
-) -> AsItRuns:
+    choice: ExportChoice, folder: Path, record: ExportRecord, audited: Evidence, runtime: Program,
+    policy: Policy, watch: Watch,
+) -> AsItRuns:  # fmt: skip
     """Run an exported folder; how far losses may differ is in the policy."""
     ready = make_ready(choice.plan, choice.options, choice.hub)
-    protocol = ready.corpus.protocol
-    limit = pad_until([folder])
-    feed = Feed((), make_batches(ready.corpus.evaluation, protocol.context, pad_until=limit))
+    context, limit = ready.corpus.protocol.context, pad_until([folder])
+    feed = Feed((), make_batches(ready.corpus.evaluation, context, pad_until=limit))
     with _reference(choice, ready, feed, watch) as reference, without_bars():
-        model = loaded(runtime, folder, ready.machine.dtype)
-        try:
+        version_hint = "compare its version with the one in the folder's README.md"
+        with (
+            _explained(f"`{runtime.name}` does not load `{folder}`", version_hint),
+            redirect_stdout(sys.stderr),  # where runtimes log; results are on stdout
+        ):
+            model = runtime.load(folder, ready.machine.dtype)
+        hint = "export another scheme or format for it"  # whose shapes a kernel takes
+        with _explained(f"`{runtime.name}` loads `{folder}` and cannot run it", hint, RuntimeError):
             evidence = _evidence(model, reference, ready.corpus, feed, watch)
-        except RuntimeError as error:  # of a kernel that does not take these shapes
-            if is_out_of_memory(error):
-                raise
-            reason = " ".join(str(error).split())[:160]
-            raise ModelError(
-                f"`{runtime.name}` loads `{folder}` and cannot run it: {reason}",
-                hint="export another scheme or format for it",
-            ) from error
-    tokens, record = evidence.tokens, read_export(folder)
+    tokens = evidence.tokens
     has_experts = any(".experts." in linear for linear in record.dense)
     return AsItRuns(
         runtime.described(record.format),
@@ -342,9 +336,8 @@ def run(
 
 
 def _mean_kl(evidence: Evidence) -> float | None:
-    if evidence.fidelity is None:
-        return None
-    return float(evidence.fidelity.kl_sum.sum() / evidence.tokens.sum())
+    fidelity = evidence.fidelity
+    return None if fidelity is None else float(fidelity.kl_sum.sum() / evidence.tokens.sum())
 
 
 @contextmanager
@@ -395,11 +388,7 @@ def _joined(chunks: Sequence[ComparedRows]) -> dict[str, Tensor]:
 
 
 def _compared(
-    model: Loaded,
-    reference: Tokens,
-    tokens_BT: Tensor,
-    hidden_BTD: Tensor,
-    tally: Tally,
+    model: Loaded, reference: Tokens, tokens_BT: Tensor, hidden_BTD: Tensor, tally: Tally
 ) -> Iterator[tuple[ComparedRows, ComparedRows | None]]:
     step = max(1, _LOGITS // (tokens_BT.shape[1] * model.vocabulary))
     for start in range(0, len(tokens_BT), step):

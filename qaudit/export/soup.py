@@ -21,8 +21,7 @@ from qaudit.checkpoints.stamps import folder_of, hub_cache
 from qaudit.core.doubts import doubts_of_files
 from qaudit.downloads.downloads import RECORD_FILE, Downloads, price_traffic
 from qaudit.errors import MachineError, SourceError
-from qaudit.export.cards import soup_card
-from qaudit.export.contents import README, begun_folder, copy_settings, must_be_new, whole_folder
+from qaudit.export import contents
 from qaudit.host import free_disk_nbytes, shares_disk
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
@@ -42,7 +41,7 @@ SHARD_NBYTES = 2 * 10**9
 
 
 def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch = SILENT) -> Path:
-    must_be_new(out)
+    contents.must_be_new(out)
     hub = open_hub(watch=watch) if any(map(is_hub, recipe.targets)) else None
     soup = resolve_soup(recipe, hub)
     members = [checkpoint for checkpoint, _ in soup.members]
@@ -53,7 +52,7 @@ def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch 
     from qaudit.engine.block_pass import open_weights  # imports torch: after the message
 
     with (
-        begun_folder(out, _identity(soup)) as begun,
+        contents.begun_folder(out, _identity(soup)) as begun,
         _downloads(soup, hub, (out, begun), options.disk_budget) as downloads,
         downloads.ready(soup),
     ):
@@ -72,16 +71,15 @@ def _downloads(
     soup: Subject, hub: Hub | None, places: tuple[Path, Path], wanted_nbytes: int | None
 ) -> Downloads:
     out, begun = places
-    record = begun / RECORD_FILE
-    if hub is None:
-        return Downloads(None, (soup,), record=record)
-    for checkpoint, _ in soup.members:
-        hub.fetcher.settings(checkpoint)
-    free = free_disk_nbytes(hub_cache())
-    if shares_disk(out, hub_cache()):  # the soup goes to the same disk
-        free = max(0, free - soup.first.nbytes)
-    traffic = price_traffic(hub, (soup,), (), wanted_nbytes, free, record)
-    budget = traffic.nbytes_disk_budget
+    record, budget = begun / RECORD_FILE, None
+    if hub is not None:
+        for checkpoint, _ in soup.members:
+            hub.fetcher.settings(checkpoint)
+        free = free_disk_nbytes(hub_cache())
+        if shares_disk(out, hub_cache()):  # the soup goes to the same disk
+            free = max(0, free - soup.first.nbytes)
+        traffic = price_traffic(hub, (soup,), (), wanted_nbytes, free, record)
+        budget = traffic.nbytes_disk_budget
     return Downloads(hub, (soup,), disk_budget_nbytes=budget, record=record)
 
 
@@ -100,7 +98,7 @@ def write_soup(
     Without `weights` that are merged already, members are merged from their own folders; `begun`
     is the folder of unfinished work, if it is held already.
     """
-    must_be_new(out)
+    contents.must_be_new(out)
     folders = {member.label: folder_of(member) for member, _ in soup.members}
     for folder in folders.values():
         if not (folder / "config.json").is_file():
@@ -117,8 +115,8 @@ def write_soup(
         from qaudit.engine.block_pass import open_weights
 
         weights = open_weights(soup, allow_pickle=False)
-    held = nullcontext(begun) if begun else begun_folder(out, _identity(soup))
-    with held as work, whole_folder(out, work) as partial:
+    held = nullcontext(begun) if begun else contents.begun_folder(out, _identity(soup))
+    with held as work, contents.whole_folder(out, work) as partial:
         needed, free = soup.first.nbytes, shutil.disk_usage(partial).free
         if needed > free:
             raise MachineError(
@@ -131,8 +129,8 @@ def write_soup(
             shards.add({name: weights.read(name).contiguous()})
         shards.finish()
         watch.count("tensors", len(names), len(names))
-        copy_settings(folder_of(soup.first), partial)
-        (partial / README).write_text(soup_card(soup, hub), encoding="utf-8")
+        contents.copy_settings(folder_of(soup.first), partial)
+        (partial / contents.README).write_text(contents.soup_card(soup, hub), encoding="utf-8")
     return out
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme
 from qaudit.engine.kept_weights import sha256_of
 from qaudit.errors import AuditError, MachineError, QauditError, SourceError
@@ -20,6 +21,7 @@ from qaudit.export.choice import ExportChoice, of_audit
 from qaudit.export.contents import EVIDENCE, changed_files, not_of_the_audit
 from qaudit.export.folder import measured_of, unquantized
 from qaudit.formats.packing import Format, format_named
+from qaudit.formats.weights import QuantizedWeights, open_quantized
 from qaudit.model.skeleton import Shapes, build_skeleton
 from qaudit.model.stored_names import names_of
 from qaudit.policy import policy_named
@@ -118,7 +120,8 @@ def verify(
             record, (), why_not_run=why, install=how, trusted=trusted, unhashed=unhashed
         )
     held_to = held_to or policy_named(choice.plan.recipe.policy)
-    as_it_runs = run(choice, _evidence(record, audit), folder, program, held_to, watch)
+    evidence = _evidence(record, audit)
+    as_it_runs = run(choice, folder, record, evidence, program, held_to, watch)
     return Verification(record, (), as_it_runs, trusted=trusted, unhashed=unhashed)
 
 
@@ -208,9 +211,15 @@ def _check_weights(
     """Yield every tensor of an exported folder that is not what was measured; note all shapes."""
     linears = {f"{linear}.weight": sha256 for linear, sha256 in record.dense.items()}
     hashes = {**linears, **record.rest}
-    weights = form.weights(folder, record.dense, record.rest)
-    names = set(weights.names())
-    dtype = _dtype(record)
+    weights: QuantizedWeights | WeightFolder
+    try:
+        weights = open_quantized(folder / form.file if form.file else folder, base=list(hashes))
+    except QauditError as error:
+        yield error.message
+        if form.file:
+            return
+        weights, hashes = WeightFolder(folder), dict(record.rest)
+    names, dtype = set(weights.names()), _dtype(record)
     for number, (name, sha256) in enumerate(hashes.items()):
         watch.count("tensors", number, len(hashes))
         if name not in names:
@@ -228,7 +237,8 @@ def _check_weights(
         elif name in linears and sha256_of(tensor.to(dtype)) != sha256:
             yield f"`{name}` holds other weights than were measured"
     watch.count("tensors", len(hashes), len(hashes))
-    yield from (f"`{name}` was not exported" for name in sorted(names - set(hashes)))
+    if not isinstance(weights, WeightFolder):
+        yield from (f"`{name}` was not exported" for name in sorted(names - set(hashes)))
 
 
 def _dtype(record: ExportRecord) -> torch.dtype:

@@ -10,7 +10,7 @@ a format, or what the entry point of another distribution in `qaudit.readers` na
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint
@@ -24,7 +24,7 @@ from qaudit.core.mixture import any_expert
 from qaudit.core.registry import discover, modules_in, schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
 from qaudit.errors import MachineError, SchemeError, SourceError, UsageError
-from qaudit.formats.reading import DenseWeights, PackedWeights, Reader
+from qaudit.formats.reading import Reader
 from qaudit.settings import EXAMPLE_SCHEMES
 from qaudit.support.lazy import Tensor, torch
 from qaudit.support.plugins import Plugins, entries_of, imported, plugin_at
@@ -65,6 +65,7 @@ class Format:
     loading: ClassVar[str] = TRANSFORMERS  # Python, or a command, that loads files from a place
     runtimes: Any = ()  # of `Runtime`; a property where the scheme decides
     config_files: ClassVar[tuple[str, ...]] = ()  # copies of the configuration that readers want
+    file: ClassVar[str] = ""  # of all weights, in place of shards
     has_settings: ClassVar[bool] = True  # a configuration and a tokenizer beside the weights
     leaves_out: ClassVar[tuple[str, ...]] = ()  # dense tensors that its files may lack
     holds: ClassVar[tuple[Codes, ...]] = ()  # codes that no other format has
@@ -107,12 +108,6 @@ class Format:
     def assemble(self, shards: ShardWriter, folder: Path) -> None:
         """Make the files in a folder of shards that hold all tensors as they were packed."""
         shards.finish()
-
-    def weights(
-        self, folder: Path, linears: Collection[str], rest: Collection[str]
-    ) -> DenseWeights:
-        """Open the files of an export, of which some linears were packed and the rest was not."""
-        return PackedWeights(folder, self.reader, linears)
 
     def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:
         """Return the `quantization_config`; `outside` are the linears that are not quantized."""

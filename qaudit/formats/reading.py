@@ -10,13 +10,12 @@ import json
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.header import TensorInfo
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ConfigurationError, SourceError, UsageError
@@ -249,11 +248,6 @@ class Reader:
         stored = StoredLinear(base + self.dense, infos, config, lambda part: files.raw(keys[part]))
         return self.layout(stored), keys
 
-    def read(self, files: WeightFolder, config: Config, base: str) -> Tensor:
-        """Return one linear's dense weight; refuse tensors that do not fit their configuration."""
-        layout, keys = self.open(files, config, base)
-        return layout.decode({suffix: files.read(key) for suffix, key in keys.items()})
-
 
 def whole_number(config: Config, *keys: str, low: int = -1, high: int = 1 << 20) -> int | None:
     """Return the first of some keys that a configuration has, as a whole number in bounds."""
@@ -367,35 +361,3 @@ def other_tokenizer(label: str, part: str, base: Path) -> UsageError:
         f"`{label}` has {kind} than `{base}`: {what}",
         hint="give the model that the file was made from as the target",
     )
-
-
-class DenseWeights(Protocol):
-    """Weights under their dense names, whatever the files hold."""
-
-    def names(self) -> Sequence[str]: ...
-    def shape(self, name: str) -> tuple[int, ...]: ...
-    def read(self, name: str) -> Tensor: ...
-
-
-class PackedWeights:
-    """The weights of an exported folder; linears are decoded, and all else is as it is stored."""
-
-    def __init__(self, folder: Path, kind: Reader, linears: Collection[str]) -> None:
-        self._files, self._kind = WeightFolder(folder), kind
-        config = read_configuration(folder).get("quantization_config")
-        self._config = config if isinstance(config, dict) else {}
-        self._linears = {f"{linear}{kind.dense}": linear for linear in linears}
-
-    def names(self) -> Sequence[str]:
-        starts = tuple(f"{linear}." for linear in self._linears.values())
-        # No format packs a bias, which is a tensor of its own.
-        rest = (n for n in self._files.names() if n.endswith(".bias") or not n.startswith(starts))
-        return [*self._linears, *rest]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._files.shape(name)
-
-    def read(self, name: str) -> Tensor:
-        if name not in self._linears:
-            return self._files.read(name)
-        return self._kind.read(self._files, self._config, self._linears[name])

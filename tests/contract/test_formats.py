@@ -77,9 +77,10 @@ def configuration(form: Format, spec: str) -> Document:
     return form.config(("lm_head",), symmetric="sym=false" not in spec)
 
 
-def dense(form: Format, files: WeightFolder, config: Document) -> torch.Tensor:
+def dense(form: Format, folder: Path) -> torch.Tensor:
     if form.has_settings:
-        return form.reader.read(files, config, "a")
+        return QuantizedFolder(folder).read("a.weight")
+    files = WeightFolder(folder)
     ((name, stored),) = ((name, files.read(name)) for name in files.names())
     return GgufBlocks(stored, name.rpartition(".")[2]).decode()
 
@@ -102,8 +103,7 @@ def test_what_was_packed_is_read_back_bit_for_bit(form: str, spec: str, tmp_path
     assert all(n.startswith("a.") and t.is_contiguous() for n, t in filled(tensors.items()))
     config, quantized = configuration(packing, spec), example(spec)
     folder = write(tmp_path, packing, tensors, config)
-    files = WeightFolder(folder)
-    assert torch.equal(dense(packing, files, config), quantized.weights["w"])
+    assert torch.equal(dense(packing, folder), quantized.weights["w"])
     if not packing.has_settings:
         return
     weights, stored = QuantizedFolder(folder), quantized.stored["w"]
@@ -140,8 +140,8 @@ def test_scales_may_be_negative(form: str, tmp_path: Path) -> None:
     turned = replace(stored, scales_RG=stored.scales_RG * signs_RG.view_as(stored.scales_RG))
     packing = format_named(form, parse_scheme("rtn-4bit:group=32"))
     config = packing.config((), symmetric=True)
-    files = WeightFolder(write(tmp_path, packing, packing.pack("a", turned), config))
-    assert torch.equal(dense(packing, files, config), turned.decode())
+    folder = write(tmp_path, packing, packing.pack("a", turned), config)
+    assert torch.equal(dense(packing, folder), turned.decode())
 
 
 @given(st.sampled_from(FILES), st.data())
@@ -153,9 +153,9 @@ def test_damaged_tensors_are_refused_in_words(case: tuple[str, str], data: st.Da
     tensors[name] = tensors[name].flatten()[:size].reshape(size, *[1] * (tensors[name].dim() - 1))
     config = configuration(packing, spec)
     with tempfile.TemporaryDirectory() as folder:
-        files = WeightFolder(write(Path(folder), packing, tensors, config))
+        place = write(Path(folder), packing, tensors, config)
         try:
-            dense(packing, files, config)
+            dense(packing, place)
         except QauditError as error:
             assert error.hint
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,6 +45,7 @@ class GgufFiles(packing.Format):
 
     name: ClassVar[str] = "gguf"
     library: ClassVar[str] = "gguf"
+    file: ClassVar[str] = FILE
     mixes_bits: ClassVar[bool] = True
     has_settings: ClassVar[bool] = False
     leaves_out: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # where it is the embeddings
@@ -139,13 +140,6 @@ class GgufFiles(packing.Format):
         except OSError as error:
             raise not_written(folder / FILE, error) from error
         shards.remove()
-
-    def weights(
-        self, folder: Path, linears: Collection[str], rest: Collection[str]
-    ) -> reading.GgufFile:
-        return reading.GgufFile(
-            folder / FILE, base=[*(f"{linear}.weight" for linear in linears), *rest]
-        )
 
 
 def _convert(converter: Path, source: Path, out: Path) -> None:
