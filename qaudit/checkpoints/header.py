@@ -41,6 +41,11 @@ def damaged(what: str) -> SourceError:
     return SourceError(what, hint=DAMAGED)
 
 
+def not_read(path: PurePath, error: OSError) -> SourceError:
+    why = (error.strerror or str(error)).lower()
+    return SourceError(f"`{path}` cannot be read: {why}", hint="check that the file may be read")
+
+
 def cut_short(path: PurePath, *, expected: int, found: int) -> SourceError:
     return damaged(f"`{path}` is cut short: {expected} bytes expected, {found} found")
 

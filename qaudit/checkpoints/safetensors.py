@@ -29,16 +29,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from qaudit.checkpoints import header
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.dcp import METADATA, DcpFolder, dcp_folder
-from qaudit.checkpoints.header import (
-    TensorInfo,
-    cut_short,
-    damaged,
-    header_nbytes,
-    metadata_in,
-    tensors_in,
-)
+from qaudit.checkpoints.header import TensorInfo, damaged
 from qaudit.errors import ConfigurationError, MachineError, SourceError, not_written
 from qaudit.support.keys import first_of
 from qaudit.support.lazy import Tensor, torch
@@ -70,7 +64,7 @@ def headers(
     tensors: dict[str, TensorInfo] = {}
     placed = {} if single else _placed(folder, without)
     for file in [single] if single else sorted(set(placed.values())) or [SINGLE]:
-        for name, info in tensors_in(folder / file, *_read_header(folder / file)).items():
+        for name, info in header.tensors_in(folder / file, *_read_header(folder / file)).items():
             if name in without:
                 continue
             if name in tensors:
@@ -133,7 +127,7 @@ class WeightFolder:
         texts: dict[str, str] = {}
         for file in sorted({info.file for info in self.infos.values()}):
             path = self._folder / file
-            texts |= metadata_in(path, _read_header(path)[0])
+            texts |= header.metadata_in(path, _read_header(path)[0])
         return texts
 
     def raw(self, name: str) -> bytes:
@@ -320,12 +314,9 @@ def _read_header(path: Path) -> tuple[bytes, int]:
     try:
         size = path.stat().st_size
         with open_regular(path) as file:
-            return file.read(header_nbytes(path, file.read(8), size)), size
+            return file.read(header.header_nbytes(path, file.read(8), size)), size
     except OSError as error:
-        raise SourceError(
-            f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
-            hint="check that the file may be read",
-        ) from error
+        raise header.not_read(path, error) from error
 
 
 def _fill(view: memoryview, path: Path, info: TensorInfo) -> None:
@@ -335,7 +326,7 @@ def _fill(view: memoryview, path: Path, info: TensorInfo) -> None:
         while place < end:
             count = file.readinto(view[place - info.start :])
             if not count:
-                raise cut_short(path, expected=end, found=place)
+                raise header.cut_short(path, expected=end, found=place)
             place += count
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 from qaudit.core.linears import StoredWeight
 from qaudit.formats import packing, reading
 from qaudit.formats.arithmetic import affine, in_order, pack, unpack
+from qaudit.formats.packing import Document
 from qaudit.support.lazy import Tensor
 
 _BITS, _PER_WORD = 4, 8
@@ -59,7 +60,7 @@ class AwqFiles(packing.Format):
 
     name: ClassVar[str] = "awq"
     loading: ClassVar[str] = packing.GPTQMODEL
-    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"gptqmodel": (), "vllm": ()}
+    loaded_by: ClassVar[packing.Programs] = {"gptqmodel": (), "vllm": ()}
     reader = reading.Reader(
         "awq",
         (".qweight",),
@@ -97,9 +98,7 @@ class AwqFiles(packing.Format):
             f"{linear}.scales": packing.half_scales(linear, codes).T.contiguous(),
         }
 
-    def config(
-        self, outside: Sequence[str], symmetric: bool, dtype: str = "float32"
-    ) -> packing.Document:
+    def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:
         return {
             "quant_method": "awq",
             "bits": _BITS,

@@ -14,18 +14,10 @@ from typing import Any, ClassVar
 from qaudit.core.bnb_codes import FourBitCodes, Int8Codes, parts_of
 from qaudit.core.linears import Codes, StoredWeight
 from qaudit.errors import SchemeError
+from qaudit.formats import packing, reading
 from qaudit.formats.arithmetic import wide
-from qaudit.formats.packing import Document, Format, Runtime, schemes_of
-from qaudit.formats.reading import (
-    SCALES,
-    Config,
-    Layout,
-    Reader,
-    Rounding,
-    StoredLinear,
-    contradiction,
-    refused,
-)
+from qaudit.formats.packing import Document
+from qaudit.formats.reading import contradiction, refused
 from qaudit.support.lazy import Tensor, torch
 
 _STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
@@ -45,17 +37,17 @@ _TABLES = {
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def rounding_of(config: Config) -> Rounding | None:
+def rounding_of(config: reading.Config) -> reading.Rounding | None:
     """Return the rounding of LLM.int8; 4-bit weights are multiplied with what they are given."""
     if not config.get("load_in_8bit"):
         return None
     threshold = config.get("llm_int8_threshold", 6.0)
     if not isinstance(threshold, int | float) or not 0 <= threshold < float("inf"):
         raise contradiction(f"`llm_int8_threshold` is `{str(threshold)[:40]}`, no threshold")
-    return Rounding("int8 but outliers", float(threshold))
+    return reading.Rounding("int8 but outliers", float(threshold))
 
 
-def layout(parts: StoredLinear) -> Layout:
+def layout(parts: reading.StoredLinear) -> reading.Layout:
     """Take the shape of int8 rows from headers; that of 4-bit codes is stored as JSON."""
     bits, other = (8, 4) if ".SCB" in parts.infos else (4, 8)
     if not parts.config.get(f"load_in_{bits}bit") or parts.config.get(f"load_in_{other}bit"):
@@ -66,7 +58,7 @@ def layout(parts: StoredLinear) -> Layout:
     if bits == 4:
         return _of_four_bits(parts)
     rows, columns = parts.sizes({".weight": ("R C", ("I8",))}).values()
-    parts.dtype(".SCB", *SCALES)
+    parts.dtype(".SCB", *reading.SCALES)
     if prod(parts.infos[".SCB"].shape) != rows:
         raise parts.refused(f"has {prod(parts.infos['.SCB'].shape)} scales for {rows} rows")
 
@@ -74,10 +66,10 @@ def layout(parts: StoredLinear) -> Layout:
         scales_R1 = wide(read[".SCB"], parts.name).reshape(-1, 1)
         return read[".weight"].float() * scales_R1 * (1.0 / 127.0)
 
-    return Layout((rows, columns), 8, decode, rounding=rounding_of(parts.config))
+    return reading.Layout((rows, columns), 8, decode, rounding=rounding_of(parts.config))
 
 
-def _of_four_bits(parts: StoredLinear) -> Layout:
+def _of_four_bits(parts: reading.StoredLinear) -> reading.Layout:
     name = parts.name
     parts.dtype(".weight", "U8")
     suffix = next((name for name in _STATES if name in parts.infos), "")
@@ -85,9 +77,9 @@ def _of_four_bits(parts: StoredLinear) -> Layout:
         raise parts.refused("has no `quant_state`")
     state = _state(name, suffix, parts.raw(suffix))
     parted = {".weight.quant_map": ("M", ())}
-    if parts.dtype(".weight.absmax", "U8", *SCALES) == "U8":
+    if parts.dtype(".weight.absmax", "U8", *reading.SCALES) == "U8":
         parted[".weight.nested_quant_map"] = ("N", ())
-        parts.dtype(".weight.nested_absmax", *SCALES)
+        parts.dtype(".weight.nested_absmax", *reading.SCALES)
     parts.sizes(parted, "a table", M=16, N=256)
     (rows, columns), size = state["shape"], state["blocksize"]
     count, kind = rows * columns, state["quant_type"]
@@ -121,7 +113,7 @@ def _of_four_bits(parts: StoredLinear) -> Layout:
         # The library's own product is rounded to its dtype.
         return weight.reshape(rows, columns).to(getattr(torch, state["dtype"]))
 
-    return Layout((rows, columns), 4, decode)
+    return reading.Layout((rows, columns), 4, decode)
 
 
 def _state(name: str, suffix: str, raw: bytes) -> dict[str, Any]:
@@ -140,7 +132,7 @@ def _state(name: str, suffix: str, raw: bytes) -> dict[str, Any]:
     return {**state}
 
 
-FORMAT = Reader(
+FORMAT = reading.Reader(
     "bitsandbytes",
     (".weight.absmax", ".SCB"),
     (
@@ -153,19 +145,17 @@ FORMAT = Reader(
 )  # fmt: skip
 
 
-class Bitsandbytes(Format):
+class Bitsandbytes(packing.Format):
     """Files that transformers and SGLang load through bitsandbytes."""
 
     name: ClassVar[str] = "bnb"
     has_experts: ClassVar[bool] = False  # transformers 5.23 loads none
     holds: ClassVar[tuple[Codes, ...]] = ("bitsandbytes",)
-    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "transformers": ("bitsandbytes", "accelerate")
-    }
+    loaded_by: ClassVar[packing.Programs] = {"transformers": ("bitsandbytes", "accelerate")}
     reader = FORMAT
     runtimes = (
-        Runtime("transformers", "5.0", "with bitsandbytes 0.48"),
-        Runtime("SGLang", "0.5.23"),
+        packing.Runtime("transformers", "5.0", "with bitsandbytes 0.48"),
+        packing.Runtime("SGLang", "0.5.23"),
     )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
@@ -178,7 +168,8 @@ class Bitsandbytes(Format):
         if not isinstance(stored, FourBitCodes):
             raise SchemeError(
                 f"`{self.scheme.short}` stores no codes of bitsandbytes, which `bnb` holds",
-                hint=f"export it as `compressed-tensors`, or a scheme {schemes_of('bitsandbytes')}",
+                hint="export it as `compressed-tensors`, or a scheme "
+                f"{packing.schemes_of('bitsandbytes')}",
             )
         parts = {f"{linear}.weight.{name}": part.cpu() for name, part in parts_of(stored).items()}
         return {f"{linear}.weight": stored.packed.cpu(), **parts}

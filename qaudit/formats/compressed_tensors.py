@@ -25,6 +25,7 @@ from qaudit.core.linears import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.formats import arithmetic, packing, reading
 from qaudit.formats.floats import FLOATS, fp4, without_zeros
+from qaudit.formats.packing import Document
 from qaudit.settings import EXAMPLE_SCHEME
 from qaudit.support.lazy import Tensor, torch
 
@@ -52,9 +53,11 @@ def _groups_of(config: reading.Config) -> list[Table]:
     return [table for table in tables if isinstance(table, Mapping)]
 
 
-def _weights_of(table: Table, config: reading.Config) -> Table:
-    weights = table.get("weights")
-    return weights if isinstance(weights, Mapping) else config
+def _bits_in(config: reading.Config) -> int | None:
+    """Return the bits of the first group that says them, or what older versions wrote for all."""
+    weights = (table.get("weights") for table in _groups_of(config))
+    tables = (table if isinstance(table, Mapping) else config for table in weights)
+    return next(filter(None, map(reading.bits_in, tables)), None)
 
 
 def _group_of(parts: reading.StoredLinear) -> Table:
@@ -135,10 +138,8 @@ def _groups(parts: reading.StoredLinear, rows: int) -> int:
     shape = parts.infos[".weight_scale"].shape
     if prod(shape) == 1:
         return 1
-    sides = "R" if len(shape) == 1 else "R G"
-    return parts.sizes({".weight_scale": (sides, reading.SCALES)}, "`weight_packed`", R=rows).get(
-        "G", 1
-    )
+    stored = {".weight_scale": ("R" if len(shape) == 1 else "R G", reading.SCALES)}
+    return parts.sizes(stored, "`weight_packed`", R=rows).get("G", 1)
 
 
 def _integers(
@@ -175,9 +176,8 @@ def _integers(
 def _words(parts: reading.StoredLinear, weights: Table) -> reading.Layout:
     bits = reading.whole_number(weights, "num_bits", low=1, high=8)
     if bits is None or bits < 2:
-        raise reading.contradiction(
-            f"the group of `{parts.name}` packs {bits} bits; 2 to 8 are read"
-        )
+        what = f"the group of `{parts.name}` packs {bits} bits; 2 to 8 are read"
+        raise reading.contradiction(what)
     stored = {".weight_packed": ("R W", reading.INT32), ".weight_shape": ("T", ("I64", "I32"))}
     sizes = parts.sizes(stored, "a matrix", T=2)
     rows, words, raw = sizes["R"], sizes["W"], parts.raw(".weight_shape")
@@ -197,11 +197,9 @@ def _words(parts: reading.StoredLinear, weights: Table) -> reading.Layout:
     if ".weight_g_idx" not in parts.infos and weights.get("actorder") in ("group", "dynamic"):
         raise parts.refused("has no `weight_g_idx`, and the configuration orders columns by group")
 
-    def codes(packed: Tensor, count: int) -> Tensor:
-        return (arithmetic.unpack if dense else arithmetic.unpack_padded)(packed, bits, count)
-
-    how = (".weight_packed", 2 ** (bits - 1), codes)
-    return _integers(parts, weights, (rows, columns), bits, how)
+    unpacked = arithmetic.unpack if dense else arithmetic.unpack_padded
+    codes = (".weight_packed", 2 ** (bits - 1), lambda packed, n: unpacked(packed, bits, n))
+    return _integers(parts, weights, (rows, columns), bits, codes)
 
 
 def _bytes(parts: reading.StoredLinear, weights: Table) -> reading.Layout:
@@ -251,16 +249,12 @@ FORMAT = reading.Reader(
     layout,
     ignored=(".input_zero_point", ".output_scale", ".k_scale", ".v_scale"),
     aliases=("compressed_tensors",),
-    bits=lambda config: next(
-        filter(None, (reading.bits_in(_weights_of(t, config)) for t in _groups_of(config))), None
-    ),
-    rounding=lambda config: next(
-        (rounding for table in _groups_of(config) if (rounding := rounding_of(table))), None
-    ),
+    bits=_bits_in,
+    rounding=lambda config: next((r for t in _groups_of(config) if (r := rounding_of(t))), None),
 )  # fmt: skip
 
 
-def _arg(bits: int, kind: str, strategy: str, **more: Any) -> packing.Document:
+def _arg(bits: int, kind: str, strategy: str, **more: Any) -> Document:
     usual = {"symmetric": True, "strategy": strategy, "dynamic": False}
     return {"num_bits": bits, "type": kind, **usual, **more}
 
@@ -269,7 +263,7 @@ _NV, _MX = (
     {"scale_dtype": f"torch.{dtype}", "zp_dtype": f"torch.{dtype}", "group_size": size}
     for dtype, size in (("float8_e4m3fn", NV_GROUP), ("uint8", MX_GROUP))
 )
-_WRITTEN: Mapping[str, tuple[str, packing.Document, packing.Document]] = {
+_WRITTEN: Mapping[str, tuple[str, Document, Document]] = {
     "squares": (
         "float-quantized",
         _arg(8, "float", "block", block_structure=[SQUARE, SQUARE]),
@@ -290,30 +284,24 @@ _WRITTEN: Mapping[str, tuple[str, packing.Document, packing.Document]] = {
 }  # fmt: skip
 """The format, and the arguments of weights and of inputs, by codes that are no packed integers."""
 
-_LIBRARY = "with compressed-tensors 0.18"
-
 
 class CompressedTensors(packing.Format):
     """Files that transformers, vLLM and SGLang load through compressed-tensors."""
 
     name: ClassVar[str] = "compressed-tensors"
     mixes_bits: ClassVar[bool] = True
-    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "transformers": ("compressed-tensors",),
-        "vllm": (),
-    }
+    loaded_by: ClassVar[packing.Programs] = {"transformers": ("compressed-tensors",), "vllm": ()}
     reader = FORMAT
 
     @property
     def runtimes(self) -> tuple[packing.Runtime, ...]:
-        form, _, _ = self._arguments(symmetric=True)
+        form, remark = self._arguments(symmetric=True)[0], "with compressed-tensors 0.18"
         if form == "pack-quantized":
             return (
-                packing.Runtime("transformers", "5.0", f"{_LIBRARY}; zero points: dequantize=True"),
+                packing.Runtime("transformers", "5.0", f"{remark}; zero points: dequantize=True"),
                 packing.Runtime("vLLM", "0.33", "2 to 8 bits"),
                 packing.Runtime("SGLang", "0.5.23", "4 and 8 bits"),
             )
-        remark = _LIBRARY
         if getattr(self.scheme, "scale_dtype", "bf16") == "float32":
             remark += "; rounds the scales of weights unless dtype=float32"
         if "fp4" in form:
@@ -324,7 +312,7 @@ class CompressedTensors(packing.Format):
             packing.Runtime("vLLM", "0.33", f"{form}{rounded}"),
         )
 
-    def snippet(self, place: str, model: str, config: packing.Document) -> str:
+    def snippet(self, place: str, model: str, config: Document) -> str:
         weights = config["config_groups"]["group_0"]["weights"]
         if weights["type"] == "float" or weights["symmetric"]:
             return super().snippet(place, model, config)
@@ -398,9 +386,7 @@ class CompressedTensors(packing.Format):
                 "have a scale for each row",
             )
 
-    def config(
-        self, outside: Sequence[str], symmetric: bool, dtype: str = "float32"
-    ) -> packing.Document:
+    def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:
         form, weights, inputs = self._arguments(symmetric)
         linears = {
             "targets": ["Linear"],
@@ -427,17 +413,13 @@ class CompressedTensors(packing.Format):
             "global_compression_ratio": None,
         }
 
-    def _arguments(self, symmetric: bool) -> tuple[str, packing.Document, packing.Document | None]:
+    def _arguments(self, symmetric: bool) -> tuple[str, Document, Document | None]:
         layout, group = self.scheme.layout, packing.declared_group(self.scheme)
         codes = layout.codes if layout else "integers"
         if codes != "integers" or self._rounds_inputs:
             squares = layout is not None and layout.squares
             form, weights, inputs = _WRITTEN["squares" if squares else codes]
             return form, weights, inputs if self._rounds_inputs else None
-        weights = _arg(
-            packing.declared_bits(self.scheme), "int", "channel" if group == -1 else "group"
-        )
-        weights["symmetric"] = symmetric
-        if group != -1:
-            weights["group_size"] = group
-        return "pack-quantized", weights, None
+        bits, strategy = packing.declared_bits(self.scheme), "channel" if group == -1 else "group"
+        size = {} if group == -1 else {"group_size": group}
+        return "pack-quantized", _arg(bits, "int", strategy, symmetric=symmetric, **size), None

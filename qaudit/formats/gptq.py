@@ -19,6 +19,7 @@ from typing import ClassVar
 from qaudit.core.linears import StoredWeight
 from qaudit.formats import packing, reading
 from qaudit.formats.arithmetic import affine, in_order, indexed, pack, unpack
+from qaudit.formats.packing import Document
 from qaudit.support.lazy import Tensor, torch
 from qaudit.version import __version__
 
@@ -85,7 +86,7 @@ class GptqFiles(packing.Format):
     name: ClassVar[str] = "gptq"
     mixes_bits: ClassVar[bool] = True
     loading: ClassVar[str] = packing.GPTQMODEL
-    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"gptqmodel": (), "vllm": ()}
+    loaded_by: ClassVar[packing.Programs] = {"gptqmodel": (), "vllm": ()}
     reader = reading.Reader(
         "gptq",
         (".qweight",),
@@ -121,9 +122,7 @@ class GptqFiles(packing.Format):
             f"{linear}.g_idx": torch.arange(columns, dtype=torch.int32) // codes.group,
         }
 
-    def config(
-        self, outside: Sequence[str], symmetric: bool, dtype: str = "float32"
-    ) -> packing.Document:
+    def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:
         rules = {
             f"+:{pattern}": {"bits": bits}
             for bits, patterns in packing.patterns_of(self.mixed).items()

@@ -16,6 +16,7 @@ from typing import ClassVar
 from qaudit.core.linears import StoredWeight
 from qaudit.formats import packing
 from qaudit.formats.arithmetic import WORD, in_order, pack, unpack, wide
+from qaudit.formats.packing import Document
 from qaudit.formats.reading import SCALES, Layout, Reader, StoredLinear, contradiction, whole_number
 from qaudit.support.lazy import Tensor, torch
 
@@ -60,7 +61,7 @@ class MlxFiles(packing.Format):
     suffixes = (".weight", ".scales", ".biases")
     reader = Reader("mlx", (".scales",), suffixes, _mlx, beside=(".biases",))
     runtimes = (packing.Runtime("mlx-lm", "0.32", "with mlx 0.32"),)
-    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"mlx": ()}
+    loaded_by: ClassVar[packing.Programs] = {"mlx": ()}
     loading: ClassVar[str] = (
         "from mlx_lm import generate, load\n\n"
         'model, tokenizer = load("{place}")\n'
@@ -87,16 +88,12 @@ class MlxFiles(packing.Format):
             f"{linear}.biases": (-zeros_RG * scales_RG).to(dtype),
         }
 
-    def config(
-        self, outside: Sequence[str], symmetric: bool, dtype: str = "float32"
-    ) -> packing.Document:
+    def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:
         bits, group = packing.declared_bits(self.scheme), packing.declared_group(self.scheme)
         each = {name: {"group_size": group, "bits": width} for name, width in self.mixed.items()}
         return {"group_size": group, "bits": bits, "mode": "affine", **each}
 
-    def whole_config(
-        self, original: packing.Document, quantization: packing.Document
-    ) -> packing.Document:
+    def whole_config(self, original: Document, quantization: Document) -> Document:
         """mlx-lm looks here first, and for a base of rotations outside of `rope_parameters`."""
         whole = super().whole_config(original, quantization)
         rope = original.get("rope_parameters")

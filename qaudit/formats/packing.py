@@ -30,6 +30,7 @@ from qaudit.support.lazy import Tensor, torch
 from qaudit.support.plugins import Plugins, entries_of, imported, plugin_at
 
 Document = dict[str, Any]
+Programs = Mapping[str, tuple[str, ...]]
 
 TRANSFORMERS = """\
 from transformers import AutoTokenizer, {imports}{model}
@@ -72,7 +73,7 @@ class Format:
     has_embeddings: ClassVar[bool] = False  # quantized, as the head is
     mixes_bits: ClassVar[bool] = False  # its files name the bits of each linear
     has_experts: ClassVar[bool] = True  # a runtime loads quantized experts of its files
-    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    loaded_by: ClassVar[Programs] = {}
     """The programs of `verify` that load the files, and the packages that they need for it."""
 
     def __init__(self, scheme: Scheme) -> None:
@@ -120,11 +121,6 @@ class Format:
 
 def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:
     """Return integer codes that a file can hold, or refuse them with what would work."""
-    if scheme.kv != NO_CACHE:
-        raise SchemeError(
-            f"`{scheme.short}` rounds keys and values, and a file holds weights alone",
-            hint=f"leave out `kv={scheme.kv}`, and set the type of the cache where it is served",
-        )
     if not scheme.bit_class.isdecimal() or scheme.transforms_inputs:
         raise changed_inputs(scheme)
     if not isinstance(stored, IntegerCodes):
@@ -248,9 +244,8 @@ def formats() -> Plugins[Format]:
 @cache
 def readers() -> Mapping[str, Reader]:
     values = [value for module in modules_in(qaudit.formats) for value in vars(module).values()]
-    kinds = [value for value in values if isinstance(value, type) and issubclass(value, Format)]
-    found = [*values, *(vars(kind).get("reader") for kind in kinds)]
-    return {reader.name: reader for reader in found if isinstance(reader, Reader)}
+    values += [vars(kind).get("reader") for kind in formats().built_in.values()]
+    return {reader.name: reader for reader in values if isinstance(reader, Reader)}
 
 
 def reader_named(name: str) -> Reader | None:
@@ -273,10 +268,6 @@ def reader_named(name: str) -> Reader | None:
 def further_readers() -> Mapping[str, EntryPoint]:
     """Return the readers of other distributions."""
     return entries_of("reader", tuple(readers()))
-
-
-def has_embeddings(name: str) -> bool:
-    return name in formats() and formats()[name].has_embeddings
 
 
 def format_named(name: str, scheme: Scheme) -> Format:

@@ -11,6 +11,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -178,10 +179,8 @@ class StoredLinear:
     def must_have(self, bits: int, planned: int | None) -> None:
         """Refuse another number of bits than the configuration has."""
         if planned not in (None, bits):
-            raise contradiction(
-                f"the quantization configuration has {planned} bits, and `{self.name}` is stored "
-                f"in {bits}"
-            )
+            planned_text = f"the quantization configuration has {planned} bits"
+            raise contradiction(f"{planned_text}, and `{self.name}` is stored in {bits}")
 
     def scaled(self, rounding: Rounding | str | None) -> Rounding | None:
         """Return a rounding of activations with its scale, where that is fixed and stored."""
@@ -237,8 +236,7 @@ class Reader:
     def open(self, files: WeightFolder, config: Config, base: str) -> tuple[Layout, dict[str, str]]:
         """Return how a linear is stored and where; refuse one that the configuration denies."""
         for key in _LEFT_DENSE:
-            names = config.get(key)
-            for name in names if isinstance(names, list) else ():
+            for name in names if isinstance(names := config.get(key), list) else ():
                 if f".{base}".endswith(f".{name}") or base.startswith(f"{name}."):
                     raise contradiction(
                         f"`{key}` names `{str(name)[:60]}`, and `{base[:60]}` is stored quantized"
@@ -310,12 +308,10 @@ VOCABULARY = "vocabulary"
 
 def read_tokenizer(folder: Path) -> Mapping[str, Any] | None:
     """Return the table of a folder's `tokenizer.json`; None where none can be compared."""
-    try:
-        table = json.loads(read_regular(folder / "tokenizer.json").decode())
-        is_table = isinstance(table["model"]["vocab"], dict)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return table if is_table else None
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        table: Mapping[str, Any] = json.loads(read_regular(folder / "tokenizer.json").decode())
+        return table if isinstance(table["model"]["vocab"], dict) else None
+    return None
 
 
 def differing_part(own: Mapping[str, Any], base: Mapping[str, Any]) -> str:
@@ -345,11 +341,14 @@ def _alike(own: Any, base: Any) -> bool:
     return type(own) is type(base) and bool(own == base)
 
 
+OF_THE_BASE = "give the model that the file was made from as the target"
+
+
 def other_model(label: str, key: str, own: object, theirs: object, base: Path) -> UsageError:
     return UsageError(
         f"`{label}` is no file of this model: its `{key}` is {str(own)[:40]}, and that of `{base}` "
         f"is {str(theirs)[:40]}",
-        hint="give the model that the file was made from as the target",
+        hint=OF_THE_BASE,
     )
 
 
@@ -357,7 +356,4 @@ def other_tokenizer(label: str, part: str, base: Path) -> UsageError:
     """Make the error for a file whose tokens are not those of its base."""
     what = "token ids mean other text" if part == VOCABULARY else "a text has other tokens"
     kind = f"other {part}" if part == "merges" else f"another {part}"
-    return UsageError(
-        f"`{label}` has {kind} than `{base}`: {what}",
-        hint="give the model that the file was made from as the target",
-    )
+    return UsageError(f"`{label}` has {kind} than `{base}`: {what}", hint=OF_THE_BASE)

@@ -11,23 +11,12 @@ from qaudit.checkpoints.header import TensorInfo
 from qaudit.checkpoints.safetensors import Headers, WeightFolder, only_pickles, unread_shards
 from qaudit.checkpoints.stamps import is_gguf
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.formats import reading
 from qaudit.formats.arithmetic import in_order
 from qaudit.formats.gguf import reading as gguf
 from qaudit.formats.gguf.header import read_header
 from qaudit.formats.packing import formats, further_readers, reader_named, readers
-from qaudit.formats.reading import (
-    Config,
-    Layout,
-    Reader,
-    Rounding,
-    contradiction,
-    differing_part,
-    most_bits,
-    other_model,
-    other_tokenizer,
-    read_tokenizer,
-    refused,
-)
+from qaudit.formats.reading import contradiction, refused
 from qaudit.support.lazy import Tensor
 
 IN_PLUGINS = {"torchao": "`pip install qaudit-torchao` reads it"}
@@ -65,7 +54,7 @@ def format_of(folder: Path) -> tuple[str, int, int]:
     bits, rounding = reader.bits(config), reader.rounding(config)
     if bits is None:
         raise contradiction(f"the quantization configuration of `{name}` has no number of bits")
-    return name, bits, (rounding.bits or 16) if isinstance(rounding, Rounding) else 16
+    return name, bits, (rounding.bits or 16) if isinstance(rounding, reading.Rounding) else 16
 
 
 def must_match(label: str, folder: Path, base: Path) -> None:
@@ -78,14 +67,14 @@ def must_match(label: str, folder: Path, base: Path) -> None:
         for key in _COMPARED:
             a, b = (table.get(key) for table in tables)
             if a is not None and b is not None and a != b:
-                raise other_model(label, key, a, b, base)
-    own_table, base_table = (read_tokenizer(place) for place in (folder, base))
-    part = differing_part(own_table, base_table) if own_table and base_table else ""
+                raise reading.other_model(label, key, a, b, base)
+    own_table, base_table = (reading.read_tokenizer(place) for place in (folder, base))
+    part = reading.differing_part(own_table, base_table) if own_table and base_table else ""
     if part:
-        raise other_tokenizer(label, part, base)
+        raise reading.other_tokenizer(label, part, base)
 
 
-def quantization_of(folder: Path) -> tuple[str, Config] | None:
+def quantization_of(folder: Path) -> tuple[str, reading.Config] | None:
     """Return the format and the configuration of a folder; None where it is not quantized."""
     config = read_configuration(folder) if (folder / "config.json").is_file() else {}
     for table in (config, config.get("text_config")):
@@ -101,13 +90,13 @@ def quantization_of(folder: Path) -> tuple[str, Config] | None:
     return None
 
 
-def _name(config: Config, default: str) -> str:
+def _name(config: reading.Config, default: str) -> str:
     method = str(config.get("quant_method") or default).lower()
     aliased = (reader.name for reader in readers().values() if method in reader.aliases)
     return next(aliased, method) or "unnamed"
 
 
-def known_quantization(folder: Path) -> tuple[str, Reader, Config]:
+def known_quantization(folder: Path) -> tuple[str, reading.Reader, reading.Config]:
     """Return a folder's format, its reader and the configuration; refuse one that is not read."""
     quantization = quantization_of(folder)
     if quantization is None:
@@ -175,7 +164,7 @@ class QuantizedFolder:
         self._files = WeightFolder(folder) if infos is None else Headers(infos)
         if reader.prepare is not None:
             config = reader.prepare(self._files, config)
-        self.linears: dict[str, Layout] = {}  # by dense name
+        self.linears: dict[str, reading.Layout] = {}  # by dense name
         self._keys: dict[str, dict[str, str]] = {}  # dense name -> suffix -> key
         for key in (stored := self._files.infos):
             root = next((root for root in reader.roots if key.endswith(root)), "")
@@ -198,10 +187,9 @@ class QuantizedFolder:
         self.notes = tuple(n for n in (rounding and weights_only, unread_shards(folder)) if n)
         """What is not run as it ships."""
         parts = {key for keys in self._keys.values() for key in keys.values()}
+        ignored = reader.ignored or ("\0",)
         self._stored = [
-            name
-            for name in self._files.names()
-            if name not in parts and not name.endswith(reader.ignored or ("\0",))
+            n for n in self._files.names() if n not in parts and not n.endswith(ignored)
         ]
         if base:  # AutoGPTQ wrote a bias of zeros beside every linear
             biases = {f"{name.removesuffix('.weight')}.bias" for name in self.linears} - set(base)
@@ -215,7 +203,7 @@ class QuantizedFolder:
     @property
     def bits(self) -> int:
         """Return the bits of a code in most weights."""
-        return most_bits((layout.bits, layout.shape) for layout in self.linears.values())
+        return reading.most_bits((layout.bits, layout.shape) for layout in self.linears.values())
 
     @property
     def decoded_notes(self) -> tuple[str, ...]:
@@ -262,7 +250,7 @@ class QuantizedFolder:
                 return order.long()
         return in_order(layout.shape[1], layout.size)
 
-    def _must_be_whole(self, kind: Reader, base: frozenset[str]) -> None:
+    def _must_be_whole(self, kind: reading.Reader, base: frozenset[str]) -> None:
         """Refuse codes without what decodes them, and parts of a linear without its codes."""
         parts = tuple(suffix for suffix in kind.suffixes if suffix != kind.dense)
         for key in self._stored:

@@ -19,7 +19,7 @@ from qaudit.core.column_loops import PLAIN, choose
 from qaudit.core.fidelity import CORE_ELEMENTS, CUDA_ELEMENTS, head_rows
 from qaudit.core.scheme import Calibration, Scheme, Shipped
 from qaudit.errors import MachineError, UsageError
-from qaudit.formats.packing import has_embeddings
+from qaudit.formats.packing import formats
 from qaudit.host import (
     GPU_NODES,
     free_disk_nbytes,
@@ -164,7 +164,8 @@ class Footprint:
         # A file is opened with embeddings and head of its own, which are dropped where they equal
         # the base's; its block is beside the base's.
         beside = bool(files) + self._has_reference
-        rests = 1 + beside + sum(has_embeddings(file.format) for file in files)
+        kinds = [formats()[file.format] for file in files if file.format in formats()]
+        rests = 1 + beside + sum(kind.has_embeddings for kind in kinds)
         masks_nbytes = load.item_round_tokens * TREE_TOKENS * itemsize
         stages = self._stages_nbytes()
         return (

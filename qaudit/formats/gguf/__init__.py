@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from qaudit.formats import packing
 from qaudit.formats.gguf import reading
 from qaudit.formats.gguf.architectures import ARCHITECTURES
 from qaudit.formats.gguf.header import EMBEDDINGS, HEAD, GgufHeader, library, read_header
+from qaudit.formats.packing import Document
 from qaudit.support.lazy import Tensor, torch
 
 FILE = "model.gguf"
@@ -51,7 +52,7 @@ class GgufFiles(packing.Format):
     leaves_out: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # where it is the embeddings
     holds: ClassVar[tuple[Codes, ...]] = ("gguf",)
     has_embeddings: ClassVar[bool] = True
-    loaded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"llama.cpp": ()}
+    loaded_by: ClassVar[packing.Programs] = {"llama.cpp": ()}
     loading: ClassVar[str] = (  # `llama-cli` puts every prompt into a chat
         f'$ llama-completion -m {{place}}/{FILE} -p "The quick brown fox" -n 64 -no-cnv'
     )
@@ -92,9 +93,7 @@ class GgufFiles(packing.Format):
     def as_compared(self, tensor: Tensor) -> Tensor:
         return tensor.float()
 
-    def config(
-        self, outside: Sequence[str], symmetric: bool, dtype: str = "float32"
-    ) -> packing.Document:
+    def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:
         return {}
 
     # ------------------------------------------------------------------------- the file

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qaudit.formats.gguf.header import GgufHeader
@@ -66,11 +66,6 @@ def _log(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     return values[:, 0] if values.dim() > 1 and values.shape[1] == 1 else values
 
 
-def _kv_of_latents(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    """Join keys (H, C, R) and values (H, R, C) of each head (DeepSeek)."""
-    return torch.cat([parts[0].transpose(1, 2), parts[1]], 1).flatten(0, 1)
-
-
 def _by_groups(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Put queries, keys and values of each group of heads together (Falcon, Bloom)."""
     heads, shared = _heads(header)
@@ -107,14 +102,6 @@ def _grouped(values: Tensor, header: GgufHeader, dim: int = 0) -> Tensor:
 
 def _grouped_rows(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     return _grouped(parts[0], header)
-
-
-def _grouped_columns(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    return _grouped(parts[0], header, 1)
-
-
-def _grouped_log(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    return _grouped(_log(parts, header), header)
 
 
 def _grouped_values(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
@@ -166,8 +153,11 @@ EVERYWHERE = (
     Move(r"conv\.conv\.weight", ("shortconv.conv.weight",), _with_channel),
     Move(r"(?:mamba|mixer)\.norm\.weight", ("ssm_norm.weight",), _flat),
     Move(r"self_attn\.sinks", ("attn_sinks.weight",)),
-    Move(r"self_attn\.kv_b_proj\.weight", ("attn_k_b.weight", "attn_v_b.weight"), _kv_of_latents),
-)
+    Move(  # keys (H, C, R) and values (H, R, C) of each head, joined (DeepSeek)
+        r"self_attn\.kv_b_proj\.weight", ("attn_k_b.weight", "attn_v_b.weight"),
+        lambda parts, header: torch.cat([parts[0].transpose(1, 2), parts[1]], 1).flatten(0, 1),
+    ),
+)  # fmt: skip
 """What all architectures have that have tensors of these names."""
 
 GPT_OSS = (
@@ -212,13 +202,15 @@ QWEN35 = (
     Move(r"linear_attn\.in_proj_z\.weight", ("attn_gate.weight",), _grouped_rows),
     Move(r"linear_attn\.in_proj_a\.weight", ("ssm_alpha.weight",), _grouped_rows),
     Move(r"linear_attn\.in_proj_b\.weight", ("ssm_beta.weight",), _grouped_rows),
-    Move(r"linear_attn\.out_proj\.weight", ("ssm_out.weight",), _grouped_columns),
-    Move(r"linear_attn\.A_log", ("ssm_a",), _grouped_log),
+    Move(r"linear_attn\.out_proj\.weight", ("ssm_out.weight",),
+         lambda parts, header: _grouped(parts[0], header, 1)),
+    Move(r"linear_attn\.A_log", ("ssm_a",),
+         lambda parts, header: _grouped(_log(parts, header), header)),
     Move(r"linear_attn\.dt_bias", ("ssm_dt.bias",), _grouped_rows),
     Move(r"linear_attn\.conv1d\.weight", ("ssm_conv1d.weight",), _grouped_values_with_channel),
     Move(r"mlp\.experts\.gate_up_proj", _GATE_UP, _joined),
     Move(r"mlp\.experts\.down_proj", ("ffn_down_exps.weight",)),
-)
+)  # fmt: skip
 NEMOTRON_H = (
     Move(r"mixer\.experts\.(up|down)_proj\.weight", ("ffn_{}_exps.weight",)),
     Move(r"mixer\.gate\.weight", ("ffn_gate_inp.weight",)),
@@ -278,6 +270,17 @@ class Architecture:
     layered: bool = False  # blocks of several kinds: in some, counts of heads are 0
 
 
+_NORMS: Any = {"layer_norms": True, "epsilon": "layer_norm_eps"}
+_LONG_NORMS: Any = {"layer_norms": True, "epsilon": "layer_norm_epsilon"}
+_MAMBA = Architecture(
+    ("mamba", "falcon_mamba"), epsilon="layer_norm_epsilon", keys=_STATE, free=_WITHOUT_ATTENTION
+)
+_NEMOTRON_H = Architecture(
+    ("nemotron_h",), **_LONG_NORMS, interleaved=True, activations=(), layered=True, keys=_STATE,
+    moves=NEMOTRON_H, free=("feed_forward_length", "rope.dimension_count"),
+    needs={"mlp_hidden_act": (None, "relu2")},
+)  # fmt: skip
+
 ARCHITECTURES = {
     "llama": Architecture(
         ("llama", "mistral", "mixtral", "internlm3", "iquestcoder"),
@@ -299,9 +302,7 @@ ARCHITECTURES = {
         ("gemma3_text",), adds_one=True, activations=_TANH, period=6,
         keys={"final_logit_softcapping": (0, "final_logit_softcapping")},
     ),
-    "granite": Architecture(
-        ("granite",), interleaved=True, keys=_MULTIPLIERS
-    ),
+    "granite": Architecture(("granite",), interleaved=True, keys=_MULTIPLIERS),
     "granitemoe": Architecture(
         ("granitemoe", "granitemoeshared"), interleaved=True, keys=_MULTIPLIERS,
         moves=GRANITE,
@@ -313,13 +314,9 @@ ARCHITECTURES = {
     "nemotron": Architecture(
         ("nemotron",), adds_one=True, layer_norms=True, epsilon="norm_eps", activations=("relu2",)
     ),
-    "stablelm": Architecture(("stablelm",), layer_norms=True, epsilon="layer_norm_eps"),
-    "command-r": Architecture(
-        ("cohere",), layer_norms=True, epsilon="layer_norm_eps", keys=_LOGITS
-    ),
-    "cohere2": Architecture(
-        ("cohere2",), layer_norms=True, epsilon="layer_norm_eps", period=4, keys=_LOGITS
-    ),
+    "stablelm": Architecture(("stablelm",), **_NORMS),
+    "command-r": Architecture(("cohere",), **_NORMS, keys=_LOGITS),
+    "cohere2": Architecture(("cohere2",), **_NORMS, period=4, keys=_LOGITS),
     "gpt-oss": Architecture(
         ("gpt_oss",), period=2, gating=SOFTMAX_OF_CHOSEN, moves=GPT_OSS,
         needs={"swiglu_limit": (None, 7.0)},
@@ -344,20 +341,16 @@ ARCHITECTURES = {
         ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), free=_FREE_OF_LATENTS,
     ),
     "falcon": Architecture(
-        ("falcon",), layer_norms=True, epsilon="layer_norm_epsilon", activations=("gelu",),
-        moves=BY_GROUPS,
+        ("falcon",), **_LONG_NORMS, activations=("gelu",), moves=BY_GROUPS,
         needs={"alibi": (None, False), "parallel_attn": (None, True), "bias": (None, False)},
     ),
     "bloom": Architecture(
-        ("bloom",), layer_norms=True, epsilon="layer_norm_epsilon", activations=(),
-        moves=BY_GROUPS, needs={"apply_residual_connection_post_layernorm": (None, False)},
+        ("bloom",), **_LONG_NORMS, activations=(), moves=BY_GROUPS,
+        needs={"apply_residual_connection_post_layernorm": (None, False)},
     ),
-    "dbrx": Architecture(
-        ("dbrx",), layer_norms=True, epsilon="", normalizes=True, moves=DBRX
-    ),
+    "dbrx": Architecture(("dbrx",), layer_norms=True, epsilon="", normalizes=True, moves=DBRX),
     "gpt2": Architecture(
-        ("gpt2",), layer_norms=True, epsilon="layer_norm_epsilon", activations=_TANH,
-        moves=GPT2,
+        ("gpt2",), **_LONG_NORMS, activations=_TANH, moves=GPT2,
         needs={"scale_attn_weights": (None, True), "add_cross_attention": (None, False),
                "scale_attn_by_inverse_layer_idx": (None, False)},
     ),
@@ -365,9 +358,7 @@ ARCHITECTURES = {
         ("qwen3_next",), adds_one=True, normalizes=True, moves=QWEN3_NEXT, keys=_STATE,
         needs=_EXPERTS_EVERYWHERE,
     ),
-    "qwen35": Architecture(
-        ("qwen3_5_text",), adds_one=True, moves=QWEN35, keys=_STATE
-    ),
+    "qwen35": Architecture(("qwen3_5_text",), adds_one=True, moves=QWEN35, keys=_STATE),
     "qwen35moe": Architecture(
         ("qwen3_5_moe_text",), adds_one=True, normalizes=True, moves=QWEN35, keys=_STATE,
         free=("feed_forward_length",),
@@ -381,16 +372,16 @@ ARCHITECTURES = {
     "dots1": Architecture(("dots1",)),
     "exaone-moe": Architecture(("exaone_moe",)),
     "gptneox": Architecture(
-        ("gpt_neox",), layer_norms=True, epsilon="layer_norm_eps", activations=("gelu",),
-        moves=GPT_NEOX, keys={"use_parallel_residual": (None, "use_parallel_residual")},
+        ("gpt_neox",), **_NORMS, activations=("gelu",), moves=GPT_NEOX,
+        keys={"use_parallel_residual": (None, "use_parallel_residual")},
     ),
     "mpt": Architecture(
-        ("mpt",), layer_norms=True, epsilon="layer_norm_epsilon", activations=(),
-        free=("feed_forward_length",), keys={"attention.max_alibi_bias": (0, "alibi_bias_max")},
+        ("mpt",), **_LONG_NORMS, activations=(), free=("feed_forward_length",),
+        keys={"attention.max_alibi_bias": (0, "alibi_bias_max")},
         needs={"alibi": (None, True), "qk_ln": (None, False), "softmax_scale": (None,)},
     ),
     "starcoder": Architecture(
-        ("gpt_bigcode",), layer_norms=True, epsilon="layer_norm_epsilon", activations=_TANH,
+        ("gpt_bigcode",), **_LONG_NORMS, activations=_TANH,
         needs={"multi_query": (None, True), "scale_attn_weights": (None, True)},
     ),
     "granitehybrid": Architecture(
@@ -398,29 +389,12 @@ ARCHITECTURES = {
         moves=GRANITE, keys={**_MULTIPLIERS, **_STATE},
     ),
     "jamba": Architecture(("jamba",), layered=True, normalizes=False, keys=_STATE),
-    "mamba": Architecture(
-        ("mamba", "falcon_mamba"), epsilon="layer_norm_epsilon", keys=_STATE,
-        free=_WITHOUT_ATTENTION,
-    ),
-    "mamba2": Architecture(
-        ("mamba2",), epsilon="layer_norm_epsilon", keys=_STATE, free=_WITHOUT_ATTENTION
-    ),
+    "mamba": _MAMBA,
+    "mamba2": replace(_MAMBA, types=("mamba2",)),
     "apertus": Architecture(("apertus",), activations=("xielu",)),
-    "afmoe": Architecture(
-        ("afmoe",), period=4, gating=SIGMOID, needs={"mup_enabled": (True,)}
-    ),
-    "nemotron_h": Architecture(
-        ("nemotron_h",), interleaved=True, layer_norms=True, epsilon="layer_norm_epsilon",
-        activations=(), layered=True, keys=_STATE, moves=NEMOTRON_H,
-        free=("feed_forward_length", "rope.dimension_count"),
-        needs={"mlp_hidden_act": (None, "relu2")},
-    ),
-    "nemotron_h_moe": Architecture(
-        ("nemotron_h",), interleaved=True, layer_norms=True, epsilon="layer_norm_epsilon",
-        activations=(), layered=True, gating=SIGMOID, keys=_STATE, moves=NEMOTRON_H,
-        free=("feed_forward_length", "rope.dimension_count"),
-        needs={"mlp_hidden_act": (None, "relu2")},
-    ),
+    "afmoe": Architecture(("afmoe",), period=4, gating=SIGMOID, needs={"mup_enabled": (True,)}),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": replace(_NEMOTRON_H, gating=SIGMOID),
     "gemma4": Architecture(
         ("gemma4_text",), activations=_TANH, moves=GEMMA4, free=("feed_forward_length",),
         keys={
@@ -433,16 +407,10 @@ ARCHITECTURES = {
         },
         needs={"enable_moe_block": (None, False)},
     ),
-    "mistral3": Architecture(
-        ("ministral3",), interleaved=True, needs={"sliding_window": (None,)}
-    ),
+    "mistral3": Architecture(("ministral3",), interleaved=True, needs={"sliding_window": (None,)}),
     "exaone4": Architecture(("exaone4",), needs={"sliding_window": (None,)}),
-    "jais2": Architecture(
-        ("jais2",), layer_norms=True, epsilon="layer_norm_eps", activations=("relu2",)
-    ),
-    "phi2": Architecture(
-        ("phi",), layer_norms=True, epsilon="layer_norm_eps", activations=_TANH
-    ),
+    "jais2": Architecture(("jais2",), **_NORMS, activations=("relu2",)),
+    "phi2": Architecture(("phi",), **_NORMS, activations=_TANH),
     "qwen2vl": Architecture(("qwen2_vl_text", "qwen2_5_vl_text")),
 }  # fmt: skip
 

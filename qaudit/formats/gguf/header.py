@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path, PurePath
 from typing import Any
 
+from qaudit.checkpoints.header import not_read
 from qaudit.errors import MachineError, SourceError
 from qaudit.formats.reading import most_bits
 from qaudit.support.extras import install
@@ -88,10 +89,7 @@ def read_header(path: Path) -> GgufHeader:
 
             return header_by(path, size, first)
     except OSError as error:
-        raise SourceError(
-            f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}",
-            hint="check that the file may be read",
-        ) from error
+        raise not_read(path, error) from error
 
 
 def header_by(path: PurePath, size: int, first: Callable[[int], bytes]) -> GgufHeader:
@@ -227,13 +225,12 @@ def bits_claimed(header: GgufHeader, path: PurePath) -> int | None:
 def bits_in(header: GgufHeader, path: PurePath) -> int:
     """Return the bits that a file claims or that most codes have, by the header alone."""
     kinds = {int(k): k.name for k in library().GGMLQuantizationType}
-    most = most_of(
-        [
-            (bits_of(kinds[info.kind]), info.shape)
-            for name, info in header.tensors.items()
-            if name not in (HEAD, EMBEDDINGS) and kinds.get(info.kind, "F32") not in PLAIN
-        ]
-    )
+    quantized = [
+        (bits_of(kinds[info.kind]), info.shape)
+        for name, info in header.tensors.items()
+        if name not in (HEAD, EMBEDDINGS) and kinds.get(info.kind, "F32") not in PLAIN
+    ]
+    most = most_of(quantized)
     return bits_claimed(header, path) or most
 
 

@@ -25,6 +25,10 @@ from typing import Any
 from qaudit.formats.gguf.architectures import ARCHITECTURES, SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN
 from qaudit.formats.gguf.header import GgufHeader
 
+Table = Mapping[str, Any]
+Wanted = dict[str, tuple[Any, ...]]
+"""By key, what llama.cpp takes where there is none, and what computes as the base."""
+
 UNKNOWN = "a file without it"
 _NO_ARITHMETIC = (
     "context_length", "vocab_size", "tensor_data_layout", "rope.scaling.finetuned",
@@ -64,11 +68,11 @@ _USUAL_SECTIONS = {
 }  # fmt: skip
 _WITH_WINDOW = ("olmo2", "exaone-moe", "gemma4")
 """Architectures whose windows llama.cpp runs by layer, as a file says."""
-_USUAL: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+_USUAL: Table = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
 _PARTS = ("attn_config", "ffn_config")  # of DBRX
 
 
-def differences(header: GgufHeader, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def differences(header: GgufHeader, config: Table) -> Iterator[tuple[str, Any, Any]]:
     """Yield each key by which llama.cpp computes otherwise than the base: its value and theirs."""
     start = f"{header.architecture}."
     stored = {k.removeprefix(start): v for k, v in header.metadata.items() if k.startswith(start)}
@@ -84,7 +88,7 @@ def differences(header: GgufHeader, config: Mapping[str, Any]) -> Iterator[tuple
         yield key, stored[key], UNKNOWN
 
 
-def _in_code(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _in_code(architecture: str, config: Table) -> Iterator[tuple[str, Any, Any]]:
     """Yield what llama.cpp has in its code, and the base has otherwise."""
     get = _Values(config)
     code = ARCHITECTURES[architecture]
@@ -115,9 +119,7 @@ def _in_code(architecture: str, config: Mapping[str, Any]) -> Iterator[tuple[str
             yield "no_rope_layers", f"each {_ROTATED}th", stated
 
 
-def _of_experts(
-    architecture: str, stored: Mapping[str, Any], get: _Values
-) -> dict[str, tuple[Any, ...]]:
+def _of_experts(architecture: str, stored: Table, get: _Values) -> Wanted:
     """Return the keys of architectures that have experts."""
     if not get.experts:
         return {}
@@ -126,7 +128,7 @@ def _of_experts(
     norm = "expert_weights_norm"
     gating = SIGMOID if get.type in _SIGMOID else SOFTMAX
     gating = code.gating if code.gating == SOFTMAX_OF_CHOSEN else gating
-    wanted: dict[str, tuple[Any, ...]] = {
+    wanted: Wanted = {
         "expert_count": (0, get.experts),
         "expert_used_count": (0, get("num_experts_per_tok", "moe_k", "moe_top_k") or 0),
         "expert_weights_scale": (0, scale, *((0, 0.0) if scale == 1 else ())),
@@ -144,11 +146,9 @@ def _of_experts(
 _WIDE_HEAD = 512  # of Gemma 4, in layers without a window, where a configuration has none
 
 
-def _of_one(
-    architecture: str, stored: Mapping[str, Any], get: _Values
-) -> dict[str, tuple[Any, ...]]:
+def _of_one(architecture: str, stored: Table, get: _Values) -> Wanted:
     """Return keys that single architectures read."""
-    wanted: dict[str, tuple[Any, ...]] = {
+    wanted: Wanted = {
         key: (absent, absent if (value := get(*names)) is None else value)
         for key, (absent, *names) in ARCHITECTURES[architecture].keys.items()
     }
@@ -192,17 +192,14 @@ def _of_one(
     return wanted
 
 
-def _wanted(
-    architecture: str, stored: Mapping[str, Any], config: Mapping[str, Any]
-) -> dict[str, tuple[Any, ...]]:
-    """Return, by key, what llama.cpp takes where there is none, and what computes as the base."""
+def _wanted(architecture: str, stored: Table, config: Table) -> Wanted:
     get, code = _Values(config), ARCHITECTURES[architecture]
     heads, hidden = get.heads, get.whole("hidden_size", "n_embd", "d_model")
     width = get.whole("intermediate_size", "ffn_hidden_size", "n_inner")
     head = get("head_dim") or (hidden // heads if heads and hidden else None)
     theta = get.rope("rope_theta")
     usual = hidden // heads if heads and hidden else None
-    wanted: dict[str, tuple[Any, ...]] = {
+    wanted: Wanted = {
         "block_count": (None, get.layers + int(stored.get("nextn_predict_layers") or 0)),
         "embedding_length": (None, hidden),
         "feed_forward_length": (None, width or (4 * hidden if hidden else None)),
@@ -256,7 +253,7 @@ def _equal(value: Any, wanted: Any) -> bool:
 # ------------------------------------------------------- where layers attend, what they rotate
 
 
-def _scaling_keys(stored: Mapping[str, Any], get: _Values) -> dict[str, tuple[Any, ...]]:
+def _scaling_keys(stored: Table, get: _Values) -> Wanted:
     kind = str(get.rope("rope_type") or get.rope("type") or "default")
     factor = get.rope("factor") if kind in ("linear", "yarn") else None
     key, yarn = "rope.scaling.", kind == "yarn"
@@ -267,7 +264,7 @@ def _scaling_keys(stored: Mapping[str, Any], get: _Values) -> dict[str, tuple[An
     trained = get.rope("original_max_position_embeddings") or get("max_position_embeddings")
     log = get.rope("mscale_all_dim") if yarn else None  # of DeepSeek
     share = 1 if get.type == "ministral3" else 0.1
-    scaling: dict[str, tuple[Any, ...]] = {
+    scaling: Wanted = {
         f"{key}type": ("linear", "yarn") if yarn else usual_type,
         f"{key}factor": (stored.get("rope.scale_linear", 0), *((factor,) if factor else (0, 1))),
         "rope.scale_linear": (0, stored.get("rope.scale_linear", 0)),  # an older name
@@ -286,9 +283,7 @@ def _scaling_keys(stored: Mapping[str, Any], get: _Values) -> dict[str, tuple[An
     return scaling
 
 
-def _window_keys(
-    architecture: str, stored: Mapping[str, Any], get: _Values
-) -> dict[str, tuple[Any, ...]]:
+def _window_keys(architecture: str, stored: Table, get: _Values) -> Wanted:
     window = get("sliding_window") or 0
     if get("use_sliding_window") is False:
         window = 0
@@ -304,7 +299,7 @@ def _window_keys(
         return {_WINDOW: (0, 0), _PATTERN: (None, stored.get(_PATTERN))}
     layers = get.layers
     sliding = _slides(get, layers, 4)
-    wanted: dict[str, tuple[Any, ...]] = {
+    wanted: Wanted = {
         _WINDOW: (0, window),
         _PATTERN: (_every(4, layers), sliding),
     }
@@ -326,7 +321,7 @@ def _every(period: int, layers: int) -> list[bool]:
     return [period < 1 or k % period < period - 1 for k in range(layers)]
 
 
-def rope_factors(config: Mapping[str, Any], pairs: int) -> list[float] | None:
+def rope_factors(config: Table, pairs: int) -> list[float] | None:
     """Return llama.cpp's divisors of frequencies (`rope_freqs.weight`); None without any."""
     get = _Values(config)
     kind = get.rope("rope_type") or get.rope("type")
@@ -350,17 +345,17 @@ def rope_factors(config: Mapping[str, Any], pairs: int) -> list[float] | None:
 
 
 @cache
-def _defaults() -> Mapping[str, Mapping[str, Any]]:
+def _defaults() -> Mapping[str, Table]:
     """Return what transformers takes where a configuration has none, by model type."""
     text = Path(__file__).with_name("defaults.json").read_text(encoding="utf-8")
-    table: Mapping[str, Mapping[str, Any]] = json.loads(text)
+    table: Mapping[str, Table] = json.loads(text)
     return table
 
 
 class _Values:
     """A configuration with the defaults of its model type, and its rotations in either form."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Table) -> None:
         self.type = str(config.get("model_type"))
         written = {key: value for key, value in config.items() if value is not None}
         for part in _PARTS:

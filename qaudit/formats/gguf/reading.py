@@ -19,30 +19,13 @@ from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.errors import SourceError, UsageError
+from qaudit.formats import reading
 from qaudit.formats.gguf import architectures
-from qaudit.formats.gguf.header import (
-    DAMAGED,
-    EMBEDDINGS,
-    HEAD,
-    PLAIN,
-    GgufHeader,
-    GgufTensor,
-    bits_claimed,
-    bits_of,
-    library,
-    most_of,
-    read_header,
-)
+from qaudit.formats.gguf import header as headers
+from qaudit.formats.gguf.architectures import ARCHITECTURES
+from qaudit.formats.gguf.header import GgufHeader, GgufTensor, library, read_header
 from qaudit.formats.gguf.metadata import UNKNOWN, differences, rope_factors
-from qaudit.formats.reading import (
-    VOCABULARY,
-    Rounding,
-    merges_of,
-    other_model,
-    other_tokenizer,
-    read_tokenizer,
-    refused,
-)
+from qaudit.formats.reading import Rounding, refused
 from qaudit.support.extras import install
 from qaudit.support.lazy import Tensor, torch
 from qaudit.whole import open_regular
@@ -55,7 +38,6 @@ _INSIDE = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(.*)")
 _BESIDE = ("mtp.", "visual.")  # blocks that guess tokens ahead, and towers (Qwen)
 ROPE_FACTORS = "rope_freqs.weight"
 """What depends on no weight; it is compared with the configuration of the base."""
-_OF_THE_BASE = "give the model that the file was made from as the target"
 
 
 # ------------------------------------------------------- where a file has a model's tensors
@@ -73,7 +55,7 @@ def turned(rows: Any, heads: int, outer: int) -> Any:
 def heads_of(header: GgufHeader, tensor: str) -> int | None:
     """Return the heads of q and k whose rows are interleaved."""
     match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", tensor)
-    if match is None or not architectures.ARCHITECTURES[header.architecture].interleaved:
+    if match is None or not ARCHITECTURES[header.architecture].interleaved:
         return None
     every = header.largest("attention.head_count")
     shared = header.largest("attention.head_count_kv")
@@ -87,7 +69,7 @@ def heads_of(header: GgufHeader, tensor: str) -> int | None:
 def adds_one(header: GgufHeader, tensor: str) -> bool:
     """Return whether a tensor is a norm whose weights are stored with one added."""
     is_norm = tensor.endswith("norm.weight") and not tensor.endswith("ssm_norm.weight")
-    return architectures.ARCHITECTURES[header.architecture].adds_one and is_norm
+    return ARCHITECTURES[header.architecture].adds_one and is_norm
 
 
 @dataclass(frozen=True)
@@ -127,15 +109,14 @@ def dense_places(header: GgufHeader, base: Collection[str], gguf: Any) -> dict[s
     kinds = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     blocks = header.number("block_count") or 0
     if not 0 < blocks <= _MOST_BLOCKS:
-        raise SourceError(f"a GGUF file of {blocks:g} blocks is damaged", hint=DAMAGED)
+        raise SourceError(f"a GGUF file of {blocks:g} blocks is damaged", hint=headers.DAMAGED)
     table = gguf.get_tensor_name_map(kinds[header.architecture], int(blocks))
-    moves = (*architectures.ARCHITECTURES[header.architecture].moves, *architectures.EVERYWHERE)
+    moves = (*ARCHITECTURES[header.architecture].moves, *architectures.EVERYWHERE)
     places = {}
     for name, plain in of_text(base).items():
         block = architectures.BLOCK.fullmatch(plain)
-        if block and (
-            match := architectures.XIELU.fullmatch(block[2])
-        ):  # a number that metadata hold (Apertus)
+        match = architectures.XIELU.fullmatch(block[2]) if block else None
+        if block and match:  # a number that metadata hold (Apertus)
             values = header.metadata.get(f"xielu.{match[1]}")
             numbers = values[int(block[1]) :][:1] if isinstance(values, list) else []
             if numbers and isinstance(numbers[0], float) and math.isfinite(numbers[0]):
@@ -176,9 +157,11 @@ class GgufFile:
         named = self._named(frozenset(base)) if base else {n: FilePlace((n,)) for n in kinds}
         self._places: Mapping[str, FilePlace] = named
         self.linears = {
-            name: Stored(self.shape(name), bits_of(kinds[place.first]))
+            name: Stored(self.shape(name), headers.bits_of(kinds[place.first][0]))
             for name, place in named.items()
-            if kinds.get(place.first, "F32") not in PLAIN and place.first not in (HEAD, EMBEDDINGS)
+            if place.tensors
+            and kinds[place.first][0] not in headers.PLAIN
+            and place.first not in (headers.HEAD, headers.EMBEDDINGS)
         }
         """What is quantized, by dense name; not embeddings and head, which no scheme rounds."""
 
@@ -193,23 +176,22 @@ class GgufFile:
 
     @property
     def _most(self) -> int:
-        return most_of([(linear.bits, linear.shape) for linear in self.linears.values()])
+        return headers.most_of([(linear.bits, linear.shape) for linear in self.linears.values()])
 
     @property
     def bits(self) -> int:
         """Return the bits that the file claims, or those of a code in most weights."""
         most = self._most
-        return bits_claimed(self._header, self._path) or most
+        return headers.bits_claimed(self._header, self._path) or most
 
     @property
     def nbytes(self) -> int:
-        return sum(self._nbytes(info) for info in self._header.tensors.values())
+        return sum(nbytes for _, nbytes in self._kinds.values())
 
     def nbytes_of(self, name: str) -> int:
         place = self._places[name]
-        infos = [self._header.tensors[tensor] for tensor in place.tensors]
-        parts = infos[0].shape[0] if place.expert is not None else 1
-        return sum(self._nbytes(info) for info in infos) // parts
+        parts = self._header.tensors[place.first].shape[0] if place.expert is not None else 1
+        return sum(self._kinds[tensor][1] for tensor in place.tensors) // parts
 
     def names(self) -> Sequence[str]:
         return list(self._places)
@@ -242,7 +224,7 @@ class GgufFile:
 
         info = self._header.tensors[stored]
         shape = info.shape if expert is None else info.shape[1:]
-        kind = self._gguf.GGMLQuantizationType[self._kinds[stored]]
+        kind = self._gguf.GGMLQuantizationType[self._kinds[stored][0]]
         rows = np.frombuffer(self._bytes(info, expert), np.uint8)
         with np.errstate(all="ignore"):
             values = self._gguf.quants.dequantize(rows.reshape(prod(shape[:-1]), -1), kind)
@@ -259,27 +241,24 @@ class GgufFile:
         """Return nothing: columns are grouped in their own order, in blocks of one size."""
         return None
 
-    def _nbytes(self, info: GgufTensor) -> int:
-        return nbytes_of(info, self._kinds[info.name], self._gguf)
-
     def _bytes(self, info: GgufTensor, expert: int | None = None) -> bytes:
         """Return the bytes of a tensor, or of one of its experts."""
-        wanted = self._nbytes(info) // (1 if expert is None else info.shape[0])
+        wanted = self._kinds[info.name][1] // (1 if expert is None else info.shape[0])
         with open_regular(self._path) as file:
             file.seek(info.start + wanted * (expert or 0))
             data = file.read(wanted)
         if len(data) < wanted:
-            raise SourceError(f"`{self._path}` is cut short in `{info.name}`", hint=DAMAGED)
+            raise SourceError(f"`{self._path}` is cut short in `{info.name}`", hint=headers.DAMAGED)
         return data
 
     def _named(self, base: frozenset[str]) -> dict[str, FilePlace]:
         """Return the file's tensors for each of the base's; refuse others of consequence."""
         tensors = self._header.tensors
         places, text = dense_places(self._header, base, self._gguf), of_text(base)
-        blocks = int(self._header.number("block_count") or 0)
-        before = blocks - int(
-            self._header.number("nextn_predict_layers") or 0
-        )  # others guess ahead
+        blocks, ahead = (
+            int(self._header.number(key) or 0) for key in ("block_count", "nextn_predict_layers")
+        )
+        before = blocks - ahead
         missing = sorted(
             name
             for name, plain in text.items()
@@ -291,22 +270,21 @@ class GgufFile:
             raise SourceError(
                 f"`{self._path}` has nothing for `{missing[0]}` of its base"
                 + (f", and for {len(missing) - 1} more" if len(missing) > 1 else ""),
-                hint=_OF_THE_BASE,
+                hint=reading.OF_THE_BASE,
             )
         for place in places.values():
             shape = tensors[place.first].shape if place.expert is not None else ()
             if place.expert is not None and (len(shape) != 3 or place.expert >= shape[0]):
-                raise refused(
-                    place.first[:60],
-                    f"has the shape {list(shape)}, without an expert {place.expert}",
-                )
+                why = f"has the shape {list(shape)}, without an expert {place.expert}"
+                raise refused(place.first[:60], why)
         guesses = tuple(f"blk.{k}." for k in range(max(before, 0), blocks))
         placed = {tensor for place in places.values() for tensor in place.tensors}
         unplaced = {name for name in self._kinds if not name.startswith(guesses)} - placed
         unplaced.discard(ROPE_FACTORS)
-        if HEAD in unplaced and "lm_head.weight" not in text.values():
-            unplaced.remove(HEAD)
-            head, front = tensors[HEAD], tensors[EMBEDDINGS]  # OLMo 2 needs a copy of them
+        if headers.HEAD in unplaced and "lm_head.weight" not in text.values():
+            unplaced.remove(headers.HEAD)
+            # OLMo 2 needs a copy of the embeddings.
+            head, front = tensors[headers.HEAD], tensors[headers.EMBEDDINGS]
             same = (head.kind, head.shape) == (front.kind, front.shape)
             if not same or self._bytes(head) != self._bytes(front):
                 raise SourceError(
@@ -317,30 +295,24 @@ class GgufFile:
         if unplaced:
             raise SourceError(
                 f"`{self._path}` holds `{min(unplaced)}`, for which its base has no place",
-                hint=_OF_THE_BASE,
+                hint=reading.OF_THE_BASE,
             )
         return places
 
 
-def nbytes_of(info: GgufTensor, kind: str, gguf: Any) -> int:
-    columns, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    return int(prod(info.shape) // columns * nbytes)
-
-
-def _checked(header: GgufHeader, path: Path, gguf: Any) -> dict[str, str]:
-    """Return the type of each tensor; refuse what cannot be decoded or does not fit the file."""
+def _checked(header: GgufHeader, path: Path, gguf: Any) -> dict[str, tuple[str, int]]:
+    """Return the type and the bytes of each tensor; refuse what is not decoded or does not fit."""
     if header.metadata.get("split.count", 1) not in (0, 1):
         raise SourceError(
             f"`{path}` is one of {str(header.metadata['split.count'])[:20]} parts of a model",
             hint="join them with `llama-gguf-split --merge`, and name the whole file",
         )
-    if (architecture := header.architecture) not in architectures.ARCHITECTURES:
-        why = architectures.UNPROVED.get(
-            architecture, "transformers has no decoder that is made so"
-        )
+    if (architecture := header.architecture) not in ARCHITECTURES:
+        usual = "transformers has no decoder that is made so"
+        why = architectures.UNPROVED.get(architecture, usual)
         raise SourceError(
             f"`{path}` is a model of the architecture `{architecture}`, which is not read: {why}",
-            hint=f"these are read: {', '.join(architectures.ARCHITECTURES)}",
+            hint=f"these are read: {', '.join(ARCHITECTURES)}",
         )
     decoded = {int(k): k.name for k in gguf.GGMLQuantizationType if _is_decoded(k, gguf)}
     kinds, size, end = {}, path.stat().st_size, 0
@@ -351,14 +323,15 @@ def _checked(header: GgufHeader, path: Path, gguf: Any) -> dict[str, str]:
                 f"`{info.name[:60]}` of `{path}` has type {info.kind}, which is not decoded",
                 hint=f"a newer `gguf` package may decode it: {install('gguf')} --upgrade",
             )
-        if info.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
+        columns, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        if info.shape[-1] % columns:
             raise refused(info.name[:60], f"has {info.shape[-1]} columns, which {kind} cannot hold")
         if info.start < end:
             raise refused(info.name[:60], "overlaps the tensor before it")
-        end = info.start + nbytes_of(info, kind, gguf)
+        kinds[info.name] = kind, int(prod(info.shape) // columns * nbytes)
+        end = info.start + kinds[info.name][1]
         if end > size:
-            raise SourceError(f"`{path}` is cut short in `{info.name[:60]}`", hint=DAMAGED)
-        kinds[info.name] = kind
+            raise SourceError(f"`{path}` is cut short in `{info.name[:60]}`", hint=headers.DAMAGED)
     return kinds
 
 
@@ -385,19 +358,17 @@ def must_match(label: str, header: GgufHeader, base: Path, path: Path | None = N
     inner = config.get("text_config")
     config = inner if isinstance(inner, dict) else config
     architecture, theirs = header.architecture, config.get("model_type")
-    if architecture in architectures.ARCHITECTURES:
-        if theirs not in architectures.ARCHITECTURES[architecture].types:
-            raise other_model(label, "architecture", architecture, theirs, base)
+    if architecture in ARCHITECTURES:
+        if theirs not in ARCHITECTURES[architecture].types:
+            raise reading.other_model(label, "architecture", architecture, theirs, base)
         for key, value, wanted in differences(header, config):
             raise _other_arithmetic(label, f"{architecture}.{key}", value, wanted, base)
         _must_rotate_alike(label, header, config, base, path)
-    table, tokens = read_tokenizer(base), header.metadata.get("tokenizer.ggml.tokens")
+    table, tokens = reading.read_tokenizer(base), header.metadata.get("tokenizer.ggml.tokens")
     if table is None or not isinstance(tokens, list):
         return
     # Tokens that were added later may be written in another way.
-    added = {
-        token.get("id") for token in table.get("added_tokens") or () if isinstance(token, dict)
-    }
+    added = {t.get("id") for t in table.get("added_tokens") or () if isinstance(t, dict)}
     kinds = header.metadata.get("tokenizer.ggml.token_type")
     kinds = kinds if isinstance(kinds, list) else []
     for text, number in table["model"]["vocab"].items():
@@ -407,14 +378,12 @@ def must_match(label: str, header: GgufHeader, base: Path, path: Path | None = N
         is_defined = 0 <= number < len(kinds) and kinds[number] == _USER_DEFINED
         spaced = text.replace(_WORD_MARK, " ") if is_defined else text
         if not 0 <= number < len(tokens) or tokens[number] not in (text, spaced):
-            raise other_tokenizer(label, VOCABULARY, base)
+            raise reading.other_tokenizer(label, reading.VOCABULARY, base)
     merges = header.metadata.get("tokenizer.ggml.merges")
-    # The `gguf` package keeps spaces of tokens apart.
-    pairs = (
-        " ".join(p.replace(" ", chr(ord(" ") + 256)) for p in pair) for pair in merges_of(table)
-    )
-    if isinstance(merges, list) and merges != list(pairs):
-        raise other_tokenizer(label, "merges", base)
+    mark = chr(ord(" ") + 256)  # the `gguf` package keeps spaces of tokens apart
+    pairs = [" ".join(p.replace(" ", mark) for p in pair) for pair in reading.merges_of(table)]
+    if isinstance(merges, list) and merges != pairs:
+        raise reading.other_tokenizer(label, "merges", base)
 
 
 def _other_arithmetic(
@@ -428,7 +397,7 @@ def _other_arithmetic(
     return UsageError(
         f"llama.cpp computes another model from `{label}` than `{base}` is: `{key}` is "
         f"{str(value)[:40]} where the base needs {str(wanted)[:40]}",
-        hint=_OF_THE_BASE,
+        hint=reading.OF_THE_BASE,
     )
 
 
@@ -439,20 +408,15 @@ def _must_rotate_alike(
     info = header.tensors.get(ROPE_FACTORS)
     pairs = info.shape[-1] if info else 1
     wanted = rope_factors(config, pairs)
-    if info is None:
-        if wanted is not None:
-            raise _other_arithmetic(label, ROPE_FACTORS, "not there", "one of `llama3`", base)
-        return
-    if path is None:
+    if info is None and wanted is not None:
+        raise _other_arithmetic(label, ROPE_FACTORS, "not there", "one of `llama3`", base)
+    if info is None or path is None:
         return
     with path.open("rb") as file:
         file.seek(info.start)
         raw = file.read(4 * pairs)
     stored = struct.unpack(f"<{len(raw) // 4}f", raw[: len(raw) // 4 * 4])
-    pairs_of = zip(stored, wanted or [1.0] * pairs, strict=False)
-    if (
-        info.kind
-        or len(stored) < pairs
-        or not all(math.isclose(a, b, rel_tol=1e-4) for a, b in pairs_of)
-    ):
+    both = zip(stored, wanted or [1.0] * pairs, strict=False)
+    alike = all(math.isclose(a, b, rel_tol=1e-4) for a, b in both)
+    if info.kind or len(stored) < pairs or not alike:
         raise _other_arithmetic(label, ROPE_FACTORS, "of other rotations", "those of its own", base)
