@@ -31,7 +31,7 @@ from qaudit.checkpoints.safetensors import (
 from qaudit.checkpoints.stamps import hash_of, own_folder, settings_in
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import FAMILY_FILE, Family, load, load_file
-from qaudit.families.names import parse_name
+from qaudit.families.family import parse_name
 from qaudit.support.keys import first_of, nearest
 from qaudit.types import Checkpoint, Recipe, Ref, WeightFile
 from qaudit.whole import open_regular

@@ -24,8 +24,7 @@ from qaudit.checkpoints.stamps import own_folder
 from qaudit.core.doubts import bad_report, equal_report
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import Family, learning_rate_of
-from qaudit.families.family import Duplicates, LearningRate
-from qaudit.families.names import Key, Place, order, parse_name
+from qaudit.families.family import Duplicates, Key, LearningRate, Place, order, parse_name
 from qaudit.types import Checkpoint, Recipe, Ref
 from qaudit.whole import read_regular
 

@@ -6,22 +6,135 @@ Steps that restart in a later stage are counted from the end of the one before, 
 `starts_after: stage1@5000`. A stage without it goes on counting from the start of the run.
 Tokens come from steps, never from a name: labels are rounded, and twins of one checkpoint
 carry different ones. A label far from the tokens of its step is noted.
+
+Every lab names its checkpoints in its own way, and a few change it in the middle of a run. The
+rules below read the names that are in public use; the first that matches the whole name wins,
+and the order matters: `global_step1000` must not be read as a stage called "global", nor the
+`2T` of `stage2-step47684-mix-round5-from-2T-ckpt` as tokens. A name that no rule reads is a
+named checkpoint: it has its own name, is placed last and never dropped.
+
+Numbers sort as numbers (`step1000` comes after `step200`). Token counts in names are rounded
+by their authors, so that they are a check and not a measurement; `ckpt_007` counts in units
+that its family defines, so that it is an index and not a step.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from qaudit.core.schedules import Schedule, build
-from qaudit.families.names import Key, Place, natural, order, parse_name, place_of
 from qaudit.support.keys import as_list
 from qaudit.support.patterns import slow_reason
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a checkpoint in a training run, as far as its name gives it."""
+
+    name: str
+    stage: str | None = None
+    ingredient: int | None = None
+    step: int | None = None
+    tokens: int | None = None
+    index: int | None = None
+    variant: str | None = None
+
+    @property
+    def named(self) -> bool:
+        """Whether the name has no number to order it by."""
+        return self.step is None and self.tokens is None and self.index is None
+
+
+_N = "[0-9]{1,18}"  # longer runs of digits are hashes, and Python refuses to read the longest
+_TOKENS = rf"(?P<tokens>{_N}(?:\.{_N})?)(?P<unit>[KMBT])"
+
+RULES: tuple[re.Pattern[str], ...] = tuple(
+    re.compile(rule)
+    for rule in (
+        rf"(?P<stage>stage{_N})-ingredient(?P<ingredient>{_N})-step-?(?P<step>{_N})"
+        rf"(?:-tokens{_TOKENS})?",
+        rf"(?P<stage>stage{_N})-step-?(?P<step>{_N})(?:-tokens{_TOKENS})?(?:-(?P<variant>mix-.+))?",
+        rf"global_?step_?(?P<step>{_N})",
+        rf"step-(?P<step>{_N})_tokens-{_TOKENS}-(?P<stage>phase{_N})",
+        rf"step[-_]?(?P<step>{_N})(?:-tokens?{_TOKENS})?",
+        rf"step-(?P<step>{_N})-{_TOKENS}T?",  # 2BT is 2 B tokens
+        # one repository per checkpoint
+        rf".+[-_]step-(?P<thousands>{_N})k-(?:token-)?(?P<tokens>{_N})(?P<unit>[bT])",
+        rf"(?P<stage>[A-Za-z][A-Za-z0-9]*(?:[-_.][A-Za-z0-9]+)*?)[-_]step[-_]?(?P<step>{_N})"
+        rf"(?:-tokens{_TOKENS})?",
+        rf"iter[-_]?(?P<step>{_N})",
+        rf"checkpoint-(?P<step>{_N})",
+        rf"(?:ckpt|checkpoint|chkpt)[-_](?P<index>{_N})",
+        rf"[A-Za-z]+_(?P<stage>phase{_N})_checkpoint_(?P<step>{_N})",
+        _TOKENS,
+        rf"(?P<step>{_N})",
+    )
+)
+
+_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def parse_name(name: str) -> Place:
+    """Read a revision's or folder's name; a name without a place is a named checkpoint."""
+    last = re.sub(r"/mp_rank_[0-9]+$", "", name.rstrip("/")).rpartition("/")[2]
+    for rule in RULES:
+        if match := rule.fullmatch(last):
+            return place_of(name, match.groupdict())
+    return Place(name)
+
+
+def place_of(name: str, groups: dict[str, str | None]) -> Place:
+    texts = {key: text for key, text in groups.items() if text is not None}
+    fields: dict[str, Any] = {key: texts[key] for key in ("stage", "variant") if key in texts}
+    fields |= {key: int(texts[key]) for key in ("ingredient", "step", "index") if key in texts}
+    if "thousands" in texts:
+        fields["step"] = 1000 * int(texts["thousands"])
+    if "tokens" in texts:
+        unit = _UNITS[texts.get("unit", "B").upper()]
+        fields["tokens"] = int(Decimal(texts["tokens"]) * unit)
+    return Place(name, **fields)
+
+
+Key = tuple[Any, ...]
+
+
+def order(place: Place, stages: Sequence[str] = ()) -> Key:
+    """Return the sort key of a place: stage, ingredient, step.
+
+    `stages` is the order its family gives. Without one, what has no stage comes first, then
+    numbered stages by number, then other stages by name; named checkpoints come last.
+    """
+    if place.named:
+        return (9, 0, (), 0, 0, 0, natural(place.name))
+    counters = (place.step, place.index, place.tokens)
+    kind = next(k for k, counter in enumerate(counters) if counter is not None)
+    stage: Key = (3, 0, natural(place.stage or ""))
+    if place.stage in stages:
+        stage = (0, stages.index(place.stage), ())
+    elif place.stage is None:
+        stage = (1, 0, ())
+    elif match := re.fullmatch(rf"(?:stage|phase)({_N})", place.stage):
+        stage = (2, int(match[1]), ())
+    return (*stage, place.ingredient or 0, kind, counters[kind], natural(place.name))
+
+
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a sort key that reads the numbers in a text as numbers."""
+    parts = re.findall(rf"{_N}|[^0-9]+", text)
+    return tuple(
+        (0, int(part), part) if part[0] in "0123456789" else (1, 0, part) for part in parts
+    )
+
+
+# ------------------------------------------------------------------------ the tables of a file
 
 
 class Strict(BaseModel):
@@ -57,10 +170,7 @@ Ramps = Annotated[
 
 
 class LearningRate(Inferred):
-    """A schedule, the unit its counter runs in, and where it was in force.
-
-    Of several, the first that holds for a checkpoint's ingredient and step is taken.
-    """
+    """A schedule, the unit its counter runs in, and where it was in force."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -76,11 +186,6 @@ class LearningRate(Inferred):
 
     def schedule(self) -> Schedule:
         return build(self.kind, **{k: _number(k, v) for k, v in (self.model_extra or {}).items()})
-
-    def holds(self, ingredient: int | None, step: int) -> bool:
-        if self.ingredients is not None and ingredient not in self.ingredients:
-            return False
-        return self.until_step is None or step <= self.until_step
 
 
 def _number(key: str, value: object) -> Any:
@@ -222,7 +327,6 @@ class Match(Strict):
         return self
 
 
-_G = TypeVar("_G", Duplicates, KnownBad)
 LABEL_TOLERANCE = 0.003
 """How far nominal tokens may be from those of the step, beside the billion of rounding."""
 
@@ -274,14 +378,20 @@ class Family(Strict):
         # of a file system is no longer than this, and patterns may be slow on longer ones.
         if len(name) > _LONGEST_NAME or re.search("[0-9]{19}", name):
             return Place(name)
+        of_place: Stage | None = None
+        place = parse_name(name)
         for stage in self.stages:
             if stage.pattern and (match := compiled(stage.pattern).fullmatch(name)):
-                return self._by_index(
-                    stage, place_of(name, {**match.groupdict(), "stage": stage.name})
-                )
-        place = parse_name(name)
-        of_place = self._stage(place)
-        return self._by_index(of_place, place) if of_place else place
+                place, of_place = place_of(name, {**match.groupdict(), "stage": stage.name}), stage
+                break
+        else:
+            of_place = self._stage(place)
+        if of_place is None or of_place.index is None:
+            return place
+        if place.index is None or place.step is not None:
+            return place
+        step = (place.index + of_place.index.offset) * of_place.index.steps
+        return replace(place, stage=of_place.name, step=step)
 
     def order(self, place: Place) -> Key:
         names = [named.name for named in self.named if named.step is None]
@@ -294,18 +404,19 @@ class Family(Strict):
     def _named(self, name: str, repo: str | None) -> Named | None:
         return next((n for n in self.named if n.name == name and n.repo in {None, repo}), None)
 
-    def _by_index(self, stage: Stage, place: Place) -> Place:
-        if stage.index is None or place.index is None or place.step is not None:
-            return place
-        step = (place.index + stage.index.offset) * stage.index.steps
-        return replace(place, stage=stage.name, step=step)
-
     def tokens(self, place: Place) -> int | None:
         """Return the tokens the run had seen at a place, from its very start."""
-        stage = self._stage(place)
-        if stage is None or place.step is None:
-            return None
-        return self._seen(stage, place.step)
+        stage, step, seen = self._stage(place), place.step, 0
+        while stage is not None and step is not None:
+            inside = self._in_stage(stage, step)
+            if inside is None:
+                return None
+            seen += inside
+            if stage.starts_after is None:
+                return seen
+            before, _, last = stage.starts_after.rpartition("@")
+            stage, step = next(s for s in self.stages if s.name == before), int(last)
+        return None
 
     def learning_rate(self, place: Place) -> float | None:
         """Return the learning rate at a place, or nothing where no schedule is published."""
@@ -315,10 +426,8 @@ class Family(Strict):
         if piece.units == "steps":
             return piece.schedule().at(place.step)
         tokens = self._in_stage(stage, place.step)
-        if tokens is None:
-            return None
-        per = stage.tokens_per_sample if piece.units == "samples" else 1
-        return piece.schedule().at(tokens / (per or 1))
+        per = (piece.units == "samples" and stage.tokens_per_sample) or 1
+        return None if tokens is None else piece.schedule().at(tokens / per)
 
     def _stage(self, place: Place) -> Stage | None:
         """Return the stage of a place; a family of one stage need not name it.
@@ -332,16 +441,16 @@ class Family(Strict):
         return next((stage for stage in self.stages if stage.name == place.stage), None)
 
     def _piece(self, place: Place) -> LearningRate | None:
+        """Return the first schedule that holds for the ingredient and step of a place."""
         stage, step = self._stage(place), place.step
-        if stage is None or step is None:
-            return None
-        return next((lr for lr in stage.lr if lr.holds(place.ingredient, step)), None)
-
-    def _ramps(self, stage: Stage) -> Ramps:
-        return stage.tokens_per_step or self.tokens_per_step or ()
+        for piece in stage.lr if stage is not None else ():
+            is_early = step is not None and (piece.until_step is None or step <= piece.until_step)
+            if is_early and (piece.ingredients is None or place.ingredient in piece.ingredients):
+                return piece
+        return None
 
     def _in_stage(self, stage: Stage, step: int) -> int | None:
-        ramps = self._ramps(stage)
+        ramps = stage.tokens_per_step or self.tokens_per_step
         if not ramps:
             return None
         ends = [*(ramp.from_step for ramp in ramps[1:]), step]
@@ -349,15 +458,6 @@ class Family(Strict):
             max(0, min(end, step) - ramp.from_step) * ramp.tokens
             for ramp, end in zip(ramps, ends, strict=True)
         )
-
-    def _seen(self, stage: Stage, step: int) -> int | None:
-        inside = self._in_stage(stage, step)
-        if inside is None or stage.starts_after is None:
-            return inside
-        name, _, last = stage.starts_after.rpartition("@")
-        before = next(s for s in self.stages if s.name == name)
-        seen = self._seen(before, int(last))
-        return None if seen is None else seen + inside
 
     def notes(self, place: Place, repo: str | None = None) -> tuple[str, ...]:
         """Return the inferences about a place that no source confirms."""
@@ -369,7 +469,7 @@ class Family(Strict):
             notes += piece.doubt(f"the learning rate of `{where}` is inferred")
         stage = self._stage(place)
         if stage is not None and place.step is not None:
-            for ramp in self._ramps(stage):
+            for ramp in stage.tokens_per_step or self.tokens_per_step or ():
                 notes += ramp.doubt(f"the tokens of a step of `{where}` are inferred")
             tokens, counted = place.tokens, self._in_stage(stage, place.step)
             far = 10**9 + LABEL_TOLERANCE * (counted or 0)
@@ -381,18 +481,14 @@ class Family(Strict):
         return tuple(notes)
 
     def bad(self, name: str, repo: str | None = None) -> tuple[KnownBad, ...]:
-        return self._of_revision(self.known_bad, name, repo)
+        return tuple(group for group in self.known_bad if self._names(group, name, repo))
 
     def duplicates(self, name: str, repo: str | None = None) -> tuple[Duplicates, ...]:
         """Return the groups of revisions, this one among them, that serve the same weights."""
-        return self._of_revision(self.known_duplicates, name, repo)
+        return tuple(group for group in self.known_duplicates if self._names(group, name, repo))
 
-    def _of_revision(self, groups: tuple[_G, ...], name: str, repo: str | None) -> tuple[_G, ...]:
-        return tuple(
-            group
-            for group in groups
-            if group.repo in {None, repo} and any(self._same(r, name) for r in group.revisions)
-        )
+    def _names(self, group: Duplicates | KnownBad, name: str, repo: str | None) -> bool:
+        return group.repo in {None, repo} and any(self._same(r, name) for r in group.revisions)
 
     def _same(self, entry: str, name: str) -> bool:
         """Whether a file's entry means a revision; one without tokens means any label."""

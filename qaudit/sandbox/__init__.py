@@ -93,25 +93,20 @@ class Templates:
             request = pickle.dumps((template, dict(values), is_chat), protocol=5)
         except RecursionError as error:
             raise TemplateError("the values of a template nest without end", hint=_HINT) from error
-        if len(request) > self.limits.nbytes_values:
-            raise TemplateError(
-                f"a template and its values have {len(request):,} bytes, "
-                f"more than {self.limits.nbytes_values:,}",
-                hint=_HINT,
-            )
+        nbytes, most = len(request), self.limits.total_characters
+        if nbytes > self.limits.nbytes_values:
+            allowed = f"more than {self.limits.nbytes_values:,}"
+            message = f"a template and its values have {nbytes:,} bytes, {allowed}"
+            raise TemplateError(message, hint=_HINT)
         refused, text = self._exchange(request)
+        why = text
+        if not refused and self._exchange(request, place=1) != (refused, text):
+            refused, why = True, "it makes another text each time"
         if refused:
-            raise TemplateError(f"the template `{_short(template)}` fails: {text}", hint=_HINT)
-        if self._exchange(request, place=1) != (refused, text):
-            raise TemplateError(
-                f"the template `{_short(template)}` fails: it makes another text each time",
-                hint=_HINT,
-            )
+            raise TemplateError(f"the template `{_short(template)}` fails: {why}", hint=_HINT)
         self._characters += len(text)
-        if self._characters > self.limits.total_characters:
-            raise TemplateError(
-                f"templates make more than {self.limits.total_characters:,} characters", hint=_HINT
-            )
+        if self._characters > most:
+            raise TemplateError(f"templates make more than {most:,} characters", hint=_HINT)
         return text
 
     def _exchange(self, request: bytes, place: int = 0) -> tuple[bool, str]:
@@ -141,16 +136,14 @@ class Templates:
             return bool(refused), process.stdout.read(length).decode("utf-8", "surrogatepass")
         except (OSError, EOFError, struct.error, UnicodeDecodeError):  # the process ended
             process.kill()
-            return True, self._why(process.wait())
+            code = process.wait()
+            self.close()
+            if code in (-signal.SIGPROF, -signal.SIGXCPU):
+                return True, f"it takes more than {self.limits.seconds:g} seconds"
+            return True, f"the process that renders it ended with {code}"
         except BaseException:
             self.close()  # an interrupt between request and answer: the next answer would be wrong
             raise
-
-    def _why(self, code: int) -> str:
-        self.close()
-        if code in (-signal.SIGPROF, -signal.SIGXCPU):
-            return f"it takes more than {self.limits.seconds:g} seconds"
-        return f"the process that renders it ended with {code}"
 
 
 def _short(template: str) -> str:

@@ -27,9 +27,16 @@ TODAY = datetime(2024, 7, 26)  # for templates that print it: Llama's own defaul
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until there are no more; memory and time are limited, no file is written."""
     limits = json.loads(sys.argv[1])
-    _bound(limits)
+    for kind, most in (
+        (resource.RLIMIT_AS, limits["nbytes_memory"]),
+        (resource.RLIMIT_CPU, limits["total_seconds"]),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with suppress(OSError, ValueError):  # macOS has no limit of address space
+            resource.setrlimit(kind, (most, most))
     environment, chats = _environment(), _chat_environment()
     compiled = lru_cache(maxsize=4096)(environment.from_string)
     compiled_chat = lru_cache(maxsize=16)(chats.from_string)
@@ -37,11 +44,16 @@ def main() -> None:
     while len(header := requests.read(4)) == 4:
         template, values, is_chat = pickle.loads(requests.read(struct.unpack(">I", header)[0]))
         signal.setitimer(signal.ITIMER_PROF, limits["seconds"])  # its signal ends the process
+        parts = chats.rendered = []
+        places = chats.generations = []
         try:
-            make = compiled_chat if is_chat else compiled
-            parts = chats.rendered = []
-            places = chats.generations = []
-            text, refused = _rendered(make(template), values, limits["characters"], parts), False
+            make, length, refused = compiled_chat if is_chat else compiled, 0, False
+            for part in make(template).generate(**values):
+                parts.append(part)
+                length += len(part)
+                if length > limits["characters"]:
+                    raise ValueError(f"it makes more than {limits['characters']:,} characters")
+            text = "".join(parts)
             if is_chat:
                 text = json.dumps([text, places], ensure_ascii=False)
         except Exception as error:  # noqa: BLE001 - a template may raise anything
@@ -50,16 +62,6 @@ def main() -> None:
         answer = text.encode("utf-8", "surrogatepass")
         answers.write(struct.pack(">BI", refused, len(answer)) + answer)
         answers.flush()
-
-
-def _rendered(template: Any, values: dict[str, Any], most: int, parts: list[str]) -> str:
-    length = 0
-    for part in template.generate(**values):
-        parts.append(part)
-        length += len(part)
-        if length > most:
-            raise ValueError(f"it makes more than {most:,} characters")
-    return "".join(parts)
 
 
 def _draw_nothing(environment: Any) -> None:
@@ -115,13 +117,8 @@ def _chat_environment() -> Any:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
+        layout: dict[str, Any] = {"indent": indent, "separators": separators}
+        return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys, **layout)
 
     def fail(message: str) -> NoReturn:
         raise TemplateError(message)
@@ -131,18 +128,6 @@ def _chat_environment() -> Any:
     environment.globals["raise_exception"] = fail
     environment.globals["strftime_now"] = TODAY.strftime
     return environment
-
-
-def _bound(limits: dict[str, Any]) -> None:
-    """Limit memory and time; no file can be written."""
-    for kind, most in (
-        (resource.RLIMIT_AS, limits["nbytes_memory"]),
-        (resource.RLIMIT_CPU, limits["total_seconds"]),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        with suppress(OSError, ValueError):  # macOS has no limit of address space
-            resource.setrlimit(kind, (most, most))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.families.names import Place, order, parse_name
+from qaudit.families.family import Place, order, parse_name
 
 B, T = 10**9, 10**12
 
