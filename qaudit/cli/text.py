@@ -51,18 +51,15 @@ def rollouts(
     from qaudit.cli.progress import Progress
     from qaudit.recipe.table import recipe_and_options, take
     from qaudit.report.folder import must_be_outside
-    from qaudit.rollouts.server import Server
-    from qaudit.rollouts.write import RolloutRequest, write_rollouts
+    from qaudit.rollouts.write import write_rollouts
 
     must_be_outside(out)
     sampling, soup = take(Sampling, settings), bool(settings["soups"])
-    address, model = sampling.server, sampling.served_model or target
-    request = RolloutRequest(prompts, soup, sampling, Server(address, model) if address else None)
     # Rollouts read no text but prompts, and resolving a target looks for one.
     texts = {"calibration": str(prompts), "evaluation": str(prompts)}
     recipe, options = recipe_and_options(target, **texts, **settings)
     with resumable(out), Progress(quiet=quiet) as progress:
-        written = write_rollouts(recipe, out, options, request, progress)
+        written = write_rollouts(recipe, out, options, prompts, sampling, progress, soup=soup)
     tokens = sum(len(sample.new_ids) for sample in written.samples)
     finished = sum(sample.finished for sample in written.samples)
     about = {"samples": len(written.samples), "finished": finished, "tokens": tokens}

@@ -16,13 +16,10 @@ import os
 import re
 import socket
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,36 +48,8 @@ _NEUTRAL = {
 """Settings that change no probability, in place of what a checkpoint or a server has."""
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses to follow: the key would go along."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-class _Watched(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Keeps the socket of a request, so that it can be ended from another thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._socket: socket.socket | None = None
-
-    def do_open(self, http_class: Any, req: Any, **options: Any) -> Any:
-        def connected(*arguments: Any, **keywords: Any) -> Any:
-            connection = http_class(*arguments, **keywords)
-            connection.connect = partial(self._connect, connection, connection.connect)
-            return connection
-
-        return super().do_open(connected, req, **options)
-
-    def _connect(self, connection: Any, connect: Any) -> None:
-        connect()
-        self._socket = connection.sock
-
-    def end(self) -> None:
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+class _RefusedError(MachineError):
+    """A server that refuses a request, and may take another form of it."""
 
 
 @dataclass(frozen=True)
@@ -108,57 +77,68 @@ class Server:
 
     def complete(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the one choice of an answer, with the number of its tokens."""
+        address, key = urlsplit(self.url), os.environ.get(KEY)
+        if key and not re.fullmatch(r"[!-~]+", key):  # an error about headers would print it
+            raise UsageError(
+                f"the key in {KEY} holds characters that no key has",
+                hint="look for a line break or a quote in it",
+            )
         headers = {"Content-Type": "application/json"}
-        if key := _key():
-            headers["Authorization"] = f"Bearer {key}"
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
         body = json.dumps({"model": self.model, **request}).encode()
-        url = f"{self.url.rstrip('/')}/completions"
-        posted = urllib.request.Request(url, body, headers, method="POST")
-        watched = _Watched()
-        opener = urllib.request.build_opener(_NoRedirect, watched)
-        ending = threading.Timer(_SECONDS, watched.end)
-        ending.daemon = True
-        ending.start()
         most = _NBYTES + _NBYTES_OF_TOKEN * (len(request["prompt"]) + request["max_tokens"])
+        is_open = address.scheme == "http"
+        kind = http.client.HTTPConnection if is_open else http.client.HTTPSConnection
+        connection = kind(str(address.hostname), address.port, timeout=_SECONDS)
         try:
-            with opener.open(posted, timeout=_SECONDS) as answer:
+            connection.connect()
+            with _ended(connection.sock):
+                connection.request("POST", f"{address.path.rstrip('/')}/completions", body, headers)
+                answer = connection.getresponse()  # redirects are not followed: the key would be
+                if not 200 <= answer.status < 300:
+                    what, reason = f"answers with {answer.status}", _reason(answer, key)
+                    raise self._failure(
+                        f"{what}: {reason}" if reason else what,
+                        _RefusedError if answer.status in _REFUSED else MachineError,
+                    )
                 read = answer.read(most + 1)
             if len(read) > most:
                 tokens = request["max_tokens"]
                 raise self._failure(f"answers with more than {most} bytes for {tokens} tokens")
             return _choice(json_of(read.decode()))
-        except urllib.error.HTTPError as error:
-            with error:
-                what, reason = f"answers with {error.code}", _reason(error, key)
-            failure = self._failure(f"{what}: {reason}" if reason else what)
-            if error.code in _REFUSED:
-                raise _RefusedError(failure.message, hint=failure.hint) from error
-            raise failure from error
+        except (UnicodeEncodeError, UnicodeDecodeError) as error:
+            raise self._failure(f"does not answer: {error.reason}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = " ".join(str(getattr(error, "reason", error) or type(error).__name__).split())
+            reason = " ".join((str(error) or type(error).__name__).split())
             raise self._failure(f"does not answer: {printable(reason)[:200]}") from error
         except (LookupError, TypeError, AttributeError) as error:
             raise self._failure("answers with something else than a completion") from error
         finally:
-            ending.cancel()
+            connection.close()
 
-    def _failure(self, what: str) -> MachineError:
-        return MachineError(
+    def _failure(self, what: str, kind: type[MachineError] = MachineError) -> MachineError:
+        return kind(
             f"the server `{urlsplit(self.url).netloc}` {what}",
             hint=f"check `--server`, `--set served_model=NAME` and {KEY}, then "
             "run the same command again",
         )
 
 
-def _key() -> str | None:
-    """Return the key; one that no header can hold would be printed by an error about headers."""
-    key = os.environ.get(KEY)
-    if key and not re.fullmatch(r"[!-~]+", key):
-        raise UsageError(
-            f"the key in {KEY} holds characters that no key has",
-            hint="look for a line break or a quote in it",
-        )
-    return key
+@contextmanager
+def _ended(connected: socket.socket) -> Iterator[None]:
+    """End what a socket waits for when the time is over."""
+
+    def end() -> None:
+        with suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+    ending = threading.Timer(_SECONDS, end)
+    ending.daemon = True
+    ending.start()
+    try:
+        yield
+    finally:
+        ending.cancel()
 
 
 def _choice(document: Any) -> dict[str, Any]:
@@ -171,24 +151,19 @@ def _choice(document: Any) -> dict[str, Any]:
     if any(type(count) not in (int, type(None)) for count in counts):
         raise TypeError
     text.encode()  # ValueError for half a character
-    finished = choice.get("finish_reason") == "stop"
     return {
         "text": text,
-        "finished": finished,
+        "finished": choice.get("finish_reason") == "stop",
         "tokens": counts[0],
         "prompt_tokens": counts[1],
         "ids": ids,
     }
 
 
-class _RefusedError(MachineError):
-    """A server that refuses a request, and may take another form of it."""
-
-
-def _reason(error: urllib.error.HTTPError, key: str | None) -> str:
+def _reason(answer: http.client.HTTPResponse, key: str | None) -> str:
     """Return what a server says of a refusal, without the key."""
     try:
-        text = error.read(_MOST_REASON).decode()
+        text = answer.read(_MOST_REASON).decode()
     except (OSError, ValueError, http.client.HTTPException):
         return ""
     message = _MESSAGE.search(text)
@@ -201,7 +176,7 @@ class ServerClient:
 
     def __init__(self, server: Server, tokenizer: Any) -> None:
         self._server, self._tokenizer = server, tokenizer
-        self._form = 0  # the first of `_FORMS` that the server has not refused
+        self._form = 0  # the first that the server has not refused
 
     def complete(
         self, rows: Sequence[DueSample], drawings: Sequence[DrawSettings]
@@ -211,22 +186,23 @@ class ServerClient:
             answers = [*pool.map(self._answer, rows, drawings)]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        return [
-            _rollout(row, drawing, answer, self._tokenizer)
-            for row, drawing, answer in zip(rows, drawings, answers, strict=True)
-        ]
+        return [*map(self._rollout, rows, drawings, answers)]
 
     def _answer(self, row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
-        """Return the answer to the first form of a request that is not refused."""
-        number = self._form
-        prompt = self._text_of(row.prompt) if number else list(row.prompt.ids)
+        """Return the answer to the first form of a request that is not refused.
+
+        Forms are: with ids, with text, and with text and a configuration.
+        """
+        form = self._form
+        prompt = self._text_of(row.prompt) if form else list(row.prompt.ids)
+        settings = _settings(row, drawing, is_configuration=form == 2)
         try:
-            answer = self._server.complete({"prompt": prompt, **_FORMS[number](row, drawing)})
+            answer = self._server.complete({"prompt": prompt, **settings})
         except _RefusedError:
-            if number + 1 == len(_FORMS):
+            if form == 2:
                 raise
             # Requests are sent at once: another may have moved on already.
-            self._form = max(self._form, number + 1)
+            self._form = max(self._form, form + 1)
             return self._answer(row, drawing)
         if answer["prompt_tokens"] not in (None, len(row.prompt.ids)):
             raise UsageError(
@@ -248,85 +224,67 @@ class ServerClient:
             hint=_GENERATE_HERE,
         )
 
+    def _rollout(self, row: DueSample, drawing: DrawSettings, answer: dict[str, Any]) -> Rollout:
+        """Return a server's answer as ids, and end it where the server says that it ended."""
+        finished, ids, tokenizer = answer["finished"], answer["ids"], self._tokenizer
+        number, end_ids, hint = row.prompt.number, drawing.end_ids, _GENERATE_HERE
+        problem = ""
+        if ids is None:
+            text, count = answer["text"], answer["tokens"]
+            ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            again = tokenizer.decode(
+                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+            if again != text or count not in {None, len(ids), len(ids) + finished}:
+                problem = (
+                    f"the answer of the server to prompt {number} does not tokenize back to "
+                    f"what was generated: {len(ids)} tokens here, {count or 'unknown'} there"
+                )
+                hint = f"{_GENERATE_HERE}: its ids are kept as they are"
+        elif not all(type(token) is int and 0 <= token < len(tokenizer) for token in ids):
+            problem = f"the ids of the server behind prompt {number} are not of this tokenizer"
+            hint = "serve the checkpoint that is named here"
+        if not problem and len(ids) > drawing.max_tokens:
+            problem = (
+                f"the server wrote {len(ids)} tokens behind prompt {number}, and "
+                f"{drawing.max_tokens} were asked for"
+            )
+        if finished and end_ids and (not ids or ids[-1] not in end_ids):
+            ids.append(end_ids[0])
+        if not problem and not ids:
+            problem = f"the server wrote nothing behind prompt {number}"
+            hint = f"leave the prompt out, or {_GENERATE_HERE}"
+        if problem:
+            raise UsageError(problem, hint=hint)
+        return row.rollout(ids, finished=finished)
 
-def _settings(row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
-    sampler = drawing.sampler
-    return {
-        "n": 1,
-        **_shared(row, drawing),
-        "top_p": 1.0 if row.greedy else sampler.top_p,
-        "top_k": -1 if row.greedy else sampler.top_k or -1,
-        **_NEUTRAL,
-        "return_token_ids": True,
-    }
 
-
-def _configuration(row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
-    """Return the settings as `transformers serve` reads them: its requests have no others."""
-    drawn = {
-        "temperature": drawing.sampler.temperature,
-        "top_p": drawing.sampler.top_p,
-        "top_k": drawing.sampler.top_k or 0,
-    }
-    configuration = {
-        "do_sample": not row.greedy,
-        "eos_token_id": list(drawing.end_ids) or None,
-        "pad_token_id": drawing.end_ids[0] if drawing.end_ids else 0,
-        **({} if row.greedy else drawn),
-    }
-    return {**_shared(row, drawing), "generation_config": json.dumps(configuration)}
-
-
-def _shared(row: DueSample, drawing: DrawSettings) -> dict[str, Any]:
-    return {
+def _settings(row: DueSample, drawing: DrawSettings, *, is_configuration: bool) -> dict[str, Any]:
+    """Return the settings of a request; `transformers serve` reads some in a configuration."""
+    sampler, greedy, end_ids = drawing.sampler, row.greedy, drawing.end_ids
+    settings = {
         "max_tokens": drawing.max_tokens,
         "seed": row.seed(drawing.seed) % 2**31,
-        "temperature": 0.0 if row.greedy else drawing.sampler.temperature,
+        "temperature": 0.0 if greedy else sampler.temperature,
     }
-
-
-_FORMS = (_settings, _settings, _configuration)
-"""Of requests: with ids, with text, and with text and a configuration."""
-
-
-def _rollout(
-    row: DueSample, drawing: DrawSettings, answer: Mapping[str, Any], tokenizer: Any
-) -> Rollout:
-    """Return a server's answer as ids, and end it where the server says that it ended."""
-    finished, ids = answer["finished"], answer["ids"]
-    if ids is None:
-        ids = _ids_of(row, answer, tokenizer)
-    elif not all(type(token) is int and 0 <= token < len(tokenizer) for token in ids):
-        raise UsageError(
-            f"the ids of the server behind prompt {row.prompt.number} are not of this tokenizer",
-            hint="serve the checkpoint that is named here",
-        )
-    end_ids = drawing.end_ids
-    if len(ids) > drawing.max_tokens:
-        raise UsageError(
-            f"the server wrote {len(ids)} tokens behind prompt {row.prompt.number}, and "
-            f"{drawing.max_tokens} were asked for",
-            hint=_GENERATE_HERE,
-        )
-    if finished and end_ids and (not ids or ids[-1] not in end_ids):
-        ids.append(end_ids[0])
-    if not ids:
-        raise UsageError(
-            f"the server wrote nothing behind prompt {row.prompt.number}",
-            hint=f"leave the prompt out, or {_GENERATE_HERE}",
-        )
-    return row.rollout(ids, finished=finished)
-
-
-def _ids_of(row: DueSample, answer: Mapping[str, Any], tokenizer: Any) -> list[int]:
-    """Return the ids of a text, or refuse one that is not its tokens."""
-    text = answer["text"]
-    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    again = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    if again != text or answer["tokens"] not in {None, len(ids), len(ids) + answer["finished"]}:
-        raise UsageError(
-            f"the answer of the server to prompt {row.prompt.number} does not tokenize back to "
-            f"what was generated: {len(ids)} tokens here, {answer['tokens'] or 'unknown'} there",
-            hint=f"{_GENERATE_HERE}: its ids are kept as they are",
-        )
-    return ids
+    if not is_configuration:
+        return {
+            "n": 1,
+            **settings,
+            "top_p": 1.0 if greedy else sampler.top_p,
+            "top_k": -1 if greedy else sampler.top_k or -1,
+            **_NEUTRAL,
+            "return_token_ids": True,
+        }
+    drawn = {
+        "temperature": sampler.temperature,
+        "top_p": sampler.top_p,
+        "top_k": sampler.top_k or 0,
+    }
+    configuration = {
+        "do_sample": not greedy,
+        "eos_token_id": list(end_ids) or None,
+        "pad_token_id": end_ids[0] if end_ids else 0,
+        **({} if greedy else drawn),
+    }
+    return {**settings, "generation_config": json.dumps(configuration)}
