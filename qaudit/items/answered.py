@@ -25,7 +25,7 @@ import re
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ import numpy as np
 
 from qaudit.errors import UsageError
 from qaudit.judge.tasks import MEAN, same_items
-from qaudit.saved.evidence import SavedAudit, read_saved
+from qaudit.saved.evidence import read_saved
 from qaudit.saved.parts import PLAN, one_writer
 from qaudit.saved.results import write_imported
 from qaudit.support.extras import install
@@ -77,12 +77,15 @@ def numbered(answers: Iterable[tuple[str, Marks]]) -> dict[str, Marks]:
     return by_item
 
 
-def bad_file(path: Path, reason: str) -> UsageError:
-    return UsageError(
-        f"`{path}` cannot be imported: {reason}",
-        hint="name a `samples_*.jsonl` of lm-eval (`--log_samples`) or a log of inspect",
-    )
+_FORMS = "a `samples_*.jsonl` of lm-eval (`--log_samples`) or a log of inspect"
 
+
+def bad_file(path: Path, reason: str) -> UsageError:
+    return UsageError(f"`{path}` cannot be imported: {reason}", hint=f"name {_FORMS}")
+
+
+Answers = tuple[str, str, bool, str, dict[str, Marks]]
+"""Those of a file: the tool, the task, whether they are greedy, the sampler, marks by item."""
 
 _MOST_NBYTES, _MOST_NBYTES_OF_PART = 2**31, 2**24
 """Of an archive, unpacked, and of one part, which takes 25 times as much when it is parsed."""
@@ -92,35 +95,40 @@ _VALUES = {"C": 1, "I": 0, "N": 0, True: 1, False: 0}
 _SAMPLER = ("temperature", "top_p", "top_k", "max_tokens")
 
 
-def read_inspect(path: Path, content: bytes) -> AnswerFile:
-    try:
-        with ExitStack() as stack:
-            if path.suffix != ".eval":
-                log = json_of(content.decode())
-                return _inspect_file(path, content, log, log["samples"])
+def read_inspect(path: Path, content: bytes) -> Answers:
+    with ExitStack() as stack:
+        if path.suffix == ".eval":
             archive = stack.enter_context(zipfile.ZipFile(io.BytesIO(content)))
-            if sum(part.file_size for part in archive.infolist()) > _MOST_NBYTES:
+            parts = archive.infolist()
+            if sum(part.file_size for part in parts) > _MOST_NBYTES:
                 raise ValueError("it unpacks to more than 2 GiB")
-            parts = {part.filename: part for part in archive.infolist()}
-            header = json_of(_member(archive, content, parts["header.json"]).decode())
-            samples = (
-                json_of(_member(archive, content, part).decode())
-                for name, part in parts.items()
-                if name.startswith("samples/")
-            )
-            return _inspect_file(path, content, header, samples)
-    except (
-        ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile, EOFError,
-        NotImplementedError, struct.error,
-    ) as error:  # fmt: skip
-        raise bad_file(path, f"it is no log of inspect with samples: {error}") from error
+            log = json_of(_member(archive, content, archive.getinfo("header.json")))
+            of_samples = (part for part in parts if part.filename.startswith("samples/"))
+            log["samples"] = (json_of(_member(archive, content, part)) for part in of_samples)
+        else:
+            log = json_of(content.decode())
+        about = log["eval"]
+        if log["status"] != "success":
+            raise ValueError(f"its status is {log['status']}")
+        epochs = about["config"].get("epochs") or 1
+        if epochs != 1:
+            raise ValueError(f"it has {epochs} epochs, and items are paired one to one")
+        sampler = {**about.get("model_generate_config", {}), **log["plan"]["config"]}
+        sampler = {k: sampler[k] for k in _SAMPLER if sampler.get(k) is not None}
+        return (
+            f"inspect {about['packages']['inspect_ai']}",
+            str(about["task"]),
+            sampler.get("temperature") == 0,
+            json.dumps(sampler, sort_keys=True),
+            numbered(map(_inspect_answer, log["samples"])),
+        )
 
 
-def _member(archive: zipfile.ZipFile, content: bytes, part: zipfile.ZipInfo) -> bytes:
+def _member(archive: zipfile.ZipFile, content: bytes, part: zipfile.ZipInfo) -> str:
     if part.file_size > _MOST_NBYTES_OF_PART:
         raise ValueError(f"its part {part.filename!r:.60} unpacks to more than 16 MiB")
     if part.compress_type != _ZSTANDARD or hasattr(zipfile, "ZIP_ZSTANDARD"):
-        return archive.read(part)
+        return archive.read(part).decode()
     try:
         import zstandard
     except ImportError as error:
@@ -132,29 +140,7 @@ def _member(archive: zipfile.ZipFile, content: bytes, part: zipfile.ZipInfo) -> 
     start = part.header_offset + 30 + sum(names)
     packed = content[start : start + part.compress_size]
     with zstandard.ZstdDecompressor().stream_reader(packed) as reader:
-        return bytes(reader.read(part.file_size))
-
-
-def _inspect_file(
-    path: Path, content: bytes, header: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]
-) -> AnswerFile:
-    about = header["eval"]
-    if header["status"] != "success":
-        raise ValueError(f"its status is {header['status']}")
-    epochs = about["config"].get("epochs") or 1
-    if epochs != 1:
-        raise ValueError(f"it has {epochs} epochs, and items are paired one to one")
-    sampler = {**about.get("model_generate_config", {}), **header["plan"]["config"]}
-    sampler = {k: sampler[k] for k in _SAMPLER if sampler.get(k) is not None}
-    return AnswerFile(
-        path,
-        hashlib.sha256(content).hexdigest(),
-        f"inspect {about['packages']['inspect_ai']}",
-        str(about["task"]),
-        sampler.get("temperature") == 0,
-        json.dumps(sampler, sort_keys=True),
-        numbered(map(_inspect_answer, samples)),
-    )
+        return bytes(reader.read(part.file_size)).decode()
 
 
 def _inspect_answer(sample: Mapping[str, Any]) -> tuple[str, Marks]:
@@ -183,57 +169,49 @@ _NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jso
 _MOST_RESULTS_NBYTES = 2**26
 
 
-def read_lm_eval(path: Path, content: bytes) -> AnswerFile:
+def read_lm_eval(path: Path, content: bytes) -> Answers:
     lines: dict[str, list[tuple[str, Marks]]] = {}
     samplers: set[str] = set()
     greedy: set[bool] = set()
-    try:
-        texts = (text for text in content.decode().split("\n") if text.strip())
-        for number, line in enumerate((json_of(text, of_python=True) for text in texts), 1):
-            # Of each request a context, and an option or a sampler's settings.
-            arguments = [list(request.values()) for request in line["arguments"].values()]
-            settings = [last for *_, last in arguments if isinstance(last, dict)]
-            for field in _not_finite(line, settings):
-                raise bad_file(path, f"`{field}` of item {number} has no finite number")
-            samplers.add(json.dumps(settings[:1], sort_keys=True))
-            greedy.update(map(is_greedy, settings))
-            asked = [[part for part in p if not isinstance(part, dict)] for p in arguments]
-            marks = {
-                f"{metric},{line['filter']}": (line[metric], _picked(line, metric))
-                for metric in line["metrics"]
-            }
-            item = digest([line["doc"], asked])
-            lines.setdefault(str(line["filter"]), []).append((item, marks))
-    except LookupError as error:
-        raise bad_file(path, f"it is no file of samples: a line has no {error}") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise bad_file(path, f"it is no file of samples: {error}") from error
+    texts = (text for text in content.decode().split("\n") if text.strip())
+    for number, line in enumerate((json_of(text, of_python=True) for text in texts), 1):
+        # Of each request a context, and an option or a sampler's settings.
+        arguments = [list(request.values()) for request in line["arguments"].values()]
+        settings = [last for *_, last in arguments if isinstance(last, dict)]
+        values = [value for setting in settings for value in setting.values()]
+        losses = [r[0] for r in line["filtered_resps"] if isinstance(r, list) and len(r) == 2]
+        field = ""
+        if not all(math.isfinite(value) for value in values if isinstance(value, float)):
+            field = "arguments"
+        # An option may have a probability of 0, but NaN does not say which is likeliest.
+        elif "acc" in line["metrics"] and any(str(loss).lower() == "nan" for loss in losses):
+            field = "filtered_resps"
+        if field:
+            raise bad_file(path, f"`{field}` of item {number} has no finite number")
+        samplers.add(json.dumps(settings[:1], sort_keys=True))
+        greedy.update(map(is_greedy, settings))
+        prompts = [[part for part in p if not isinstance(part, dict)] for p in arguments]
+        marks = {
+            f"{metric},{line['filter']}": (line[metric], _picked(line, metric, losses))
+            for metric in line["metrics"]
+        }
+        item = digest([line["doc"], prompts])
+        lines.setdefault(str(line["filter"]), []).append((item, marks))
     if not lines or len(samplers) > 1 or len(greedy) > 1:
         raise bad_file(path, "it has no items" if not lines else "its items differ in the sampler")
+    first, *further = (numbered(answers) for answers in lines.values())
+    for answers in further:
+        if answers.keys() != first.keys():
+            raise bad_file(path, "its filters have other items than each other")
+        first = {item: {**marks, **answers[item]} for item, marks in first.items()}
     name = _NAME.fullmatch(path.name)
-    return AnswerFile(
-        path,
-        hashlib.sha256(content).hexdigest(),
+    return (
         f"lm-eval {_version(path, name['date'] if name else '')}",
         name["task"] if name else path.stem.removeprefix("samples_"),
         greedy != {False},
         samplers.pop(),
-        _joined(path, lines),
+        first,
     )
-
-
-def _not_finite(line: dict[str, Any], settings: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the fields that are read of an item and have NaN, or an infinite setting."""
-    values = [value for setting in settings for value in setting.values()]
-    if not all(math.isfinite(value) for value in values if isinstance(value, float)):
-        yield "arguments"
-    # An option may have a probability of 0, but NaN does not say which is likeliest.
-    if "acc" in line["metrics"] and any(str(loss).lower() == "nan" for loss in _losses(line)):
-        yield "filtered_resps"
-
-
-def _losses(line: dict[str, Any]) -> list[Any]:
-    return [r[0] for r in line["filtered_resps"] if isinstance(r, list) and len(r) == 2]
 
 
 def is_greedy(settings: dict[str, Any]) -> bool:
@@ -244,9 +222,9 @@ def is_greedy(settings: dict[str, Any]) -> bool:
     return temperature == 0 or settings.get("do_sample") is False
 
 
-def _picked(line: dict[str, Any], metric: str) -> str | int | None:
+def _picked(line: dict[str, Any], metric: str, losses: Sequence[Any]) -> str | int | None:
     """Return the option that a metric takes for the answer, or the text behind the filter."""
-    responses, losses = line["filtered_resps"], _losses(line)
+    responses = line["filtered_resps"]
     if not losses or len(losses) != len(responses):
         return json.dumps(responses)
     if metric != "acc":
@@ -255,15 +233,6 @@ def _picked(line: dict[str, Any], metric: str) -> str | int | None:
         return str(responses[0][1])
     values = [float(value) for value in losses]
     return values.index(max(values))
-
-
-def _joined(path: Path, lines: dict[str, list[tuple[str, Marks]]]) -> dict[str, Marks]:
-    first, *further = (numbered(answers) for answers in lines.values())
-    for answers in further:
-        if answers.keys() != first.keys():
-            raise bad_file(path, "its filters have other items than each other")
-        first = {item: {**marks, **answers[item]} for item, marks in first.items()}
-    return first
 
 
 def _version(path: Path, date: str) -> str:
@@ -278,10 +247,11 @@ def _version(path: Path, date: str) -> str:
         raise bad_file(beside, f"it has no version of lm-eval: {error}") from error
 
 
-_READERS: dict[str, Callable[[Path, bytes], AnswerFile]] = {
-    ".jsonl": read_lm_eval,
-    ".json": read_inspect,
-    ".eval": read_inspect,
+_LOG = "log of inspect with samples"
+_READERS: dict[str, tuple[Callable[[Path, bytes], Answers], str]] = {
+    ".jsonl": (read_lm_eval, "file of samples"),
+    ".json": (read_inspect, _LOG),
+    ".eval": (read_inspect, _LOG),
 }
 _PLAIN = re.compile(r"[\w .,/:+@()-]{1,120}", re.ASCII)
 
@@ -300,9 +270,25 @@ def import_into(
             f"`{out}` has no `{PLAN}`: it is a copy of an audit",
             hint="import into the output folder of the scan, then save or publish it again",
         )
-    label = _subject_of(saved, subject)
-    streams = {scheme: _stream_of(saved, label, scheme) for scheme in quantized}
-    full = _stream_of(saved, label, FULL_PRECISION)
+    labels = [s.label for s in saved.audit.subjects]
+    if subject is None and len(labels) > 1:
+        raise UsageError(
+            f"the audit has {len(labels)} subjects: {first_of(labels)}",
+            hint=f"name the one that gave the answers: `--subject {labels[-1]}`",
+        )
+    label = labels[0] if subject is None else subject
+    if label not in labels:
+        raise UsageError(f"the audit has no subject `{label}`", hint=nearest(label, labels))
+    streams: dict[str, Measurement] = {}
+    for scheme in (*quantized, FULL_PRECISION):
+        measured = saved.table.find(label, scheme)
+        if measured is None:
+            schemes = [name for of, name in saved.table.cells if of == label]
+            raise UsageError(
+                f"the audit has no measurement of `{label}` under `{scheme}`",
+                hint=nearest(scheme, [name for name in schemes if name != FULL_PRECISION]),
+            )
+        streams[scheme] = measured
     of_base = read_answers(base)
     for row in saved.audit.tasks:
         if row.subject == label and row.task in of_base and not row.imported:
@@ -311,6 +297,7 @@ def import_into(
                 hint=f"leave out `{of_base[row.task].path}`",
             )
     written: dict[tuple[str, str], tuple[Measurement, TaskEvidence, list[str]]] = {}
+    full = streams[FULL_PRECISION]
     for scheme, places in quantized.items():
         of_scheme = read_answers(places)
         for before, after in paired(of_base, of_scheme, metric):
@@ -327,57 +314,38 @@ def import_into(
         write_imported(out, label, [*written.values()])
 
 
-def _subject_of(saved: SavedAudit, name: str | None) -> str:
-    labels = [subject.label for subject in saved.audit.subjects]
-    if name is None and len(labels) == 1:
-        return labels[0]
-    if name is None:
-        raise UsageError(
-            f"the audit has {len(labels)} subjects: {first_of(labels)}",
-            hint=f"name the one that gave the answers: `--subject {labels[-1]}`",
-        )
-    if name not in labels:
-        raise UsageError(f"the audit has no subject `{name}`", hint=nearest(name, labels))
-    return name
-
-
-def _stream_of(saved: SavedAudit, label: str, scheme: str) -> Measurement:
-    measured = saved.table.find(label, scheme)
-    if measured is None:
-        schemes = [name for subject, name in saved.table.cells if subject == label]
-        raise UsageError(
-            f"the audit has no measurement of `{label}` under `{scheme}`",
-            hint=nearest(scheme, [name for name in schemes if name != FULL_PRECISION]),
-        )
-    return measured
-
-
 def read_answers(places: Iterable[Path]) -> dict[str, AnswerFile]:
     files: dict[str, AnswerFile] = {}
     for path in (path for place in places for path in _files_at(place)):
+        read, kind = _READERS[path.suffix]
         try:
             content = read_regular(path)
         except OSError as error:
             raise bad_file(path, str(error)) from error
-        read = _READERS[path.suffix](path, content)
-        for name in (read.tool, read.task, *read.metrics):  # reports print them
+        try:
+            file = AnswerFile(path, hashlib.sha256(content).hexdigest(), *read(path, content))
+        except (
+            ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile, EOFError,
+            NotImplementedError, struct.error,
+        ) as error:  # fmt: skip
+            lacks = isinstance(error, LookupError) and path.suffix == ".jsonl"
+            reason = f"a line has no {error}" if lacks else error
+            raise bad_file(path, f"it is no {kind}: {reason}") from error
+        for name in (file.tool, file.task, *file.metrics):  # reports print them
             if not _PLAIN.fullmatch(name) or name == MEAN:
                 raise bad_file(path, f"it has the name {name!r:.60}")
-        if earlier := files.get(read.task):
+        if earlier := files.get(file.task):
             raise UsageError(
-                f"`{earlier.path}` and `{path}` both have answers of the task `{read.task}`",
+                f"`{earlier.path}` and `{path}` both have answers of the task `{file.task}`",
                 hint="name one of the two files",
             )
-        files[read.task] = read
+        files[file.task] = file
     return files
 
 
 def _files_at(place: Path) -> list[Path]:
     if not place.exists():
-        raise UsageError(
-            f"there is no `{place}`",
-            hint="name a `samples_*.jsonl` of lm-eval (`--log_samples`) or a log of inspect",
-        )
+        raise UsageError(f"there is no `{place}`", hint=f"name {_FORMS}")
     if not place.is_dir():
         if place.suffix not in _READERS:
             raise bad_file(place, "it has none of the endings .jsonl, .json and .eval")
@@ -410,24 +378,44 @@ def paired(
     return [_pair(file, quantized[task], metric) for task, file in base.items()]
 
 
+def _is_named(name: str, metric: str) -> bool:
+    """Return whether a metric is meant, by its name with or without the filter."""
+    return metric in (name, name.partition(",")[0])
+
+
 def _pair(a: AnswerFile, b: AnswerFile, metric: str | None) -> tuple[TaskEvidence, TaskEvidence]:
-    if a.tool != b.tool:
-        raise UsageError(
+    greedy, sampled = (a, b) if a.greedy else (b, a)
+    for is_other, message, hint in (
+        (
+            a.tool != b.tool,
             f"`{a.path}` is of {a.tool} and `{b.path}` of {b.tool}",
-            hint="mark both with the same version: prompts and marks change between versions",
-        )
-    if a.greedy != b.greedy:
-        greedy, sampled = (a, b) if a.greedy else (b, a)
-        raise UsageError(
+            "mark both with the same version: prompts and marks change between versions",
+        ),
+        (
+            a.greedy != b.greedy,
             f"the answers in `{greedy.path}` are greedy and those in `{sampled.path}` sampled",
-            hint="generate both with temperature 0, or both with the same sampler",
-        )
-    if a.sampler != b.sampler:
-        raise UsageError(
+            "generate both with temperature 0, or both with the same sampler",
+        ),
+        (
+            a.sampler != b.sampler,
             f"`{a.path}` was generated with {a.sampler}, `{b.path}` with {b.sampler}",
-            hint="generate both with the same settings",
+            "generate both with the same settings",
+        ),
+    ):
+        if is_other:
+            raise UsageError(message, hint=hint)
+    if not a.answers or not b.answers:
+        raise bad_file(a.path if not a.answers else b.path, "it has no items")
+    # The metric whose marks are read: the one that is named, `acc`, or the only one.
+    every = [name for name in a.metrics if name in b.metrics]
+    names = [name for name in every if metric and _is_named(name, metric)]
+    if not names:  # `acc` is what a scan of the same task measures
+        names = ["acc,none"] if "acc,none" in every else every
+    if len(names) != 1:
+        raise UsageError(
+            f"the answers to `{a.task}` are marked by {first_of(names, 6) or 'nothing'}",
+            hint=f"name one: `--metric {names[0]}`" if names else "score them, and import again",
         )
-    name = _metric_of(a, b, metric)
     missing = a.answers.keys() - b.answers.keys()
     if missing or len(a.answers) != len(b.answers):
         raise UsageError(
@@ -435,29 +423,8 @@ def _pair(a: AnswerFile, b: AnswerFile, metric: str | None) -> tuple[TaskEvidenc
             f"with the same prompt among the {len(b.answers)} in `{b.path}`",
             hint="use the same items, examples, chat template and limit for both",
         )
-    return _evidence(a, list(a.answers), name), _evidence(b, list(a.answers), name)
-
-
-def _is_named(name: str, metric: str) -> bool:
-    """Return whether a metric is meant, by its name with or without the filter."""
-    return metric in (name, name.partition(",")[0])
-
-
-def _metric_of(a: AnswerFile, b: AnswerFile, metric: str | None) -> str:
-    """Return the metric whose marks are read: the one that is named, `acc`, or the only one."""
-    if not a.answers or not b.answers:
-        raise bad_file(a.path if not a.answers else b.path, "it has no items")
-    every = [name for name in a.metrics if name in b.metrics]
-    named = [name for name in every if metric and _is_named(name, metric)]
-    if not named and "acc,none" in every:  # what a scan of the same task measures
-        return "acc,none"
-    names = named or every
-    if len(names) != 1:
-        raise UsageError(
-            f"the answers to `{a.task}` are marked by {first_of(names, 6) or 'nothing'}",
-            hint=f"name one: `--metric {names[0]}`" if names else "score them, and import again",
-        )
-    return names[0]
+    items = list(a.answers)
+    return _evidence(a, items, names[0]), _evidence(b, items, names[0])
 
 
 def _evidence(file: AnswerFile, items: Sequence[str], metric: str) -> TaskEvidence:

@@ -47,26 +47,52 @@ Splits = Mapping[str, tuple[str, ...]]
 """Split -> paths inside the data set."""
 
 
-def is_archived(repo: str) -> bool:
-    """Return whether a data set is an archive that a script would read."""
-    return repo == _PUBMEDQA
+@dataclass(frozen=True)
+class Data:
+    """The data of a task: splits of a repository of the Hub."""
 
+    repo: str
+    name: str | None
+    splits: tuple[str, ...]
+    revision: str = "main"
 
-def split_files(
-    repo: str, name: str | None, splits: Sequence[str], paths: Iterable[str], readme: bytes | None
-) -> Splits:
-    """Return the files of splits of a data set, by the paths that it has."""
-    paths = [path for path in paths if path != README]
-    if is_archived(repo):
-        if _ARCHIVE not in paths:
+    @classmethod
+    def of(cls, leaf: Leaf) -> Data:
+        config = leaf.config
+        path, kwargs = str(config.get("dataset_path") or ""), config.get("dataset_kwargs") or {}
+        if "data_files" in kwargs or "data_dir" in kwargs or "custom_dataset" in config:
             raise SourceError(
-                f"there is no `{_ARCHIVE}` in the data set `{repo}`", hint="leave its task out"
+                f"`{leaf.name}` chooses among the files of `{path}` itself",
+                hint="run it with lm-eval and `qaudit import` its answers",
             )
-        return dict.fromkeys(splits, (_ARCHIVE,))
+        name = config.get("dataset_name")
+        return cls(path, name, leaf.splits, str(kwargs.get("revision") or "main"))
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether it is an archive that a script would read."""
+        return self.repo == _PUBMEDQA
+
+    def source(self, split: str) -> str:
+        """Return the name under which a plan pins the files of a split."""
+        return f"hf://datasets/{self.repo}#{self.name or 'default'}/{split}"
+
+    @property
+    def readme(self) -> str:
+        return f"hf://datasets/{self.repo}#{README}"
+
+
+def split_files(data: Data, paths: Iterable[str], readme: bytes | None) -> Splits:
+    """Return the files of the splits that are read, by the paths that a data set has."""
+    paths = [path for path in paths if path != README]
+    repo, hint = data.repo, "leave its task out"
+    if data.is_archived:
+        if _ARCHIVE not in paths:
+            raise SourceError(f"there is no `{_ARCHIVE}` in the data set `{repo}`", hint=hint)
+        return dict.fromkeys(data.splits, (_ARCHIVE,))
     if len(paths) > _MOST_FILES:
         raise SourceError(
-            f"the data set `{repo}` has {len(paths)} files, more than {_MOST_FILES}",
-            hint="leave its task out",
+            f"the data set `{repo}` has {len(paths)} files, more than {_MOST_FILES}", hint=hint
         )
     with tempfile.TemporaryDirectory(prefix="qaudit-") as folder:
         root = Path(folder).resolve() / "data"
@@ -75,14 +101,14 @@ def split_files(
             (root / path).touch()
         root.mkdir(exist_ok=True)
         if readme is not None:
-            (root / README).write_text(metadata_of(readme, name), encoding="utf-8")
-        by_library = _by_library(repo, name, root, paths)
-    if missing := [split for split in splits if split not in by_library]:
+            (root / README).write_text(metadata_of(readme, data.name), encoding="utf-8")
+        by_library = _by_library(data, root, paths)
+    if missing := [split for split in data.splits if split not in by_library]:
         raise SourceError(
             f"the data set `{repo}` has no split `{missing[0]}`: it has {', '.join(by_library)}",
-            hint="leave its task out",
+            hint=hint,
         )
-    return {split: by_library[split] for split in splits}
+    return {split: by_library[split] for split in data.splits}
 
 
 def metadata_of(readme: bytes, name: str | None) -> str:
@@ -124,139 +150,72 @@ def texts_in(value: Any) -> Iterator[str]:
 @lru_cache(maxsize=8)
 def _front_matter(readme: bytes) -> dict[str, Any]:
     text = readme.decode("utf-8", errors="replace").replace("\r\n", "\n")
-    if not text.startswith("---\n"):
-        return {}
-    try:
-        table = yaml_of(text[4:].partition("\n---")[0])
-    except ValueError:
-        return {}
+    table = None
+    if text.startswith("---\n"):
+        with suppress(ValueError):
+            table = yaml_of(text[4:].partition("\n---")[0])
     return table if isinstance(table, dict) else {}
 
 
-def _by_library(repo: str, name: str | None, root: Path, paths: Sequence[str]) -> Splits:
+def _by_library(data: Data, root: Path, paths: Sequence[str]) -> Splits:
     import datasets
 
     try:
         with tempfile.TemporaryDirectory(prefix="qaudit-") as cache:
-            builder = datasets.load_dataset_builder(str(root), name, cache_dir=cache)
-            found = builder.config.data_files or {}
+            builder = datasets.load_dataset_builder(str(root), data.name, cache_dir=cache)
+            by_split = builder.config.data_files or {}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        reason = " ".join(str(error).split())[:160].replace(str(root), repo)
+        reason = " ".join(str(error).split())[:160].replace(str(root), data.repo)
+        message = f"the files of the data set `{data.repo}` are not found: {reason}"
+        hint = "leave its task out"
         if any(path.endswith(".py") for path in paths):
-            raise SourceError(
-                f"the data set `{repo}` needs a script, which is not run",
-                hint="name a folder with its files as parquet: `--set task_data=FOLDER`",
-            ) from error
-        raise SourceError(
-            f"the files of the data set `{repo}` are not found: {reason}", hint="leave its task out"
-        ) from error
+            message = f"the data set `{data.repo}` needs a script, which is not run"
+            hint = "name a folder with its files as parquet: `--set task_data=FOLDER`"
+        raise SourceError(message, hint=hint) from error
     return {
         str(split): tuple(Path(file).relative_to(root).as_posix() for file in files)
-        for split, files in found.items()
+        for split, files in by_split.items()
     }
 
 
-def source_of(
-    repo: str, name: str | None, folder: Path, files: Splits, scratch: Path
-) -> dict[str, Any]:
+def source_of(data: Data, folder: Path, files: Splits, scratch: Path) -> dict[str, Any]:
     """Return the files on this machine that lm-eval loads in place of a data set."""
-    if is_archived(repo):
-        unpacked = _unpacked(name, folder / _ARCHIVE, list(files), scratch)
-        return {
-            "dataset_path": "json",
-            "dataset_name": None,
-            "dataset_kwargs": {"data_files": unpacked, "cache_dir": str(scratch / "arrow")},
-        }
-    on_disk = {split: [str(folder / path) for path in paths] for split, paths in files.items()}
-    described = scratch / "data"
-    described.mkdir()
-    if (folder / README).is_file():
-        text = metadata_of(read_regular(folder / README), name)
-        (described / README).write_text(text, encoding="utf-8")
+    on_disk: dict[str, Any] = {}
+    described, name = "json", None
+    for split, paths in files.items():
+        if data.is_archived:
+            on_disk[split] = str(_unpacked(data, folder / _ARCHIVE, split, scratch))
+        else:
+            on_disk[split] = [str(folder / path) for path in paths]
+    if not data.is_archived:
+        described, name = str(scratch / "data"), data.name
+        Path(described).mkdir()
+        if (folder / README).is_file():
+            text = metadata_of(read_regular(folder / README), name)
+            (scratch / "data" / README).write_text(text, encoding="utf-8")
     return {
-        "dataset_path": str(described),
+        "dataset_path": described,
         "dataset_name": name,
         "dataset_kwargs": {"data_files": on_disk, "cache_dir": str(scratch / "arrow")},
     }
 
 
-def _unpacked(
-    name: str | None, archive: Path, splits: Sequence[str], scratch: Path
-) -> dict[str, str]:
-    """Write the splits of PubMedQA as JSON lines, in the order that its script reads them."""
-    fold = (name or "").removeprefix("pubmed_qa_labeled_").removesuffix("_source")
-    unpacked = {}
-    for split in splits:
-        member = _MEMBERS[split].format(fold=fold)
-        try:
-            with zipfile.ZipFile(archive) as content:
-                names = [name for name in content.namelist() if name.endswith(member)]
-                table = json.loads(content.read(names[0] if names else member))
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise SourceError(
-                f"`{archive.name}` has no `{member}` that can be read", hint="leave its task out"
-            ) from error
-        path = scratch / f"{split}.jsonl"
-        lines = (json.dumps({"id": key, **row}) for key, row in table.items())
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        unpacked[split] = str(path)
-    return unpacked
-
-
-def rows_of(paths: Iterable[Path]) -> int | None:
-    """Count the rows of JSON lines, JSON arrays and Parquet; None where one is something else."""
-    import pyarrow.parquet
-
-    rows = 0
-    for path in paths:
-        try:
-            if path.suffix == ".parquet":
-                rows += pyarrow.parquet.read_metadata(path).num_rows
-            elif path.suffix in (".json", ".jsonl"):
-                content = read_regular(path).strip()
-                lines = (
-                    content.splitlines() if not content.startswith(b"[") else json.loads(content)
-                )
-                rows += sum(1 for line in lines if line)
-            else:
-                return None
-        except (OSError, ValueError):  # what is wrong with it is said when it is read
-            return None
-    return rows
-
-
-class NotPinnedError(HubError):
-    """A plan has no files of a data set."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """The data of a task: splits of a repository of the Hub."""
-
-    repo: str
-    name: str | None
-    splits: tuple[str, ...]
-    revision: str
-
-    @classmethod
-    def of(cls, leaf: Leaf) -> Data:
-        config = leaf.config
-        path, kwargs = str(config.get("dataset_path") or ""), config.get("dataset_kwargs") or {}
-        if "data_files" in kwargs or "data_dir" in kwargs or "custom_dataset" in config:
-            raise SourceError(
-                f"`{leaf.name}` chooses among the files of `{path}` itself",
-                hint="run it with lm-eval and `qaudit import` its answers",
-            )
-        name = config.get("dataset_name")
-        return cls(path, name, leaf.splits, str(kwargs.get("revision") or "main"))
-
-    def source(self, split: str) -> str:
-        """Return the name under which a plan pins the files of a split."""
-        return f"hf://datasets/{self.repo}#{self.name or 'default'}/{split}"
-
-    @property
-    def readme(self) -> str:
-        return f"hf://datasets/{self.repo}#{README}"
+def _unpacked(data: Data, archive: Path, split: str, scratch: Path) -> Path:
+    """Write a split of PubMedQA as JSON lines, in the order that its script reads them."""
+    fold = (data.name or "").removeprefix("pubmed_qa_labeled_").removesuffix("_source")
+    member = _MEMBERS[split].format(fold=fold)
+    try:
+        with zipfile.ZipFile(archive) as content:
+            names = [name for name in content.namelist() if name.endswith(member)]
+            table = json.loads(content.read(names[0] if names else member))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise SourceError(
+            f"`{archive.name}` has no `{member}` that can be read", hint="leave its task out"
+        ) from error
+    path = scratch / f"{split}.jsonl"
+    lines = (json.dumps({"id": key, **row}) for key, row in table.items())
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
 
 
 def find(hub: Hub, data: Data) -> Iterator[TextFile]:
@@ -271,12 +230,11 @@ def find(hub: Hub, data: Data) -> Iterator[TextFile]:
         )
 
     readme = None
-    if README in by_path and not is_archived(data.repo):
+    if README in by_path and not data.is_archived:
         about = text(data.readme, README)
         readme = hub.fetcher.text(about).read_bytes()
         yield about
-    splits = split_files(data.repo, data.name, data.splits, by_path, readme)
-    for split, paths in splits.items():
+    for split, paths in split_files(data, by_path, readme).items():
         yield from (text(data.source(split), path) for path in paths)
 
 
@@ -284,7 +242,7 @@ def pinned(data: Data, texts: Sequence[TextFile]) -> list[TextFile]:
     sources = {data.source(split) for split in data.splits}
     pinned_texts = [text for text in texts if text.source in sources]
     if {text.source for text in pinned_texts} != sources:
-        raise NotPinnedError(
+        raise HubError(
             f"the files of `{data.repo}` were not looked up when the audit was planned",
             hint="plan the audit again: `--set update=true`",
         )
@@ -309,13 +267,27 @@ def local(root: Path, data: Data) -> tuple[Path, Splits]:
         with suppress(OSError):
             if path.is_file() and not any(part.startswith(".") for part in inside.parts):
                 paths.append(inside.as_posix())
-    return folder, split_files(data.repo, data.name, data.splits, paths, about)
+    return folder, split_files(data, paths, about)
 
 
-def rows_here(leaf: Leaf, task_data: str | None) -> int | None:
-    """Count the documents of a task whose data are on this machine, if its files can be counted."""
-    data = Data.of(leaf)
-    if not data.splits or task_data is None:
+def rows_here(leaf: Leaf, task_data: str) -> int | None:
+    """Count the documents of a task in a folder: rows of JSON lines, JSON arrays and Parquet."""
+    import pyarrow.parquet
+
+    data, rows = Data.of(leaf), 0
+    if not data.splits:
         return None
     folder, splits = local(Path(task_data), data)
-    return rows_of(folder / path for path in splits[data.splits[0]])
+    for path in (folder / path for path in splits[data.splits[0]]):
+        try:
+            if path.suffix == ".parquet":
+                rows += pyarrow.parquet.read_metadata(path).num_rows
+            elif path.suffix in (".json", ".jsonl"):
+                content = read_regular(path).strip()
+                lines = json.loads(content) if content[:1] == b"[" else content.splitlines()
+                rows += sum(1 for line in lines if line)
+            else:
+                return None
+        except (OSError, ValueError):  # what is wrong with it is said when it is read
+            return None
+    return rows

@@ -80,36 +80,31 @@ def definitions(requested: Sequence[str]) -> tuple[Definition, ...]:
     for name in requested:
         for definition in _in_library(name):
             by_name.setdefault(definition.name, definition)
-    for definition in by_name.values():
-        for leaf in definition.leaves:
-            _must_be_scored(leaf.name, leaf.config)
+    for leaf in (leaf for definition in by_name.values() for leaf in definition.leaves):
+        if refusal := _not_scored(leaf.config):
+            reason, hint = refusal
+            raise UsageError(f"`{leaf.name}` {reason}", hint=hint)
     return tuple(by_name.values())
 
 
-def _must_be_scored(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse a task that no log-likelihoods of options mark."""
-    if "use_prompt" in config:
-        raise UsageError(
-            f"`{name}` takes its prompt from promptsource", hint="write it as `doc_to_text`"
-        )
+def _not_scored(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return why no log-likelihoods of options mark a task, and what to do instead."""
     kind = config.get("output_type", "generate_until")
     metrics = [str(metric.get("metric")) for metric in config.get("metric_list") or []]
+    if "use_prompt" in config:
+        return "takes its prompt from promptsource", "write it as `doc_to_text`"
     if "class" in config:
-        raise UsageError(f"`{name}` is a Python class of lm-eval", hint=_INSTEAD)
+        return "is a Python class of lm-eval", _INSTEAD
     if kind == "generate_until":
-        raise UsageError(f"`{name}` generates text, and an audit scores options", hint=_INSTEAD)
+        return "generates text, and an audit scores options", _INSTEAD
     if kind not in _SCORED:
-        raise UsageError(
-            f"`{name}` measures perplexity, and an audit does so on text of its own",
-            hint="name its text with `--evaluation`",
-        )
+        reason = "measures perplexity, and an audit does so on text of its own"
+        return reason, "name its text with `--evaluation`"
     if config.get("process_results") is not None:
-        raise UsageError(f"`{name}` marks answers by code of its own", hint=_INSTEAD)
+        return "marks answers by code of its own", _INSTEAD
     if metrics and "acc" not in metrics:
-        raise UsageError(
-            f"`{name}` is marked by {', '.join(metrics)}, and an audit counts right answers",
-            hint=_INSTEAD,
-        )
+        return f"is marked by {', '.join(metrics)}, and an audit counts right answers", _INSTEAD
+    return None
 
 
 def all_tasks() -> dict[str, str]:
@@ -120,8 +115,13 @@ def all_tasks() -> dict[str, str]:
 def prompts(
     leaf: Leaf, data: Mapping[str, Any], shots: int | None, templates: Templates
 ) -> tuple[Prompt, ...]:
-    """Build the prompts of every document of a task; `data` replaces where its data come from."""
-    with _quiet(), _rendering(templates):
+    """Build the prompts of every document of a task; `data` replaces where its data come from.
+
+    Every template is rendered in a process of its own, those of lm-eval too.
+    """
+    import lm_eval.utils
+
+    with _quiet(), _replaced(lm_eval.utils, "apply_template", templates.render):
         manager = _manager(*_where(leaf.name, leaf.file))
         member = {"task": leaf.name, **dict(leaf.replaced), **data}
         (task,) = manager.load([{"group": "qaudit", "task": [member]}])["tasks"].values()
@@ -225,43 +225,35 @@ def _leaves(manager: Any, name: str, replaced: Mapping[str, Any]) -> Iterator[Le
 
 
 def _prompted(task: Any, group: Sequence[Any]) -> Prompt:
+    """Return a prompt; no option is right where the answer is none, which lm-eval marks wrong."""
     group = sorted(group, key=lambda instance: int(instance.idx))
     document = group[0].doc
     if task.OUTPUT_TYPE == "loglikelihood":
         return (group[0].args,), (0,)
     choices = task.doc_to_choice(document)
-    pairs = tuple(instance.args for instance in group[: len(choices)])  # without unconditional ones
-    return pairs, _right(task, document, choices)
-
-
-def _right(task: Any, document: Any, choices: Sequence[str]) -> tuple[int, ...]:
-    """Return the right options; none where the answer is no option, which lm-eval marks wrong."""
     gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
     if isinstance(gold, str):
         gold = list(choices).index(gold) if gold in choices else -1
+    reason, right = "", gold if isinstance(gold, list) else [gold]
     if gold is None or gold == "":
-        raise SourceError(
-            f"`{task.task_name}` has items without a right answer", hint="leave the task out"
-        )
-    all_of_them = gold if isinstance(gold, list) else [gold]
-    if any(not isinstance(place, int) for place in all_of_them):
-        raise SourceError(
-            f"the answers of `{task.task_name}` are no options", hint="leave the task out"
-        )
-    return tuple(place for place in all_of_them if 0 <= place < len(choices))
+        reason = f"`{task.task_name}` has items without a right answer"
+    elif any(not isinstance(place, int) for place in right):
+        reason = f"the answers of `{task.task_name}` are no options"
+    if reason:
+        raise SourceError(reason, hint="leave the task out")
+    pairs = tuple(instance.args for instance in group[: len(choices)])  # without unconditional ones
+    return pairs, tuple(place for place in right if 0 <= place < len(choices))
 
 
 @contextmanager
-def _rendering(templates: Templates) -> Iterator[None]:
-    """Have every template rendered in a process of its own, those of lm-eval too."""
-    import lm_eval.utils
-
-    module: Any = lm_eval.utils
-    original, module.apply_template = module.apply_template, templates.render
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Let a name of a module be another value, while a `with` body lasts."""
+    original = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        module.apply_template = original
+        setattr(module, name, original)
 
 
 @contextmanager
@@ -270,16 +262,14 @@ def _quiet() -> Iterator[None]:
     import lm_eval.api.task
 
     module: Any = lm_eval.api.task
-    datasets = module.datasets
-    bar, was = module.tqdm, datasets.is_progress_bar_enabled()
+    was = module.datasets.is_progress_bar_enabled()
     level = logging.root.manager.disable
-    module.tqdm = lambda documents, **_: documents
-    datasets.disable_progress_bars()
+    module.datasets.disable_progress_bars()
     logging.disable(logging.WARNING)
     try:
-        yield
+        with _replaced(module, "tqdm", lambda documents, **_: documents):
+            yield
     finally:
-        module.tqdm = bar
         logging.disable(level)
         if was:
-            datasets.enable_progress_bars()
+            module.datasets.enable_progress_bars()

@@ -30,14 +30,7 @@ from qaudit.errors import (
 )
 from qaudit.hub import Hub
 from qaudit.items import files, harness
-from qaudit.items.files import (
-    Data,
-    NotPinnedError,
-    find,
-    local,
-    pinned,
-    rows_here,
-)
+from qaudit.items.files import Data, find, local, pinned, rows_here
 from qaudit.items.harness import Definition, Leaf
 from qaudit.items.names import most_items, named
 from qaudit.items.tokens import ItemText, PromptedItem, item_text, write_items
@@ -92,26 +85,21 @@ def fetch_items(hub: Hub, recipe: Recipe, texts: Sequence[TextFile]) -> dict[str
     """Fetch and check the data of tasks; return why some of them cannot be had."""
     failed: dict[str, SourceError] = {}
     for task in () if recipe.task_data else tasks_of(recipe):
-        for leaf in task.leaves:
-            if task.name in failed:
-                continue
-            try:
-                _fetch(hub, Data.of(leaf), texts)
-            except (HubError, SourceError, UnreachableError) as error:
-                failed[task.name] = SourceError(
-                    f"its data cannot be had: {error.message}", hint=error.hint
-                )
+        try:
+            for leaf in task.leaves:
+                data = Data.of(leaf)
+                try:
+                    pins = pinned(data, texts)
+                except HubError:
+                    list(find(hub, data))  # raises why the plan has no files, if it still holds
+                    raise
+                for text in pins:
+                    hub.fetcher.text(text)
+        except (HubError, SourceError, UnreachableError) as error:
+            failed[task.name] = SourceError(
+                f"its data cannot be had: {error.message}", hint=error.hint
+            )
     return failed
-
-
-def _fetch(hub: Hub, data: Data, texts: Sequence[TextFile]) -> None:
-    try:
-        pins = pinned(data, texts)
-    except NotPinnedError:
-        list(find(hub, data))  # raises the reason for which the plan has none, if it still holds
-        raise
-    for text in pins:
-        hub.fetcher.text(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,27 +111,28 @@ class Reading:
     tokenizer_sha256: str
     context: int
 
-    def key(self, one: Definition) -> str:
+    def key(self, task: Definition) -> str:
         """Identify the items of a task by everything that decides them."""
-        recipe = self.recipe
-        leaves = []
-        for leaf in one.leaves:
-            data = Data.of(leaf)
+        recipe, leaves = self.recipe, []
+        for leaf in task.leaves:
             if recipe.task_data:
-                folder, splits = local(Path(recipe.task_data), data)
+                folder, splits = self.folder(leaf)
                 paths = [path for some in splits.values() for path in some]
                 files_of: list[Any] = [(path, sha256_of(folder / path)) for path in paths]
             else:
-                pins = pinned(data, self.texts)
+                pins = pinned(Data.of(leaf), self.texts)
                 files_of = [(text.source, text.path, text.sha256) for text in pins]
             leaves.append((leaf.name, leaf.replaced, leaf.shots(recipe.task_shots), files_of))
         parts: list[list[Any]] = []
-        for leaf in one.leaves:  # a task's file, and those beside it, which it may include or call
+        for leaf in task.leaves:  # a task's file, and those beside it, which it may include or call
             inside = leaf.file.parent.iterdir() if leaf.file else ()
             beside = sorted(p for p in inside if p.suffix in (".yaml", ".yml", ".py", ""))
             parts.append([(path.name, sha256_of(path)) for path in beside if path.is_file()])
         about = (VERSION, version("lm-eval"), harness.FEWSHOT_SEED, recipe.task_items)
         return digest([about, leaves, parts, self.tokenizer_sha256, self.context])
+
+    def place(self, task: Definition) -> Path:
+        return own_cache() / "items" / f"{self.key(task)[:32]}.npz"
 
     def folder(self, leaf: Leaf) -> tuple[Path, files.Splits]:
         """Return where the data of a task are, and the files of its splits."""
@@ -159,24 +148,25 @@ class Reading:
 
 
 def counted(reading: Reading) -> ItemText | None:
+    """Return the items of all tasks; None where some are not built yet."""
     built = []
-    for task in tasks_of(reading.recipe):
-        with suppress(QauditError, OSError):
-            if (items := stored_items(_place(reading.key(task)))) is not None:
-                built.append(items)
-                continue
-        return None
-    return ItemText.together(built)
+    with suppress(QauditError, OSError):
+        for task in tasks_of(reading.recipe):
+            if (items := stored_items(reading.place(task))) is None:
+                return None
+            built.append(items)
+        return ItemText.together(built)
+    return None
 
 
 def sizes_here(recipe: Recipe) -> dict[str, int | None]:
     sizes: dict[str, int | None] = {}
     for task in tasks_of(recipe):
-        rows: list[int | None] = [None]
-        with suppress(QauditError, OSError):
-            rows = [rows_here(leaf, recipe.task_data) for leaf in task.leaves]
-        counts = [count for count in rows if count is not None]
-        sizes[task.name] = sum(counts) if len(counts) == len(rows) else None
+        counts: list[int | None] = [None]
+        if recipe.task_data:
+            with suppress(QauditError, OSError):
+                counts = [rows_here(leaf, recipe.task_data) for leaf in task.leaves]
+        sizes[task.name] = None if None in counts else sum(count or 0 for count in counts)
     return sizes
 
 
@@ -188,7 +178,7 @@ def read_items(
         if task.name in failed:
             continue
         try:
-            place = _place(reading.key(task))
+            place = reading.place(task)
             items = stored_items(place)
             if items is None:
                 items = _build(reading, task, tokenizer)
@@ -200,44 +190,35 @@ def read_items(
     return ItemText.together(built), failed
 
 
-def _place(key: str) -> Path:
-    return own_cache() / "items" / f"{key[:32]}.npz"
-
-
-def _build(reading: Reading, one: Definition, tokenizer: Any) -> ItemText:
+def _build(reading: Reading, task: Definition, tokenizer: Any) -> ItemText:
     """Have lm-eval write the prompts of a task, keep those that are measured, encode them."""
     prompted: list[harness.Prompt] = []
     with Templates() as templates:
-        for leaf in one.leaves:
+        for leaf in task.leaves:
             with tempfile.TemporaryDirectory(prefix="qaudit-") as scratch:
-                prompted += _prompts(reading, leaf, Path(scratch), templates)
+                source = files.source_of(Data.of(leaf), *reading.folder(leaf), Path(scratch))
+                try:
+                    shots = reading.recipe.task_shots
+                    prompted += harness.prompts(leaf, source, shots, templates)
+                except QauditError:
+                    raise
+                except Exception as error:  # a template or a data set of others may raise anything
+                    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                    raise SourceError(
+                        f"lm-eval cannot build `{leaf.name}`: {reason}",
+                        hint="leave the task out, or look at its data",
+                    ) from error
     chosen: Sequence[int] = range(len(prompted))
     most = most_items(reading.recipe.task_items)
     if most is not None and len(prompted) > most:
         order = np.random.default_rng(harness.FEWSHOT_SEED).permutation(len(prompted))
         chosen = sorted(int(position) for position in order[:most])
     items = [
-        PromptedItem(one.name, f"{one.name}:{position}", *prompted[position]) for position in chosen
+        PromptedItem(task.name, f"{task.name}:{position}", *prompted[position])
+        for position in chosen
     ]
     text = item_text(tokenizer, items, reading.context)
     if len(chosen) == len(prompted):
         return text
-    drawn = f"{one.name}: {len(chosen)} of {len(prompted)} items, drawn at random"
+    drawn = f"{task.name}: {len(chosen)} of {len(prompted)} items, drawn at random"
     return replace(text, notes=(*text.notes, drawn))
-
-
-def _prompts(
-    reading: Reading, leaf: Leaf, scratch: Path, templates: Templates
-) -> tuple[harness.Prompt, ...]:
-    data = Data.of(leaf)
-    source = files.source_of(data.repo, data.name, *reading.folder(leaf), scratch)
-    try:
-        return harness.prompts(leaf, source, reading.recipe.task_shots, templates)
-    except QauditError:
-        raise
-    except Exception as error:  # a template or a data set of others may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise SourceError(
-            f"lm-eval cannot build `{leaf.name}`: {reason}",
-            hint="leave the task out, or look at its data",
-        ) from error

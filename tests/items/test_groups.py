@@ -12,7 +12,7 @@ import pytest
 from qaudit.core.items import Marked, drop
 from qaudit.errors import SourceError
 from qaudit.items import harness
-from qaudit.items.files import split_files
+from qaudit.items.files import Data, split_files
 from qaudit.items.prepare import Reading, read_items
 from qaudit.judge.tasks import answers
 from qaudit.settings import Recipe
@@ -82,4 +82,4 @@ OUTSIDE = ("/etc/passwd", "../x.json", "reference::x.json", "http://x/y.json", "
 def test_a_readme_names_no_data_outside_of_its_data_set(path: str, shape: str) -> None:
     text = f"---\nconfigs: [{{config_name: x, data_files: {shape.format(path)}}}]\n---\n"
     with pytest.raises(SourceError, match="names data outside of it"):
-        split_files("org/name", None, ("test",), ("x.json",), text.encode())
+        split_files(Data("org/name", None, ("test",)), ("x.json",), text.encode())

@@ -74,8 +74,7 @@ def loaded(leaf: harness.Leaf, data: Path) -> Any:
 
     place = _Reading(Recipe((), tasks=TASKS, task_data=str(data)), (), "", CONTEXT).folder(leaf)
     assert place is not None
-    own = Data.of(leaf)
-    source = source_of(own.repo, own.name, *place, Path(tempfile.mkdtemp()))
+    source = source_of(Data.of(leaf), *place, Path(tempfile.mkdtemp()))
     manager = harness._manager(*harness._where(leaf.name, leaf.file))
     (task,) = manager.load([{"group": "g", "task": [{"task": leaf.name, **source}]}])[
         "tasks"
