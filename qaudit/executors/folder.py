@@ -24,6 +24,7 @@ from qaudit.hub import open_hub
 from qaudit.items.prepare import fetch_items
 from qaudit.planning.pin import NUMERICS, pinned_libraries
 from qaudit.planning.prepare import Prepared
+from qaudit.saved import codec
 from qaudit.saved.exports import kept_files
 from qaudit.saved.parts import (
     evidence_of,
@@ -32,7 +33,6 @@ from qaudit.saved.parts import (
     read_round,
     read_run,
     unit_path,
-    write_unit,
 )
 from qaudit.text.texts import fetch_texts
 from qaudit.types import SILENT, Corpus, Pins, Run, Subject, Watch, WorkUnit, units_of
@@ -200,7 +200,7 @@ def merge(source: Path, out: Path, run: Run) -> int:
             if copy is not None and not is_measured:
                 for name in dict.fromkeys(evidence_of(copy.document)):
                     copy_whole(source / name, out / name)
-                write_unit(copy.document, unit_path(run, unit, out))
+                codec.write(unit_path(run, unit, out), copy.document)
                 copied += 1
     for path in kept_files(source):
         if not (target := out / path.relative_to(source)).exists():

@@ -27,6 +27,7 @@ from qaudit.planning.price import with_shipped
 from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome
 from qaudit.search.greedy import search
 from qaudit.types import Checkpoint, Plan, Subject, Watch, WorkUnit
+from qaudit.whole import remove_stale
 
 
 @dataclass(eq=False)
@@ -87,7 +88,7 @@ class Measuring:
         """
         self._plan, self._folder, self._hub = plan, folder, hub
         self._machine, self._watch, self._store, self._series = machine, watch, store, series
-        self._store.remove_stale_files()
+        remove_stale(store.folder)  # of processes that were killed while they wrote
         self.diagnoses = Diagnoses((), (), machine, store)
         self.seconds_waited = 0.0  # for downloads
 

@@ -60,6 +60,7 @@ from qaudit.planning.pin import refuse_other_libraries
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.price import kept_specs, planned_rounds, with_draws, with_shipped
 from qaudit.report.folder import must_take_files
+from qaudit.saved import codec
 from qaudit.saved.documents import (
     DiagnosticRows,
     Failure,
@@ -75,7 +76,6 @@ from qaudit.saved.parts import (
     one_writer,
     read_run,
     unit_path,
-    write_unit,
 )
 from qaudit.saved.results import ResultStore, UnitOutcome, sha256_of
 from qaudit.settings import RunOptions
@@ -364,7 +364,7 @@ class PartExecutor(Executor):
                 scheme: Failure(e.message, e.hint) for scheme, e in outcome.failed.items()
             },
         )
-        write_unit(document, path)
+        codec.write(path, document)
         state = "failed" if error is not None else "measured"
         self._log.finished(unit.label, state, time.monotonic() - began, path)
         if error is not None:

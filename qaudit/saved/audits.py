@@ -25,31 +25,30 @@ from qaudit.types import AuditRecord, Checkpoint, Plan, Subject
 from qaudit.whole import read_regular
 
 
-def plan_to_json(plan: Plan) -> str:
-    checkpoints = checkpoints_of(plan.subjects)
-    table = codec.encode(PlanDocument(**_plan_fields(plan, checkpoints)))
-    del table["passes"]
-    return codec.text_of(table)
-
-
 def checkpoints_of(subjects: Iterable[Subject]) -> tuple[Checkpoint, ...]:
     return tuple(dict.fromkeys(c for subject in subjects for c, _ in subject.members))
 
 
-def _pointers(subject: Subject, places: Mapping[Checkpoint, int]) -> SubjectDocument:
-    """Return a subject whose members point into a list of checkpoints."""
+Places = Mapping[Checkpoint, int]
+"""Where in the list of checkpoints of a plan each is."""
+
+
+def _pointers(subject: Subject, places: Places) -> dict[str, Any]:
+    """Return the fields of a subject whose members point into a list of checkpoints."""
     members = tuple(MemberDocument(c.label, weight, places[c]) for c, weight in subject.members)
-    return SubjectDocument(subject.label, subject.merge, members)
+    return {"label": subject.label, "merge": subject.merge, "members": members}
 
 
-def _plan_fields(plan: Plan, checkpoints: tuple[Checkpoint, ...]) -> dict[str, Any]:
-    places = {checkpoint: place for place, checkpoint in enumerate(checkpoints)}
-    return {
-        **vars(plan),
-        "passes": (),
-        "subjects": tuple(_pointers(subject, places) for subject in plan.subjects),
-        "checkpoints": checkpoints,
-    }
+def _plan_fields(plan: Plan, places: Places) -> dict[str, Any]:
+    subjects = tuple(SubjectDocument(**_pointers(subject, places)) for subject in plan.subjects)
+    return {**vars(plan), "passes": (), "subjects": subjects, "checkpoints": tuple(places)}
+
+
+def plan_to_json(plan: Plan) -> str:
+    places = {c: place for place, c in enumerate(checkpoints_of(plan.subjects))}
+    table = codec.encode(PlanDocument(**_plan_fields(plan, places)))
+    del table["passes"]
+    return codec.text_of(table)
 
 
 def subjects_in(
@@ -63,9 +62,8 @@ def subjects_in(
             raise AuditError(f"`{place}` is empty", hint=codec.EDITED)
         for k, member in enumerate(document.members):
             if not 0 <= member.checkpoint < len(checkpoints):
-                raise AuditError(
-                    f"`{place}[{k}].checkpoint` points to no checkpoint", hint=codec.EDITED
-                )
+                wrong = f"`{place}[{k}].checkpoint` points to no checkpoint"
+                raise AuditError(wrong, hint=codec.EDITED)
         members = tuple((checkpoints[m.checkpoint], m.weight) for m in document.members)
         subjects.append(Subject(document.label, members, document.merge))
     return tuple(subjects)
@@ -73,32 +71,28 @@ def subjects_in(
 
 def to_json(audit: AuditRecord) -> str:
     checkpoints = checkpoints_of((*audit.plan.subjects, *audit.subjects))
-    tables = {field.name: getattr(audit, field.name) for field in fields(AuditDocument)}
-    plan = _plan_fields(audit.plan, checkpoints)
     places = {checkpoint: place for place, checkpoint in enumerate(checkpoints)}
-    tables["plan"] = MeasuredPlanDocument(**plan, protocol=audit.protocol)
-    tables["subjects"] = tuple(_summary(subject, places) for subject in audit.subjects)
-    document = codec.encode(AuditDocument(**tables))
+    plan = MeasuredPlanDocument(**_plan_fields(audit.plan, places), protocol=audit.protocol)
+    subjects = []
+    for subject in audit.subjects:
+        first = subject.first
+        about: dict[str, Any] = {
+            "revision": first.ref.revision,
+            "commit": first.commit,
+            "stage": first.stage,
+            "step": first.step,
+            "tokens_seen": first.tokens,
+            "learning_rate": first.learning_rate,
+        }
+        if subject.kind == "soup":
+            about = dict.fromkeys(about)
+        about |= {"kind": subject.kind, "content": subject.content, "configuration": first.label}
+        subjects.append(SubjectSummary(**_pointers(subject, places), **about))
+    tables = {field.name: getattr(audit, field.name) for field in fields(AuditDocument)}
+    document = codec.encode(AuditDocument(**tables | {"plan": plan, "subjects": tuple(subjects)}))
     del document["plan"]["passes"]
     document["diagnostics"] = {k: rows for k, rows in document["diagnostics"].items() if rows}
     return codec.text_of(document)
-
-
-def _summary(subject: Subject, places: Mapping[Checkpoint, int]) -> SubjectSummary:
-    alone = subject.kind == "checkpoint"
-    checkpoint = subject.first
-    return SubjectSummary(
-        **vars(_pointers(subject, places)),
-        kind=subject.kind,
-        revision=checkpoint.ref.revision if alone else None,
-        commit=checkpoint.commit if alone else None,
-        stage=checkpoint.stage if alone else None,
-        step=checkpoint.step if alone else None,
-        tokens_seen=checkpoint.tokens if alone else None,
-        learning_rate=checkpoint.learning_rate if alone else None,
-        content=subject.content,
-        configuration=subject.first.label,
-    )
 
 
 def read_audit(path: Path) -> AuditRecord:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qaudit.errors import AuditError
 from qaudit.support.foreign import json_of
-from qaudit.whole import read_regular
+from qaudit.whole import read_regular, write_whole
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -55,24 +55,21 @@ def text_of(document: Any) -> str:
     return "{\n" + ",\n".join(texts) + "\n}\n"
 
 
+def write(path: Path, value: Any) -> None:
+    """Write a value as a JSON document that is there whole or not at all."""
+    write_whole(path, text_of(encode(value)))
+
+
 def decode(kind: type[T], document: Any, where: str) -> T:
     """Return a JSON document as a dataclass; AuditError names what is wrong by its path."""
-    try:
-        text = json.dumps(document, allow_nan=False)
-    except (ValueError, RecursionError) as error:
-        raise AuditError(f"`{where}` cannot be read: {error}", hint=EDITED) from error
-    return decode_text(kind, text, where)
-
-
-def decode_text(kind: type[T], text: str, where: str) -> T:
-    """Return the dataclass that JSON text holds, in which numbers may be infinite."""
     from pydantic import ValidationError
 
     try:
+        text = json.dumps(document, allow_nan=False)
         value: T = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        path, reason = _refusal(error.errors(include_url=False)[0], where)
-        raise AuditError(f"`{path}` {reason}", hint=EDITED) from error
+        reason = _refusal(error.errors(include_url=False)[0], where)
+        raise AuditError(reason, hint=EDITED) from error
     except (ValueError, RecursionError) as error:
         raise AuditError(f"`{where}` cannot be read: {error}", hint=EDITED) from error
     return value
@@ -184,12 +181,13 @@ _REASONS = {
 }
 
 
-def _refusal(error: ErrorDetails, where: str) -> tuple[str, str]:
+def _refusal(error: ErrorDetails, where: str) -> str:
     """Return the path of an error, and what is wrong there."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
     kind, context = error["type"], error.get("ctx", {})
+    reason = _REASONS.get(kind, f"is refused: {error['msg']}")
     if kind == "literal_error":
-        return where + "".join(parts), f"is not {context['expected']}"
-    if kind == "value_error":
-        return where + "".join(parts), str(context["error"])
-    return where + "".join(parts), _REASONS.get(kind, f"is refused: {error['msg']}")
+        reason = f"is not {context['expected']}"
+    elif kind == "value_error":
+        reason = str(context["error"])
+    return f"`{where}{''.join(parts)}` {reason}"

@@ -257,15 +257,11 @@ DOCUMENTS: dict[str, tuple[Any, str, str]] = {
 }
 
 
-def schema(name: str) -> dict[str, Any]:
+def text_of_schema(name: str) -> str:
     described = schema_of(*DOCUMENTS[name])
     for table in (described, *described["$defs"].values()):
         table.get("properties", {}).pop("passes", None)
-    return described
-
-
-def text_of_schema(name: str) -> str:
-    return json.dumps(schema(name), indent=1) + "\n"
+    return json.dumps(described, indent=1) + "\n"
 
 
 def path_of(name: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from qaudit.core.mixture import DIGITS, NO_TABLE, Mixture, Table
 from qaudit.core.scheme import Scheme
 from qaudit.errors import AuditError, SchemeError
-from qaudit.saved.codec import decode, encode, read_object, refuse_other_schema, text_of
+from qaudit.saved.codec import decode, read_object, refuse_other_schema, write
 from qaudit.saved.results import read_measurement
 from qaudit.support.foreign import json_of
 from qaudit.types import AuditRecord, Measurement, Signature, digest
@@ -47,7 +47,7 @@ class ExportRecord:
 
 
 def write_export(record: ExportRecord, folder: Path) -> None:
-    write_whole(folder / FILE, text_of(encode(record)))
+    write(folder / FILE, record)
 
 
 def read_export(folder: Path) -> ExportRecord:
@@ -122,7 +122,6 @@ def read_table(path: Path) -> Table:
 
 
 def write_table(table: Table, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(dict(table), indent=1) + "\n")
 
 

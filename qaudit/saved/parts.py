@@ -168,10 +168,6 @@ def unfinished(out: Path, measured: int, subjects: int) -> UnfinishedError:
     )
 
 
-def _json(path: Path) -> Any:
-    return codec.parse(read_regular(path, codec.LARGEST_NBYTES).decode())
-
-
 def digest_of(contents: Any) -> str:
     """Digest the rest of a document as its file has it; a later version may know more fields."""
     return digest({**contents, "digest": ""})
@@ -192,7 +188,8 @@ def read_round(run: Run, out: Path, number: int) -> tuple[Pass, ...]:
         return run.plan.passes
     path = _round_path(number, out)
     try:
-        return codec.decode(RoundDocument, _json(path), "round").passes
+        text = read_regular(path, codec.LARGEST_NBYTES).decode()
+        return codec.decode(RoundDocument, codec.parse(text), "round").passes
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, AuditError) as error:
@@ -216,34 +213,30 @@ def unit_path(run: Run, unit: WorkUnit, out: Path) -> Path:
     return out / FOLDER / UNITS / name
 
 
-def write_unit(document: UnitDocument, path: Path) -> None:
-    write_whole(path, codec.text_of(codec.encode(document)))
-
-
 def read_unit(run: Run, unit: WorkUnit, out: Path) -> UnitDocument | None:
-    """Return the record of a unit; None where it is not measured, or is damaged."""
+    """Return the record of a unit; None where it is not measured, or is damaged.
+
+    It has what is read of it, and no name in it leads out of its folder.
+    """
     try:
-        document = codec.decode(UnitDocument, _json(unit_path(run, unit, out)), "unit")
-        is_own = (document.run, document.unit) == (run.identity, unit.content)
-        return document if is_own and _is_sound(document) else None
-    except (OSError, ValueError, AuditError, LookupError, TypeError):
+        document = codec.read_object(unit_path(run, unit, out), "the record", "")
+        record = codec.decode(UnitDocument, document, "unit")
+        environment, draws = record.environment, record.protocol.get("calibration_draws", 1)
+        for name in ("began", "ended"):
+            datetime.fromisoformat(environment[name])
+        numbers = [environment[name] for name in ("memory_baseline_nbytes", "memory_peak_nbytes")]
+        numbers += [n for name, n in environment.items() if name.startswith(("hub_", "memory_"))]
+        is_sound = (
+            (record.run, record.unit) == (run.identity, unit.content)
+            and isinstance(environment["device"], str)
+            and all(type(number) in (int, float) for number in numbers)
+            and type(draws) is int
+            and 0 < draws < 1000
+            and all(codec.is_inside(n) and n.startswith("evidence/") for n in evidence_of(record))
+        )
+        return record if is_sound else None
+    except (ValueError, AuditError, LookupError, TypeError):
         return None
-
-
-def _is_sound(document: UnitDocument) -> bool:
-    """Return whether a record has what is read of it, and no name leads out of its folder."""
-    environment, draws = document.environment, document.protocol.get("calibration_draws", 1)
-    for name in ("began", "ended"):
-        datetime.fromisoformat(environment[name])
-    numbers = [value for name, value in environment.items() if name.startswith(("hub_", "memory_"))]
-    return (
-        isinstance(environment["device"], str)
-        and {"memory_baseline_nbytes", "memory_peak_nbytes"} <= environment.keys()
-        and all(type(number) in (int, float) for number in numbers)
-        and type(draws) is int
-        and 0 < draws < 1000
-        and all(codec.is_inside(n) and n.startswith("evidence/") for n in evidence_of(document))
-    )
 
 
 def evidence_of(document: UnitDocument) -> list[str]:

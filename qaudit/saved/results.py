@@ -42,7 +42,7 @@ from qaudit.types import (
     TaskRow,
     digest,
 )
-from qaudit.whole import copy_whole, read_regular, remove_stale, whole_file, write_whole
+from qaudit.whole import copy_whole, read_regular, whole_file, write_whole
 
 SEAL = "sha256"
 _LARGEST_NBYTES = 2**28
@@ -141,22 +141,17 @@ _About: Any = make_dataclass(
 _OF_THE_FILE = ("key", SEAL)
 
 
+@dataclass(frozen=True)
 class ResultStore:
-    """The `evidence/` folder of one audit."""
+    """The `evidence/` folder of one audit, made with the first measurement."""
 
-    def __init__(self, folder: Path) -> None:
-        """Use `folder`, made with the first measurement."""
-        self.folder = folder
+    folder: Path
 
     def within(self, name: str) -> ResultStore:
         return ResultStore(self.folder / name)
 
     def path(self, measurement_name: str, key: str) -> Path:
         return self.folder / f"{slug_of(measurement_name)}--{key[:16]}.npz"
-
-    def remove_stale_files(self) -> None:
-        """Remove half-written files of processes that were killed while they wrote."""
-        remove_stale(self.folder)
 
     def find(self, subject: str, scheme: str, key: str) -> ResultFile | None:
         """Return the measurement with this key, if it is there as it was written."""
@@ -173,8 +168,13 @@ class ResultStore:
         """Write a measurement so that it is there whole or not at all."""
         measurement = replace(measurement, identity=vars(identity) if identity else None)
         path = self.path(f"{measurement.subject}--{measurement.scheme}", key)
+        about = {"key": key} | {c.name: getattr(measurement, c.name) for c in _COLUMNS}
+        about = json.loads(json.dumps(about))
+        columns = arrays_of(measurement.evidence)
+        columns["calibration_seed"] = np.array(measurement.calibration_seed)
+        columns["about"] = np.array(json.dumps({**about, SEAL: seal_of(about, columns)}))
         with whole_file(path) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **_arrays(measurement, key))  # type: ignore[arg-type]
+            np.savez_compressed(file, **columns)  # type: ignore[arg-type]
         return ResultFile(measurement, path)
 
 
@@ -206,34 +206,17 @@ def _read(content: bytes) -> tuple[Measurement, Any]:
         values = {k: v for k, v in vars(about).items() if k not in _OF_THE_FILE}
         seed = int(arrays["calibration_seed"])
         evidence = evidence_in(arrays)
-        _must_be_as_written(about, arrays)
+        if about.identity is not None and digest(about.identity) != about.key:
+            raise ValueError("its identity is not that of its key")
+        text = json.loads(str(arrays.pop("about")))
+        del text[SEAL]
+        if about.sha256 != seal_of(text, arrays):
+            raise ValueError("it is not as it was written")
         return Measurement(**values, evidence=evidence, calibration_seed=seed), about
     except AuditError as error:
         raise ValueError(f"it does not name what was measured: {error.message}") from error
     except _DAMAGED as error:
         raise ValueError(f"it is damaged: {error}") from error
-
-
-def _must_be_as_written(about: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError for another content than was sealed, or another identity than the key's."""
-    if about.identity is not None and digest(about.identity) != about.key:
-        raise ValueError("its identity is not that of its key")
-    text = json.loads(str(arrays["about"]))
-    del text[SEAL]
-    columns = {name: array for name, array in arrays.items() if name != "about"}
-    if about.sha256 != seal_of(text, columns):
-        raise ValueError("it is not as it was written")
-
-
-def _arrays(measurement: Measurement, key: str) -> dict[str, np.ndarray]:
-    about = {"key": key} | {column.name: getattr(measurement, column.name) for column in _COLUMNS}
-    about = json.loads(json.dumps(about))
-    columns = {
-        **arrays_of(measurement.evidence),
-        "calibration_seed": np.array(measurement.calibration_seed),
-    }
-    sealed = {**about, SEAL: seal_of(about, columns)}
-    return {**columns, "about": np.array(json.dumps(sealed))}
 
 
 def slug_of(text: str) -> str:
@@ -306,10 +289,17 @@ def write_imported(
 
 def with_imported(results: Sequence[ResultFile], out: Path) -> list[ResultFile]:
     """Return results with imported tasks: the first draw of each stream takes them."""
-    parts = [
-        ResultFile(_read_imported(path), path)
-        for path in sorted((out / "evidence" / IMPORTED).glob("*/*.npz"))
-    ]
+    parts = []
+    for path in sorted((out / "evidence" / IMPORTED).glob("*/*.npz")):
+        try:
+            parts.append(ResultFile(read_measurement(path), path))
+            if [bool(task.imported) for task in parts[-1].measurement.evidence.tasks] != [True]:
+                raise ValueError("it holds no imported answers")
+        except (OSError, ValueError) as error:
+            raise SourceError(
+                f"`{path}` cannot be read: {error}",
+                hint="remove it, and run `qaudit import` again",
+            ) from error
     if not parts:
         return list(results)
     firsts: dict[tuple[str, str], int] = {}
@@ -332,15 +322,3 @@ def with_imported(results: Sequence[ResultFile], out: Path) -> list[ResultFile]:
             ]
         joined.append(with_tasks(result, mine))
     return joined
-
-
-def _read_imported(path: Path) -> Measurement:
-    try:
-        measurement = read_measurement(path)
-        if len(measurement.evidence.tasks) != 1 or not measurement.evidence.tasks[0].imported:
-            raise ValueError("it holds no imported answers")
-        return measurement
-    except (OSError, ValueError) as error:
-        raise SourceError(
-            f"`{path}` cannot be read: {error}", hint="remove it, and run `qaudit import` again"
-        ) from error

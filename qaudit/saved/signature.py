@@ -88,7 +88,7 @@ def may_sign(audit: AuditRecord | None, folder: Path) -> bool:
 
 
 def signed_export(record: ExportRecord) -> ExportRecord:
-    value = _signature_of_export(encode(record), signing_key("export"))
+    value = _value(encode(record), signing_key("export"), "export")
     return replace(record, signature=Signature(METHOD, value))
 
 
@@ -96,26 +96,27 @@ def is_signed_export(record: ExportRecord, folder: Path) -> bool:
     """Return whether the record of an exported folder is signed with the environment's key."""
     if record.signature is None or record.signature.method != METHOD:
         return False
-    value = _signature_of_export(export_document(folder), signing_key("verify"))
+    value = _value(export_document(folder), signing_key("verify"), "export")
     return hmac.compare_digest(value, record.signature.value)
 
 
-def _signature_of_export(document: dict[str, Any], key: bytes) -> str:
-    body = {name: value for name, value in document.items() if name != "signature"}
-    return hmac.digest(key, digest([METHOD, "export", body]).encode(), "sha256").hex()
-
-
 def _signature(document: dict[str, Any], folder: Path, key: bytes) -> str:
-    body = {name: value for name, value in document.items() if name != "signature"}
     files = {}
-    for name in sorted(set(_files_in(body))):
+    for name in sorted({*_files_in(document)}):
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise AuditError(f"`{name}` is outside the audit `{folder}`", hint=EDITED)
         if not path.is_file():
             raise SourceError(f"there is no `{path}`, which the audit names", hint=EDITED)
         files[name] = sha256_of(path)
-    return hmac.digest(key, digest([METHOD, body, files]).encode(), "sha256").hex()
+    return _value(document, key, files=files)
+
+
+def _value(document: dict[str, Any], key: bytes, *before: str, **behind: Any) -> str:
+    """Return the keyed hash of a document without its signature, and of what belongs to it."""
+    body = {name: value for name, value in document.items() if name != "signature"}
+    signed = [METHOD, *before, body, *behind.values()]
+    return hmac.digest(key, digest(signed).encode(), "sha256").hex()
 
 
 def _files_in(value: Any) -> Iterator[str]:

@@ -30,6 +30,7 @@ from qaudit.types import (
     Roles,
     RolloutEvidence,
 )
+from qaudit.whole import remove_stale
 from tests.support.items import items_of
 
 IDENTITY = Identity(
@@ -392,7 +393,7 @@ def test_a_kill_while_writing_leaves_nothing_that_looks_whole(tmp_path):
     living = tmp_path / "b--rtn-4bit--0123.n7-0123456789abcdef.partial"
     living.touch()  # another host, where no process of this one is known, is still writing it
     assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is None
-    ResultStore(tmp_path).remove_stale_files()
+    remove_stale(tmp_path)
     assert (half.exists(), living.exists()) == (False, True)
     ResultStore(tmp_path).write(measurement(), IDENTITY.key)
     assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is not None
