@@ -29,9 +29,8 @@ from qaudit.policy import policy_named
 from qaudit.report.verdict import next_step
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import decode
-from qaudit.saved.documents import DiagnosticRows, UnitDocument
 from qaudit.saved.evidence import SavedAudit, combine
-from qaudit.saved.parts import read_run, unfinished
+from qaudit.saved.parts import DiagnosticRows, UnitDocument, read_run, unfinished
 from qaudit.saved.results import ResultFile, UnitOutcome, sha256_of, with_imported
 from qaudit.saved.signature import must_be_signed
 from qaudit.tables import Audit

@@ -180,7 +180,7 @@ def status(out: Path, *, as_json: AsJson = False) -> int:
 
     Example: qaudit status out
     """
-    from qaudit.executors.status import render, run_status
+    from qaudit.executors.folder import render, run_status
 
     standing = run_status(out)
     print_result(json.dumps(standing.table, indent=1) if as_json else render(standing))

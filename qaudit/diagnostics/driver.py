@@ -26,7 +26,7 @@ from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
 from qaudit.errors import Interrupted, QauditError, UnreachableError, is_out_of_memory
 from qaudit.saved.codec import encode, text_of
-from qaudit.saved.documents import DiagnosticRows
+from qaudit.saved.parts import DiagnosticRows
 from qaudit.saved.results import ResultStore, slug_of, write_sealed
 from qaudit.types import Checkpoint, Subject, digest
 

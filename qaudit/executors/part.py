@@ -61,18 +61,16 @@ from qaudit.planning.prepare import Prepared
 from qaudit.planning.price import kept_specs, planned_rounds, with_draws, with_shipped
 from qaudit.report.folder import must_take_files
 from qaudit.saved import codec
-from qaudit.saved.documents import (
-    DiagnosticRows,
-    Failure,
-    ResultDocument,
-    TaskFile,
-    UnitDocument,
-)
 from qaudit.saved.parts import (
     DIRECTORY,
     FIRST,
     FOLDER,
     UNITS,
+    DiagnosticRows,
+    Failure,
+    ResultDocument,
+    TaskFile,
+    UnitDocument,
     one_writer,
     read_run,
     unit_path,

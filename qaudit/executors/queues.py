@@ -25,9 +25,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from qaudit.errors import MachineError, OtherIdentityError, UsageError
-from qaudit.executors.folder import parts_of
+from qaudit.executors.folder import parts_of, show
 from qaudit.executors.records import Due, Executor, state_of
-from qaudit.executors.status import show
 from qaudit.host import default_stream_limit
 from qaudit.saved.parts import FOLDER
 from qaudit.types import SILENT, Run, Watch, WorkUnit

@@ -23,11 +23,13 @@ from qaudit.core.merges.averages import Mean
 from qaudit.errors import MissingParts, SourceError, UsageError
 from qaudit.planning.price import planned_rounds
 from qaudit.saved.codec import parse
-from qaudit.saved.documents import ResultDocument, TaskFile, UnitDocument
 from qaudit.saved.evidence import must_be_complete, must_be_of, must_be_pass
 from qaudit.saved.parts import (
     FIRST,
     FOLDER,
+    ResultDocument,
+    TaskFile,
+    UnitDocument,
     evidence_of,
     last_round,
     read_round,

@@ -19,7 +19,7 @@ from qaudit.judge import refuse_edited
 from qaudit.judge.table import Measurements
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import EDITED
-from qaudit.saved.documents import UnitDocument
+from qaudit.saved.parts import UnitDocument
 from qaudit.saved.results import OtherContentError, read_measurement
 from qaudit.types import (
     FULL_PRECISION,

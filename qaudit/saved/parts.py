@@ -19,17 +19,18 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from qaudit.errors import AuditError, MachineError, UnfinishedError, UsageError, not_written
 from qaudit.host import NO_LOCKS
 from qaudit.saved import codec
-from qaudit.saved.documents import RoundDocument, RunDocument, UnitDocument
 from qaudit.saved.results import slug_of
 from qaudit.types import (
+    Finding,
+    GreedySearch,
     Pass,
     Pins,
     Plan,
@@ -43,6 +44,88 @@ from qaudit.types import (
 )
 from qaudit.version import __version__
 from qaudit.whole import read_regular, write_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundDocument:
+    """`parts/round-2.json`: passes that became due when those before were judged."""
+
+    round: int
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDocument:
+    """`plan.json`: what a recipe means, the work, and what every process must agree on."""
+
+    run: Literal["qaudit run"] = "qaudit run"
+    schema: Literal["1"] = "1"
+    qaudit: str
+    requested: Recipe  # as it was written
+    resolved: Resolved
+    plan: Plan
+    pins: Pins | None  # None until the text is read
+    digest: str = ""  # of everything else
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFile:
+    """The evidence of a measurement on one task."""
+
+    task: str
+    evidence: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultDocument:
+    """A measurement in the evidence folder, with the hash of its file."""
+
+    scheme: str
+    spec: str
+    perturbed: bool
+    evidence: str
+    sha256: str
+    tasks: tuple[TaskFile, ...] = ()
+
+
+@dataclass(frozen=True)
+class DiagnosticRows:
+    """What the diagnostics of one subject gave, by name, and why others are missing."""
+
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no answer."""
+
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitDocument:
+    """`parts/units/*.json`: what came of one subject in one round."""
+
+    schema: Literal["1"] = "1"
+    run: str  # the identity of the run
+    unit: str  # the content of the unit
+    label: str
+    part: str  # `K-of-N` of the process that measured it
+    host: str
+    results: tuple[ResultDocument, ...] = ()
+    search: GreedySearch | None = None
+    findings: tuple[Finding, ...] = ()
+    error: Failure | None = None
+    exit_code: Literal[2, 4] = 4  # of the error, where nothing else was measured
+    failed_schemes: dict[str, Failure] = field(default_factory=dict)
+    failed_tasks: dict[str, str] = field(default_factory=dict)  # and why
+    diagnostics: DiagnosticRows = field(default_factory=DiagnosticRows)
+    protocol: dict[str, Any]
+    environment: dict[str, Any]
+
 
 LOCK, WRITER = ".qaudit.lock", ".qaudit.writer"
 

@@ -2,7 +2,7 @@
 
 A new metric is a name in `Metric` and a record here. Its statistic is a function of
 `core/statistics.py`, of `core/items.py` for tasks, or a new one there. The published schemas are
-made again by `python -m qaudit.policy.keys` and `python -m qaudit.saved.documents`.
+made again by `python -m qaudit.policy.keys` and `python -m qaudit.saved.audits`.
 """
 
 from __future__ import annotations

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from qaudit.cli.app import run as command
 from qaudit.errors import QauditError
-from qaudit.executors import records, status
-from qaudit.executors.folder import parts_of
+from qaudit.executors import folder, records
+from qaudit.executors.folder import parts_of, render, run_status
 from qaudit.executors.records import PartLog, read_records
-from qaudit.executors.status import render, run_status
 from qaudit.judging import judge
 from qaudit.planning.price import next_round, planned_rounds
 from qaudit.saved.parts import FIRST, read_run, unit_path
@@ -106,7 +105,7 @@ def test_the_time_left_is_that_of_the_longest_part_that_runs(
     units = units_of(run.plan.passes)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-    monkeypatch.setattr(status, "cost_of", lambda unit: 10.0)
+    monkeypatch.setattr(folder, "cost_of", lambda unit: 10.0)
     record = unit_path(run, units[0], planned).name
     done = {"measured": "step10", "outcome": "measured", "seconds": 20.0, "record": record}
     log(planned, "0-of-1", began(), {"subject": "step10"}, done, {"subject": "step200"}, ago=5)

@@ -28,7 +28,7 @@ from qaudit.report.gate import (
 )
 from qaudit.report.gate.checks import COMMENT_NBYTES, standing, within, worst_first
 from qaudit.report.gate.machines import MOST_RESULTS, policy_uri
-from qaudit.saved.documents import path_of
+from qaudit.saved.audits import path_of
 from qaudit.types import Gate, Interval
 from tests.support import gate_sample as sample
 from tests.support.cards import screen

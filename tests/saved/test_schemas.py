@@ -8,15 +8,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from qaudit.saved.audits import plan_to_json
-from qaudit.saved.documents import DOCUMENTS, path_of, text_of_schema
+from qaudit.saved.audits import DOCUMENTS, path_of, plan_to_json, text_of_schema
 from tests.support import sample
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_schema_file_is_what_the_types_say(name: str) -> None:
     written = path_of(name).read_text(encoding="utf-8")
-    assert written == text_of_schema(name), "run `python -m qaudit.saved.documents`"
+    assert written == text_of_schema(name), "run `python -m qaudit.saved.audits`"
     jsonschema.Draft202012Validator.check_schema(json.loads(written))
 
 

@@ -54,7 +54,7 @@ def step_summary(gate: Gate) -> str:
 
 def _to_json(gate: Gate) -> str:
     """Write the answer, the policy and every check, worst first."""
-    from qaudit.saved.documents import CheckDocument, GateAnswer, IgnoreNote, PolicyName  # slow
+    from qaudit.saved.audits import CheckDocument, GateAnswer, IgnoreNote, PolicyName  # slow
 
     checks, numbers = [], Counter(map(standing, worst_first(gate)))
     for check in worst_first(gate):
@@ -82,7 +82,8 @@ def _to_json(gate: Gate) -> str:
 
 
 def _failure_to_json(error: QauditError) -> str:
-    from qaudit.saved.documents import Failure, GateFailure
+    from qaudit.saved.audits import GateFailure
+    from qaudit.saved.parts import Failure
 
     code = cast(Literal[2, 4, 130], error.code)
     reason = Failure(error.message, error.hint)
