@@ -140,15 +140,10 @@ class Audit:
         return rows
 
     def _tasks_of(self, subject: str, scheme: str) -> dict[str, float | None]:
-        names = dict.fromkeys(row.task for row in self.record.tasks)
-        rows = {
-            row.task: row
-            for row in self.record.tasks
-            if (row.subject, row.scheme) == (subject, scheme)
-        }
+        rows = {(row.task, row.subject, row.scheme): row for row in self.record.tasks}
         columns: dict[str, float | None] = {}
-        for name in names:
-            row = rows.get(name)
+        for name in dict.fromkeys(row.task for row in self.record.tasks):
+            row = rows.get((name, subject, scheme))
             columns[f"{name}_accuracy"] = row.accuracy.estimate if row else None
             columns[f"{name}_flips"] = row.flips if row else None
         return columns

@@ -109,7 +109,15 @@ class Measuring:
         waited = self.seconds_waited
         units = [WorkUnit(tuple(t.pass_ for t in job.tasks)) for job in by_label.values()]
         self._watch.expect({unit.label: cost_of(unit) for unit in units})
-        with self._downloads([*pending.values()], twins) as downloads:
+        budget = self._budget
+        with Downloads(
+            self._hub,
+            [*map(self._needs, pending.values())],
+            others=[self._needs(job) for job, _ in twins],
+            # the texts are downloaded beside the weights
+            disk_budget_nbytes=budget and budget - missing_nbytes(self._plan.texts),
+            record=self._folder / RECORD_FILE,
+        ) as downloads:
             for number, subject in enumerate(downloads.order, first):
                 job = by_label[subject.label]
                 self._watch.subject(number, total, subject.label, len(job.tasks))
@@ -131,8 +139,16 @@ class Measuring:
                 self.seconds_waited = waited + downloads.seconds_waited
                 assert job.event is not None, "its weights were released with an event"
                 yield job.event
-        for job, other in twins:
-            yield self._twin(job, other)
+        for job, first_job in twins:  # whose weights are those of another one
+            assert first_job.event is not None, "the first of equal results has an outcome"
+            if (error := first_job.event.error) is not None:
+                reason = f"its weights are those of `{first_job.label}`: {error.message}"
+                yield UnitOutcome(job.label, error=SourceError(reason, hint=error.hint))
+                continue
+            filed = [look_up(task, self._machine, self._store).results for task in job.tasks]
+            if job.is_diagnosed:
+                self.diagnoses.find(job.tasks[0], first_job.label)
+            yield replace(job.measured(filed), failed=first_job.event.failed)
         self._watch.subject(total, total, "")
 
     def _jobs(self, tasks: Sequence[Task], diagnosed: Collection[str]) -> list[_Job]:
@@ -158,17 +174,6 @@ class Measuring:
     @property
     def _budget(self) -> int | None:
         return None if self._plan.traffic is None else self._plan.traffic.nbytes_disk_budget
-
-    def _downloads(self, jobs: Sequence[_Job], twins: Sequence[tuple[_Job, _Job]]) -> Downloads:
-        budget = self._budget
-        return Downloads(
-            self._hub,
-            [*map(self._needs, jobs)],
-            others=[self._needs(job) for job, _ in twins],
-            # the texts are downloaded beside the weights
-            disk_budget_nbytes=budget and budget - missing_nbytes(self._plan.texts),
-            record=self._folder / RECORD_FILE,
-        )
 
     def _needs(self, job: _Job) -> Subject:
         beside = [file for task in job.tasks for file in task.pass_.beside]
@@ -228,14 +233,3 @@ class Measuring:
                 hint="set less: `--set context=N`, `--set calibration_documents=N` or "
                 "`--set stream_memory=SIZE`",
             ) from error
-
-    def _twin(self, job: _Job, first: _Job) -> UnitOutcome:
-        """Return the result of a subject whose weights are those of another one."""
-        assert first.event is not None, "the first of equal results has an outcome"
-        if (error := first.event.error) is not None:
-            reason = f"its weights are those of `{first.label}`: {error.message}"
-            return UnitOutcome(job.label, error=SourceError(reason, hint=error.hint))
-        results = [look_up(task, self._machine, self._store).results for task in job.tasks]
-        if job.is_diagnosed:
-            self.diagnoses.find(job.tasks[0], first.label)
-        return replace(job.measured(results), failed=first.event.failed)

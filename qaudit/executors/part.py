@@ -59,6 +59,7 @@ from qaudit.model.groups import ExpertOptions
 from qaudit.planning.pin import refuse_other_libraries
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.price import kept_specs, planned_rounds, with_draws, with_shipped
+from qaudit.planning.resolve import reads_hub
 from qaudit.report.folder import must_take_files
 from qaudit.saved import codec
 from qaudit.saved.parts import (
@@ -272,18 +273,30 @@ class PartExecutor(Executor):
     ) -> None:
         """Measure with what is ready; `alone`: no other process measures units of this plan."""
         super().__init__(run, out, watch)
-        _must_be_one_kind(out / FOLDER, ready.machine.device)
+        # A GPU of another kind than the first that measured here rounds otherwise.
+        device, folder = ready.machine.device, out / FOLDER
+        kind, kind_file = device_name(device), folder / f"{device.type}.kind"
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), kind_file.open("x", encoding="utf-8") as file:
+            file.write(kind)
+        first = kind_file.read_text(encoding="utf-8")
+        if first not in (kind, ""):  # nothing: of a part that starts now
+            raise OtherIdentityError(
+                f"this device is `{kind}`, and `{out}` was begun on `{first}`, which rounds "
+                "otherwise",
+                hint=f"use `{first}` for all parts, or `{kind}` for all in another `--out`",
+            )
         self._ready, self._name, self._alone = ready, name, alone
         self._units: dict[str, WorkUnit] = {}  # of the round, by label
         self._tried: set[str] = set()
         self.failed: list[str] = []
         attempts_of = None if alone else self._attempts_of
-        self._log = PartLog(out / FOLDER / f"{name}.jsonl", attempts_of, watch)
+        self._log = PartLog(folder / f"{name}.jsonl", attempts_of, watch)
         self._hub, self._began = hub, datetime.now(UTC)
         self._baseline_nbytes = resident_nbytes()  # when all is loaded, before weights are read
         self._measuring = Measuring(
             run.plan,
-            out if alone else out / FOLDER / name,
+            out if alone else folder / name,
             hub,
             ready.machine,
             self._log,
@@ -391,21 +404,6 @@ class PartExecutor(Executor):
         }
 
 
-def _must_be_one_kind(folder: Path, device: torch.device) -> None:
-    """Refuse a GPU of another kind than the first that measured here: kinds round otherwise."""
-    kind, path = device_name(device), folder / f"{device.type}.kind"
-    folder.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-        file.write(kind)
-    first = path.read_text(encoding="utf-8")
-    if first not in (kind, ""):  # nothing: of a part that starts now
-        raise OtherIdentityError(
-            f"this device is `{kind}`, and `{folder.parent}` was begun on `{first}`, which rounds "
-            "otherwise",
-            hint=f"use `{first}` for all parts, or `{kind}` for all in another `--out`",
-        )
-
-
 def whole_plan(prepared: Prepared, watch: Watch = SILENT) -> PartExecutor:
     """Pin a plan and return this process as its only part."""
     must_take_files(prepared.out)
@@ -446,23 +444,12 @@ def run_part(
     if not batches:
         return len(units[-1]), 0, 0
     refuse_other_libraries(run.pins)
-    part = _part(run, out, f"{number}-of-{count}", options, watch)
-    for some in batches:
-        part.await_units(0, some)
-    before = sum(map(len, (*missing[:-1], *failed[:-1])))
-    measured = sum(map(len, batches)) - len(part.failed)
-    return len(units[-1]) + before, measured, len(part.failed)
-
-
-def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> PartExecutor:
-    """Check the device and the text before any weight is read."""
+    # The device and the text are checked before any weight is read.
     plan, pins = run.plan, run.pins
     (out / FOLDER / UNITS).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(pins.threads)
     refuse_bad_device(*open_device(plan.device, plan.dtype))
-    members = [source for s in plan.subjects for c, _ in s.members for source in c.sources]
-    on_hub = plan.texts or any(c.commit for c in (*members, *plan.shipped))
-    hub = open_hub(watch=watch) if on_hub else None
+    hub = open_hub(watch=watch) if reads_hub(plan) else None
     ready = make_ready(plan, replace(options, out=out), hub)
     if (ready.corpus.text_sha256, dict(ready.corpus.items_sha256)) != (
         pins.text_sha256,
@@ -475,4 +462,10 @@ def _part(run: Run, out: Path, name: str, options: RunOptions, watch: Watch) -> 
     if plan.traffic is not None:
         traffic = replace(plan.traffic, nbytes_disk_budget=options.disk_budget)
         run = replace(run, plan=replace(plan, traffic=traffic))
-    return PartExecutor(run, out, ready, hub, watch, name=name, alone=False)
+    name = f"{number}-of-{count}"
+    part = PartExecutor(run, out, ready, hub, watch, name=name, alone=False)
+    for some in batches:
+        part.await_units(0, some)
+    before = sum(map(len, (*missing[:-1], *failed[:-1])))
+    measured = sum(map(len, batches)) - len(part.failed)
+    return len(units[-1]) + before, measured, len(part.failed)

@@ -97,9 +97,8 @@ class Pool(Executor):
         """Run the parts that lack something, until each has ended or failed twice."""
         count = PARTS_PER_WORKER * len(self._workers)
         state = state_of(self.run, self.out, number)
-        missing = {unit.content for unit in (*state.missing, *state.failed)}
         parts = parts_of(self.run, units, count)
-        waiting = deque(k for k, p in enumerate(parts) if any(u.content in missing for u in p))
+        waiting = deque(_holding(parts, (*state.missing, *state.failed)))
         tries = dict.fromkeys(waiting, 0)
         running: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
         free, shown = list(self._workers), 0.0
@@ -139,6 +138,12 @@ class Pool(Executor):
                 stderr=log,
                 start_new_session=True,  # an interrupt comes to this process, which stops them
             )
+
+
+def _holding(parts: Sequence[Sequence[WorkUnit]], units: Sequence[WorkUnit]) -> list[int]:
+    """Return the numbers of parts that have some of these units."""
+    contents = {unit.content for unit in units}
+    return [k for k, part in enumerate(parts) if any(unit.content in contents for unit in part)]
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -205,9 +210,8 @@ class Slurm(Executor):
         """Submit the parts that lack something and are not queued; follow them to their end."""
         count = min(self._parts, len(units))
         job_file = self.out / FOLDER / JOBS
-        missing = {unit.content for unit in state_of(self.run, self.out, number).missing}
-        parts = parts_of(self.run, units, count)
-        lacking = [k for k, part in enumerate(parts) if any(u.content in missing for u in part)]
+        state = state_of(self.run, self.out, number)
+        lacking = _holding(parts_of(self.run, units, count), state.missing)
         jobs = _jobs(job_file, number, count)
         queued = _queued(jobs)
         if submit := [k for k in lacking if k not in queued]:
@@ -228,7 +232,6 @@ class Slurm(Executor):
             write_whole(job_file, json.dumps({"round": number, "parts": count, "jobs": jobs}))
             self.watch.note(f"submitted parts {_ranges(submit)} of {count} as job {jobs[-1]}")
         if self._detach and lacking:
-            state = state_of(self.run, self.out, number)
             raise Detached(number, state.missing, len(units))
         while _queued(jobs):
             show(self.out, self.watch)

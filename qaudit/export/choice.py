@@ -14,6 +14,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.errors import NotShipping, UsageError
 from qaudit.hub import Hub, open_hub
 from qaudit.planning.prepare import prepare
+from qaudit.planning.resolve import reads_hub
 from qaudit.report.document import status_in_words
 from qaudit.report.verdict import label, what
 from qaudit.saved.audits import read_audit
@@ -87,13 +88,7 @@ def of_audit(
     if chosen is None or wanted is None:
         chosen, wanted = _what_ships(record, bits, chosen, wanted)
     plan = record.plan
-    on_hub = bool(plan.texts) or any(
-        source.commit
-        for s in (*plan.subjects, chosen)
-        for c, _ in s.members
-        for source in c.sources
-    )
-    hub = open_hub(watch=watch) if on_hub else None
+    hub = open_hub(watch=watch) if reads_hub(plan, chosen) else None
     cell = (chosen.label, wanted.spec)
     rows = [row for row in record.measurements if (row.subject, row.spec) == cell]
     table = min(rows, key=lambda row: row.calibration_seed).mixture if rows else {}

@@ -42,7 +42,7 @@ from qaudit.planning.price import (
     with_draws,
     with_shipped,
 )
-from qaudit.planning.resolve import choose, needs_hub, proposed_soups
+from qaudit.planning.resolve import choose, needs_hub, proposed_soups, reads_hub
 from qaudit.planning.sizes import text_size
 from qaudit.planning.survey import LONGEST_CONTEXT, allowed_notes, expert_notes
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
@@ -101,10 +101,7 @@ def prepare(targets: Sequence[str], settings: dict[str, Any], watch: Watch = SIL
         recipe, resolved = pin.from_lock(lock, targets, keys)
     else:
         recipe = recipe_of(targets=[*targets], **keys)
-    on_hub = needs_hub(recipe)
-    if resolved is not None:  # folders on this machine have no commits
-        read = (*(source for c in resolved.checkpoints for source in c.sources), *resolved.shipped)
-        on_hub = on_hub or bool(resolved.texts) or any(c.commit for c in read)
+    on_hub = needs_hub(recipe) or (resolved is not None and reads_hub(resolved))
     hub = open_hub(watch=watch) if on_hub else None
     if resolved is not None and hub is not None:
         pin.check_pins(resolved, hub)

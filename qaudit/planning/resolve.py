@@ -58,6 +58,7 @@ from qaudit.support.sizes import size
 from qaudit.text.texts import find_texts, hub_sources, with_default_texts
 from qaudit.types import (
     Checkpoint,
+    Plan,
     Recipe,
     Ref,
     Resolved,
@@ -73,6 +74,13 @@ def needs_hub(recipe: Recipe) -> bool:
     if on_hub or items_need_hub(recipe):
         return True
     return any(folder.has_base_on_hub(target) for target in recipe.targets)
+
+
+def reads_hub(planned: Plan | Resolved, *further: Subject) -> bool:
+    """Return whether something of what is resolved is on the Hub."""
+    members = checkpoints_of((*planned.subjects, *further))
+    read = (*(source for c in members for source in c.sources), *planned.shipped)
+    return bool(planned.texts) or any(checkpoint.commit for checkpoint in read)
 
 
 def resolve(recipe: Recipe, hub: Hub | None = None) -> Resolved:
@@ -468,7 +476,7 @@ def choose(
     policy_named(recipe.policy)  # a wrong policy is refused before anything is fetched
     resolved = resolved or resolve(recipe, hub)
     read = checkpoints_of(resolved.subjects)
-    if hub is None and (resolved.texts or any(c.commit for c in (*read, *resolved.shipped))):
+    if hub is None and reads_hub(resolved):
         hub = open_hub()
     allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
     refuse(read, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)

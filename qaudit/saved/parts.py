@@ -142,8 +142,12 @@ def one_writer(folder: Path) -> Iterator[None]:
         lock.acquire()
         write_whole(folder / WRITER, writer)  # in place of a link, not through it
     except Timeout as error:
+        name = "another process"
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            held = json.loads(read_regular(folder / WRITER, 1000))
+            name = f"process {int(held['pid'])} on {json.dumps(str(held['host']))[1:-1]}"
         raise MachineError(
-            f"`{folder}` is being written by {_writer(folder)}",
+            f"`{folder}` is being written by {name}",
             hint="wait until it ends, or name another folder with `--out`",
         ) from error
     except OSError as error:
@@ -157,14 +161,6 @@ def one_writer(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             (folder / WRITER).unlink()
         lock.release()
-
-
-def _writer(folder: Path) -> str:
-    try:
-        writer = json.loads(read_regular(folder / WRITER, 1000))
-        return f"process {int(writer['pid'])} on {json.dumps(str(writer['host']))[1:-1]}"
-    except (OSError, ValueError, LookupError, TypeError):
-        return "another process"
 
 
 FOLDER, PLAN, UNITS, DIRECTORY = "parts", "plan.json", "units", "directory.txt"
