@@ -147,8 +147,7 @@ def _parquet(rows: Sequence[Row]) -> bytes:
         import pyarrow.parquet
     except ImportError as error:
         raise MachineError(
-            "pyarrow is not installed, which writes the table",
-            hint=install("pyarrow"),
+            "pyarrow is not installed, which writes the table", hint=install("pyarrow")
         ) from error
     buffer = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), buffer)

@@ -209,7 +209,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "calibration_documents": 64,
         "repeats": 1,
         "arithmetic": False,
-    },
+    }
 }
 """What each preset sets. `fast` is decided with the plan, by the instructions of the processor."""
 

@@ -93,9 +93,7 @@ class Measuring:
         self.seconds_waited = 0.0  # for downloads
 
     def visit(
-        self,
-        tasks: Sequence[Task],
-        diagnosed: Collection[str] = (),
+        self, tasks: Sequence[Task], diagnosed: Collection[str] = ()
     ) -> Iterator[UnitOutcome]:
         """Measure every subject, in the order of their downloads."""
         jobs = self._jobs(tasks, diagnosed)

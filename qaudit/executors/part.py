@@ -43,14 +43,7 @@ from qaudit.engine.tasks import (
 from qaudit.errors import OtherIdentityError, SourceError, UsageError
 from qaudit.executors.folder import parts_of, pinned
 from qaudit.executors.measuring import Measuring
-from qaudit.executors.records import (
-    ATTEMPTS,
-    Executor,
-    PartLog,
-    attempts,
-    one_error,
-    states_of,
-)
+from qaudit.executors.records import ATTEMPTS, Executor, PartLog, attempts, one_error, states_of
 from qaudit.host import default_stream_limit
 from qaudit.hub import Hub, open_hub
 from qaudit.items.prepare import fetch_items

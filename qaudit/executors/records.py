@@ -36,12 +36,7 @@ from qaudit.saved.parts import (
     read_unit,
     unit_path,
 )
-from qaudit.saved.results import (
-    ResultFile,
-    UnitOutcome,
-    read_measurement,
-    with_tasks,
-)
+from qaudit.saved.results import ResultFile, UnitOutcome, read_measurement, with_tasks
 from qaudit.support.keys import first_of
 from qaudit.types import SILENT, Run, Subject, Watch, WorkUnit, units_of
 from qaudit.whole import read_regular

@@ -20,13 +20,7 @@ from qaudit.core.fidelity import CORE_ELEMENTS, CUDA_ELEMENTS, head_rows
 from qaudit.core.scheme import Calibration, Scheme, Shipped
 from qaudit.errors import MachineError, UsageError
 from qaudit.formats.packing import formats
-from qaudit.host import (
-    GPU_NODES,
-    free_disk_nbytes,
-    has_bf16_units,
-    has_gpu_driver,
-    shares_disk,
-)
+from qaudit.host import GPU_NODES, free_disk_nbytes, has_bf16_units, has_gpu_driver, shares_disk
 from qaudit.planning.price import ROUND_TOKENS, Load
 from qaudit.planning.sizes import Sizes, beside_notes
 from qaudit.support.lazy import torch

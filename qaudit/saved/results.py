@@ -297,8 +297,7 @@ def with_imported(results: Sequence[ResultFile], out: Path) -> list[ResultFile]:
                 raise ValueError("it holds no imported answers")
         except (OSError, ValueError) as error:
             raise SourceError(
-                f"`{path}` cannot be read: {error}",
-                hint="remove it, and run `qaudit import` again",
+                f"`{path}` cannot be read: {error}", hint="remove it, and run `qaudit import` again"
             ) from error
     if not parts:
         return list(results)

@@ -29,14 +29,7 @@ from qaudit.engine.tasks import Machine, Task, look_up
 from qaudit.errors import SourceError
 from qaudit.planning.price import scheme_of
 from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome
-from qaudit.types import (
-    Evidence,
-    Finding,
-    GreedyCandidate,
-    GreedySearch,
-    GreedyTrial,
-    Subject,
-)
+from qaudit.types import Evidence, Finding, GreedyCandidate, GreedySearch, GreedyTrial, Subject
 
 
 def greedy(names: Sequence[str], loss: Callable[[tuple[str, ...]], float]) -> GreedySearch:
