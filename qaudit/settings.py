@@ -40,21 +40,12 @@ _LONGEST = 1 << 24  # tokens; the longest that a model of today claims is 10 mil
 SET = "--set"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a setting is for, beyond its name, type and default."""
-
-    help: str
-    panel: str
-    unset: str = ""  # what applies by default, where neither the value nor `none` says it
-    option: bool = False  # or only a key
-    flag: str = ""  # the option, where it is not the name with hyphens
-    at_least: int | None = None
-    at_most: int | None = None
-
-
-def _setting(panel: str, text: str, default: Any = None, **more: Any) -> Any:
-    return field(default=default, metadata={"setting": Setting(text, panel, **more)})
+def _setting(
+    panel: str, text: str, default: Any = None, *, option: bool = False, **more: Any
+) -> Any:
+    """Make a field; `more` is of its `Entry`."""
+    about = {"panel": panel, "help": text, "has_option": option, **more}
+    return field(default=default, metadata=about)
 
 
 measure, output = partial(_setting, MEASURE), partial(_setting, OUTPUT)
@@ -302,13 +293,19 @@ class Entry:
     type: Any  # without `None`
     optional: bool
     default: Any
-    setting: Setting
+    help: str
+    panel: str
+    unset: str = ""  # what applies by default, where neither the value nor `none` says it
+    has_option: bool = False  # or only a key
+    flag: str = ""  # the option, where it is not the name with hyphens
+    at_least: int | None = None
+    at_most: int | None = None
 
     @property
     def option(self) -> str:
         """The option, as `--bits`; empty where there is only the key."""
-        flag = self.setting.flag or f"--{self.name.replace('_', '-')}"
-        return flag if self.setting.option else ""
+        flag = self.flag or f"--{self.name.replace('_', '-')}"
+        return flag if self.has_option else ""
 
     @property
     def variable(self) -> str:
@@ -318,7 +315,7 @@ class Entry:
     @property
     def kind(self) -> str:
         """What it takes, in words: `a whole number from 2 on`."""
-        low, high = self.setting.at_least, self.setting.at_most
+        low, high = self.at_least, self.at_most
         if self.type is int:
             bounds = f" from {low}" * (low is not None) + (f" to {high}" if high else " on")
             return "a whole number" + (bounds if low is not None else "")
@@ -329,8 +326,8 @@ class Entry:
 
     @property
     def shown_default(self) -> str:
-        if self.setting.unset or self.default in (None, ()):
-            return self.setting.unset or "none"
+        if self.unset or self.default in (None, ()):
+            return self.unset or "none"
         if isinstance(self.default, bool):
             return "true" if self.default else "false"
         return ", ".join(self.default) if isinstance(self.default, tuple) else str(self.default)
@@ -358,15 +355,13 @@ def words_of(entry: Entry, value: Any) -> list[str]:
 def _entries(group: Settings) -> Iterator[Entry]:
     hints = get_type_hints(group)
     for setting in fields(group):
-        if "setting" not in setting.metadata:  # `targets`
+        if not setting.metadata:  # `targets`
             continue
         annotation = hints[setting.name]
         optional = NoneType in get_args(annotation)
         if optional:
             (annotation,) = (part for part in get_args(annotation) if part is not NoneType)
-        yield Entry(
-            setting.name, annotation, optional, setting.default, setting.metadata["setting"]
-        )
+        yield Entry(setting.name, annotation, optional, setting.default, **setting.metadata)
 
 
 _TABLE = {group: [*_entries(group)] for group in GROUPS}

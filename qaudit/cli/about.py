@@ -107,7 +107,7 @@ def _described(
 def _settings() -> dict[str, dict[str, str]]:
     return {
         name: {
-            "help": entry.setting.help,
+            "help": entry.help,
             "type": entry.kind,
             "default": entry.shown_default,
             "option": entry.option,

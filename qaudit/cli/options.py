@@ -122,17 +122,16 @@ def _variables(names: Sequence[str]) -> dict[str, Any]:
 
 def _parameter(entry: Entry) -> inspect.Parameter:
     """Return the option of a setting; None where it is not given, whatever its default."""
-    setting = entry.setting
     kind: Any = entry.type if entry.type in (int, float, bool, Path) else str
     if get_origin(entry.type) is tuple:
         kind = list[str]
     info = option(
-        setting.panel,
-        setting.help,
+        entry.panel,
+        entry.help,
         entry.option,
         show_default=False if entry.type is bool else entry.shown_default,
-        min=setting.at_least,
-        max=setting.at_most,
+        min=entry.at_least,
+        max=entry.at_most,
     )
     return inspect.Parameter(
         entry.name,

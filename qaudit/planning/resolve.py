@@ -44,7 +44,7 @@ from qaudit.items.prepare import find_item_files
 from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.rules import content_findings
 from qaudit.planning.price import refuse_classes, with_scheme
-from qaudit.planning.survey import Survey, refuse, survey
+from qaudit.planning.survey import Survey, refuse
 from qaudit.policy import policy_named
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.recipe.soups import members_of, needed, resolve_soups
@@ -494,7 +494,8 @@ def choose(
     schemes = (*schemes, *shipped)
     subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
     resolved = replace(resolved, subjects=subjects, shipped=files)
-    seen = survey(subjects, hub, allow_pickle=allow_pickle, code=trust_remote_code)
+    seen = Survey(hub, allow_pickle=allow_pickle, code=trust_remote_code)
+    seen.notes += unread_notes
+    seen.look_at_all(subjects)
     refuse_classes(recipe, schemes, seen.largest)
-    seen = replace(seen, notes=(*unread_notes, *seen.notes))
     return resolved, schemes, seen, hub

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from math import prod
@@ -68,56 +68,41 @@ from qaudit.whole import read_regular
 LONGEST_CONTEXT = 2048  # the default context is the smaller of this and the model's maximum
 
 
-@dataclass(frozen=True)
 class Survey:
-    """What a plan has to know of its models."""
+    """What a plan has to know of its models; what stands for several checkpoints is read once."""
 
     largest: Sizes
     longest_context: int  # that all of them can read
     reads_trees: bool  # all of them: contexts of items are fed once
-    notes: tuple[str, ...] = ()
-    references: tuple[str, ...] = ()  # notes of models that are quantized already
 
-
-def survey(
-    subjects: Sequence[Subject], hub: Hub | None, *, allow_pickle: bool, code: bool
-) -> Survey:
-    surveyor = _Surveyor(hub, allow_pickle, code)
-    models, failures = [], []
-    members = {str(own_folder(c)): c for s in subjects for c, _ in s.members}
-    for checkpoint in members.values():
-        try:
-            models.append(surveyor.look_at(checkpoint))
-        except SourceError as error:
-            if f"`{checkpoint.label}`" not in error.message:
-                error.message = f"`{checkpoint.label}` cannot be read: {error.message}"
-            failures.append(error)
-    if not models:
-        raise failures[0]
-    for subject in (subject for subject in subjects if subject.merge is not None):
-        for member, _ in subject.members:
-            if quantization_of(folder_of(member)) is not None:
-                raise UsageError(
-                    f"`{member.label}`, a member of `{subject.label}`, is quantized already",
-                    hint="merge the checkpoints before they are quantized: bf16, fp16 or fp32",
-                )
-    return Survey(
-        largest=max((sizes for sizes, _, _ in models), key=lambda sizes: sizes.parameters),
-        longest_context=min(context for _, context, _ in models),
-        reads_trees=all(trees for _, _, trees in models),
-        notes=tuple(surveyor.notes),
-        references=tuple(surveyor.references),
-    )
-
-
-class _Surveyor:
-    """Reads headers and configurations, and remembers what stands for more than one checkpoint."""
-
-    def __init__(self, hub: Hub | None, allow_pickle: bool, code: bool) -> None:
+    def __init__(self, hub: Hub | None, *, allow_pickle: bool, code: bool) -> None:
         self._hub, self._allow_pickle, self._code = hub, allow_pickle, code
         self._known: dict[tuple[object, ...], Sizes] = {}
         self.notes: list[str] = []
-        self.references: list[str] = []
+        self.references: list[str] = []  # notes of models that are quantized already
+
+    def look_at_all(self, subjects: Sequence[Subject]) -> None:
+        models, failures = [], []
+        members = {str(own_folder(c)): c for s in subjects for c, _ in s.members}
+        for checkpoint in members.values():
+            try:
+                models.append(self.look_at(checkpoint))
+            except SourceError as error:
+                if f"`{checkpoint.label}`" not in error.message:
+                    error.message = f"`{checkpoint.label}` cannot be read: {error.message}"
+                failures.append(error)
+        if not models:
+            raise failures[0]
+        for subject in (subject for subject in subjects if subject.merge is not None):
+            for member, _ in subject.members:
+                if quantization_of(folder_of(member)) is not None:
+                    raise UsageError(
+                        f"`{member.label}`, a member of `{subject.label}`, is quantized already",
+                        hint="merge the checkpoints before they are quantized: bf16, fp16 or fp32",
+                    )
+        every_size, contexts, trees = zip(*models, strict=True)
+        self.largest = max(every_size, key=lambda sizes: sizes.parameters)
+        self.longest_context, self.reads_trees = min(contexts), all(trees)
 
     def look_at(self, checkpoint: Checkpoint) -> tuple[Sizes, int, bool]:
         if checkpoint.base is not None and checkpoint.is_adapter:
@@ -332,7 +317,7 @@ def read_catalog(
     for checkpoint in last.values():
         try:
             reached = None if checkpoint.commit is None else hub()
-            _Surveyor(reached, allow_pickle=True, code=True).look_at(checkpoint)
+            Survey(reached, allow_pickle=True, code=True).look_at(checkpoint)
         except ModelError as error:
             refusals.append(f"`{checkpoint.label}` cannot be audited: {error.message}")
         except QauditError:  # damaged, or not reached: another matter

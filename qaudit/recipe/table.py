@@ -162,7 +162,7 @@ def _key(entry: Entry) -> Any:
     elif kind is float:
         kind = Annotated[float, Field(allow_inf_nan=False)]
     elif kind in (int, bool):  # strict: `true` is not a number, and neither is "64"
-        low, high = entry.setting.at_least, entry.setting.at_most
+        low, high = entry.at_least, entry.at_most
         kind = Annotated[kind, Field(strict=True, ge=low, le=high)]
     if entry.name in _CHECKS:
         kind = Annotated[kind, _CHECKS[entry.name]]

@@ -61,7 +61,7 @@ def commands(
 def page() -> str:
     """Return the whole page."""
     keys = (
-        _item(f"`{name}`", _line(entry.setting.help), entry.shown_default)
+        _item(f"`{name}`", _line(entry.help), entry.shown_default)
         for name, entry in settings_of().items()
         if not entry.option
     )

@@ -169,7 +169,7 @@ def test_every_setting_has_help_and_a_default_to_show() -> None:
     for group in GROUPS:
         assert {*settings_of(group)} == {f.name for f in fields(group)} - {"targets"}
     for entry in settings_of().values():
-        assert entry.setting.help.endswith(".")
+        assert entry.help.endswith(".")
         assert entry.shown_default not in ("", "None", "()")
 
 
