@@ -39,7 +39,6 @@ from qaudit.types import (
     SILENT,
     AuditRecord,
     Diagnostics,
-    Evidence,
     Gate,
     NotDiagnosed,
     Pick,
@@ -204,25 +203,23 @@ def moved_by_rounding(done: Sequence[UnitOutcome]) -> dict[tuple[str, str], Move
     for outcome in done:
         first = {filed.measurement.spec: filed.measurement for filed in reversed(outcome.plain)}
         for again in (filed.measurement for filed in outcome.results if filed.perturbed):
-            moved = _moved(first[again.spec].evidence, again.evidence, again.spec)
-            if math.isfinite(moved.nats):
-                every[again.subject, again.scheme] = moved
+            before, behind = first[again.spec].evidence, again.evidence
+            tokens = float(behind.tokens.sum())
+            nats = abs(float(before.nll_sum.sum()) - float(behind.nll_sum.sum())) / tokens
+            if not math.isfinite(nats):
+                continue
+            moved, at_first, now = Moved(nats), before.fidelity, behind.fidelity
+            if now is not None and (at_first is not None or again.spec == FULL_PRECISION):
+                # Full precision's divergence from itself is 0 at first.
+                kl = float(at_first.kl_sum.sum()) if at_first else 0.0
+                same = float(at_first.same_top.sum()) if at_first else tokens
+                moved = Moved(
+                    nats,
+                    abs(float(now.kl_sum.sum()) - kl) / tokens,
+                    abs(float(now.same_top.sum()) - same) / tokens,
+                )
+            every[again.subject, again.scheme] = moved
     return every
-
-
-def _moved(first: Evidence, again: Evidence, spec: str) -> Moved:
-    tokens = float(again.tokens.sum())
-    nats = abs(float(first.nll_sum.sum()) - float(again.nll_sum.sum())) / tokens
-    one, other = first.fidelity, again.fidelity
-    if other is None or (one is None and spec != FULL_PRECISION):
-        return Moved(nats)
-    # Full precision's divergence from itself is 0 at first.
-    kl, same = (one.kl_sum.sum(), one.same_top.sum()) if one else (0.0, tokens)
-    return Moved(
-        nats,
-        abs(float(other.kl_sum.sum()) - float(kl)) / tokens,
-        abs(float(other.same_top.sum()) - float(same)) / tokens,
-    )
 
 
 def _evidence_files(results: Sequence[ResultFile], out: Path) -> EvidenceFiles:

@@ -50,7 +50,16 @@ def cpu_workers(count: int) -> Workers:
 def gpu_workers(text: str) -> Workers:
     """Return a worker for each GPU that is asked for: a number, or `all` that are visible."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    listed = [name.strip() for name in visible.split(",")] if visible is not None else _gpus()
+    if visible is not None:
+        listed = [name.strip() for name in visible.split(",")]
+    else:
+        lines: list[str] = []
+        with suppress(OSError, subprocess.SubprocessError):
+            command = ["nvidia-smi", "-L"]
+            answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+            lines = answer.stdout.splitlines()
+        whole = [line for line in lines if line.startswith("GPU ")]  # others are MIG's
+        listed = [str(place) for place, _ in enumerate(whole)]
     # CUDA sees none of those behind the first that is none.
     names = [*dict.fromkeys(takewhile(lambda name: name not in ("", "-1"), listed))]
     count = len(names) if text == "all" else int(text)
@@ -61,17 +70,6 @@ def gpu_workers(text: str) -> Workers:
         )
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return {f"GPU {name}": {**order, "CUDA_VISIBLE_DEVICES": name} for name in names[:count]}
-
-
-def _gpus() -> list[str]:
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    whole = [line for line in listed.splitlines() if line.startswith("GPU ")]  # others are MIG's
-    return [str(place) for place, _ in enumerate(whole)]
 
 
 class Pool(Executor):

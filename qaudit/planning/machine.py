@@ -161,7 +161,21 @@ class Footprint:
         kinds = [formats()[file.format] for file in files if file.format in formats()]
         rests = 1 + beside + sum(kind.has_embeddings for kind in kinds)
         masks_nbytes = load.item_round_tokens * TREE_TOKENS * itemsize
+        widest_nbytes, spills = sizes.widest * itemsize, self.streams_nbytes > self.limit_nbytes
+        # What a batch frees on its way to where it waits is taken by smaller pieces of the next
+        # one, which stay; so that the heap grows by all that each makes. Large blocks are no part
+        # of the heap.
+        left_inside_nbytes = 0
+        mapped = MAPPED_WHILE_SPILLING if spills else MAPPED_NBYTES
+        is_kept = self.device == "cpu" and BATCH_TOKENS * widest_nbytes < mapped
+        if load.with_streams and is_kept and not self.returning:
+            left_inside_nbytes = (MADE - 1) * widest_nbytes * load.text.calibration_tokens
+        # The C library keeps what each stage frees: less once states spill.
         stages = self._stages_nbytes()
+        kept_nbytes = max(stages) if spills else sum(stages)
+        if self.device == "cpu":
+            kept = SPILLED if spills else RETAINED
+            kept_nbytes = max(max(stages), round(sum(stages) * kept))
         return (
             rests * sizes.rest_parameters * itemsize
             + (2 + beside) * sizes.block_parameters * itemsize
@@ -169,8 +183,8 @@ class Footprint:
             + self.copies_nbytes
             + min(MASKS_NBYTES, masks_nbytes)
             + min(self._inside_nbytes, self.limit_nbytes)
-            + self._left_inside_nbytes
-            + self._kept_nbytes(stages)
+            + left_inside_nbytes
+            + kept_nbytes
         )
 
     @property
@@ -180,30 +194,6 @@ class Footprint:
     @property
     def _has_reference(self) -> bool:
         return self.load.streams > len(self.load.schemes) + 1
-
-    @property
-    def _spills(self) -> bool:
-        return self.streams_nbytes > self.limit_nbytes
-
-    def _kept_nbytes(self, stages: tuple[int, ...]) -> int:
-        """What stages take while the C library keeps what each frees: less once states spill."""
-        if self.device != "cpu":
-            return max(stages) if self._spills else sum(stages)
-        return max(max(stages), round(sum(stages) * (SPILLED if self._spills else RETAINED)))
-
-    @property
-    def _left_inside_nbytes(self) -> int:
-        """What the heap keeps of what batches made on their way to where they wait.
-
-        What a batch frees is taken by smaller pieces of the next one, which stay; so that the heap
-        grows by all that each makes. Large blocks are no part of the heap.
-        """
-        widest = self.sizes.widest * self.itemsize
-        mapped = MAPPED_WHILE_SPILLING if self._spills else MAPPED_NBYTES
-        is_kept = self.device == "cpu" and BATCH_TOKENS * widest < mapped
-        if not self.load.with_streams or self.returning or not is_kept:
-            return 0
-        return (MADE - 1) * widest * self.load.text.calibration_tokens
 
     def _stages_nbytes(self) -> tuple[int, ...]:
         """Return the memory of each stage: quantizing, the head, a block, learning."""
@@ -345,20 +335,18 @@ class Footprint:
             free = free_disk_nbytes(place)
             free -= downloads_nbytes if shares_disk(place, hub_cache()) else 0
             if needed > max(0, free):
+                ways = ["fewer schemes in `--keep`, or none"] * bool(kept_nbytes and place == out)
+                if self.spilled_nbytes >= needed - free:
+                    more = typed_size(self.limit_nbytes + needed - free)
+                    ways.append(f"`--set stream_memory={more}`")
+                if self.rounds > 1:
+                    largest = max(count for _, count in self.load.text.items)
+                    ways.append(f"`--set task_items={max(1, largest // self.rounds)}`")
+                if self.spilled_nbytes:
+                    ways.append("`TMPDIR` on a larger disk")
                 raise MachineError(
                     f"this audit needs up to {size(needed)} of disk in `{place}` beside downloads, "
                     f"and {size(max(0, free))} are free: quantized weights between rounds take "
                     f"{size(self.weights_nbytes)}, hidden states {size(self.spilled_nbytes)}{kept}",
-                    hint=self._larger_disk(needed - free, kept_nbytes if place == out else 0),
+                    hint=f"it may fit with {' or with '.join(ways)}",
                 )
-
-    def _larger_disk(self, short_nbytes: int, kept_nbytes: int) -> str:
-        ways = ["fewer schemes in `--keep`, or none"] if kept_nbytes else []
-        if self.spilled_nbytes >= short_nbytes:
-            ways.append(f"`--set stream_memory={typed_size(self.limit_nbytes + short_nbytes)}`")
-        if self.rounds > 1:
-            largest = max(count for _, count in self.load.text.items)
-            ways.append(f"`--set task_items={max(1, largest // self.rounds)}`")
-        if self.spilled_nbytes:
-            ways.append("`TMPDIR` on a larger disk")
-        return f"it may fit with {' or with '.join(ways)}"

@@ -27,7 +27,6 @@ from qaudit.types import (
     Measurement,
     MeasurementRow,
     Subject,
-    TaskEvidence,
     TaskRow,
     WorkUnit,
 )
@@ -115,49 +114,39 @@ def read_saved(path: Path) -> SavedAudit:
     """Read an output folder, or the `audit.json` in one, with all of its evidence."""
     audit = read_audit(path)
     folder = path if path.is_dir() else path.parent
+    subjects = {subject.label: subject for subject in audit.subjects}
     tasks: dict[tuple[str, str], list[TaskRow]] = defaultdict(list)
     for row in audit.tasks:
         if row.evidence:
             tasks[row.subject, row.scheme].append(row)
     measurements = []
     for score in audit.measurements:
-        measured, parts = _measurement(score, audit, folder), list[TaskEvidence]()
-        for row in tasks.get((score.subject, score.scheme), ()):
-            of_task = _read_evidence(row, folder)
-            _must_be_of(of_task, audit, measured.subject, measured.spec)
-            parts += of_task.evidence.tasks
-        if parts:
-            evidence = replace(measured.evidence, tasks=tuple(parts))
-            measured = replace(measured, evidence=evidence)
-        measurements.append(measured)
+        measured = _read_evidence(score, folder)
+        for name in ("spec", "calibration_seed", "bits_per_weight", "nbytes"):
+            if getattr(measured, name) != getattr(score, name):
+                raise AuditError(
+                    f"the evidence of `{score.subject}` under `{score.scheme}` is of `{name}` "
+                    f"{getattr(measured, name)}, and the audit has {getattr(score, name)}",
+                    hint=EDITED,
+                )
+        of_tasks = [_read_evidence(row, folder) for row in tasks[score.subject, score.scheme]]
+        for each in (measured, *of_tasks):
+            try:
+                must_be_of(each, subjects[score.subject], score.spec)
+            except ValueError as error:
+                raise AuditError(
+                    f"the evidence of `{score.subject}` under `{score.spec}` is another "
+                    f"measurement's: {error}",
+                    hint=EDITED,
+                ) from error
+        evidence = measured.evidence
+        if of_tasks:
+            parts = tuple(part for each in of_tasks for part in each.evidence.tasks)
+            evidence = replace(evidence, tasks=parts)
+        # Two names of the same weights share one file, which has one of them.
+        label, scheme = score.subject, score.scheme
+        measurements.append(replace(measured, subject=label, scheme=scheme, evidence=evidence))
     return SavedAudit(audit, tuple(measurements))
-
-
-def _must_be_of(measured: Measurement, audit: AuditRecord, label: str, spec: str) -> None:
-    """Refuse evidence of another subject, configuration or scheme than its row."""
-    try:
-        for subject in audit.subjects:
-            if subject.label == label:
-                must_be_of(measured, subject, spec)
-    except ValueError as error:
-        raise AuditError(
-            f"the evidence of `{label}` under `{spec}` is another measurement's: {error}",
-            hint=EDITED,
-        ) from error
-
-
-def _measurement(row: MeasurementRow, audit: AuditRecord, folder: Path) -> Measurement:
-    measurement = _read_evidence(row, folder)
-    for name in ("spec", "calibration_seed", "bits_per_weight", "nbytes"):
-        if getattr(measurement, name) != getattr(row, name):
-            raise AuditError(
-                f"the evidence of `{row.subject}` under `{row.scheme}` is of `{name}` "
-                f"{getattr(measurement, name)}, and the audit has {getattr(row, name)}",
-                hint=EDITED,
-            )
-    _must_be_of(measurement, audit, row.subject, row.spec)
-    # Two names of the same weights share one file, which has one of them.
-    return replace(measurement, subject=row.subject, scheme=row.scheme)
 
 
 def _read_evidence(row: MeasurementRow | TaskRow, folder: Path) -> Measurement:

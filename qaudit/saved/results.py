@@ -138,8 +138,6 @@ _About: Any = make_dataclass(
 )
 """What a file of evidence is of: a measurement without its arrays."""
 
-_OF_THE_FILE = ("key", SEAL)
-
 
 @dataclass(frozen=True)
 class ResultStore:
@@ -203,7 +201,7 @@ def _read(content: bytes) -> tuple[Measurement, Any]:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}  # each is unpacked once
         about = decode(_About, parse(str(arrays["about"])), "about")
-        values = {k: v for k, v in vars(about).items() if k not in _OF_THE_FILE}
+        values = {column.name: getattr(about, column.name) for column in _COLUMNS}
         seed = int(arrays["calibration_seed"])
         evidence = evidence_in(arrays)
         if about.identity is not None and digest(about.identity) != about.key:
