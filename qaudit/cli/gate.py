@@ -8,7 +8,7 @@ taken for this one's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,6 @@ from qaudit.settings import OUTPUT
 
 if TYPE_CHECKING:
     from qaudit.saved.evidence import SavedAudit
-    from qaudit.tables import Audit
     from qaudit.types import Gate
 
 
@@ -57,23 +56,12 @@ def gate(
     Example: qaudit gate qaudit-out/demo --policy strict --format junit=gate.xml
     """
     outputs = outputs_of(form or ())
-    from qaudit.report.gate import headline, render, render_failure, step_summary
-
     try:
         result = _judge(audit, policy, baseline, classes_named(bits), signed, quiet)
     except QauditError as error:
-        failure = error  # `error` is unbound after this block
-        files = [output for output in outputs if output != Output(TERMINAL, None)]
-        _put(
-            files,
-            lambda form: render_failure(failure, form),
-            lambda: render_failure(failure, "md"),
-        )
+        _put([output for output in outputs if output != Output(TERMINAL, None)], error, quiet)
         raise
-    texts = {TERMINAL: headline(result)} if quiet else {}
-    _put(
-        outputs, lambda form: texts.get(form) or render(result, form), lambda: step_summary(result)
-    )
+    _put(outputs, result, quiet)
     for output in outputs:
         if output.file is not None and not quiet:
             say(f"wrote {output.file}")
@@ -89,11 +77,12 @@ def _judge(
 
     policy_named(policy)  # a wrong one is refused before anything is downloaded
 
-    def opened(target: str) -> Audit:
-        return replace(load(audit_at(target, quiet=quiet)), name=target)
-
-    held_to = opened(baseline) if baseline else None
-    return judge(opened(audit), policy, held_to, bits, signed=signed)
+    audits = [
+        replace(load(audit_at(target, quiet=quiet)), name=target)
+        for target in filter(None, (baseline, audit))
+    ]
+    held_to = audits[0] if baseline else None
+    return judge(audits[-1], policy, held_to, bits, signed=signed)
 
 
 TERMINAL, GITHUB = "terminal", "github"
@@ -130,14 +119,21 @@ def outputs_of(forms: Sequence[str]) -> tuple[Output, ...]:
     return tuple(outputs) if printed else (Output(TERMINAL, None), *outputs)
 
 
-def _put(outputs: Sequence[Output], text: Callable[[str], str], summary: Callable[[], str]) -> None:
+def _put(outputs: Sequence[Output], answer: Gate | QauditError, quiet: bool) -> None:
     """Render everything first, then write: a failure to render leaves nothing half done."""
+    from qaudit.report.gate import render, step_summary
+    from qaudit.report.gate.checks import headline
     from qaudit.whole import write_whole
+
+    def text(form: str) -> str:
+        if quiet and form == TERMINAL and not isinstance(answer, QauditError):
+            return headline(answer)
+        return render(answer, form)
 
     ready = [(output, text(output.form)) for output in outputs]
     summaries = os.environ.get(STEP_SUMMARY)
     if summaries and any(output.form == GITHUB for output in outputs):
-        content = summary()
+        content = step_summary(answer)
         try:
             with Path(summaries).open("a", encoding="utf-8") as file:
                 file.write(content)

@@ -31,7 +31,8 @@ from qaudit.core.scheme import Scheme
 from qaudit.core.linears import IntegerCodes
 from qaudit.errors import QauditError
 from qaudit.report.format import printable
-from qaudit.types import AuditRecord, Gate
+from qaudit.report.gate.checks import Answer
+from qaudit.types import AuditRecord
 """
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
@@ -81,7 +82,7 @@ def test_the_format_of_the_report_renders() -> None:
 
 def test_the_format_of_the_gate_renders() -> None:
     assert example("word")(gate_sample.gate()) in {"pass", "fail", "inconclusive"}
-    assert example("word_of_failure")(AuditError("a", hint="b")) == "error"
+    assert example("word")(AuditError("a", hint="b")) == "error"
 
 
 def test_the_diagnostic_has_parameters_and_measures_rows() -> None:

@@ -19,15 +19,9 @@ from hypothesis import strategies as st
 
 from qaudit.errors import AuditError, MachineError
 from qaudit.judge.gate import verdict_of
-from qaudit.report.card import render as render_card
-from qaudit.report.gate import (
-    FORMATS,
-    render,
-    render_failure,
-    step_summary,
-)
+from qaudit.report.folder import render_card
+from qaudit.report.gate import FORMATS, MOST_RESULTS, policy_uri, render, step_summary
 from qaudit.report.gate.checks import COMMENT_NBYTES, standing, within, worst_first
-from qaudit.report.gate.machines import MOST_RESULTS, policy_uri
 from qaudit.saved.audits import path_of
 from qaudit.types import Gate, Interval
 from tests.support import gate_sample as sample
@@ -78,7 +72,7 @@ def test_no_name_begins_a_workflow_command(form: str, name: str) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_failure_of_the_tool_is_never_called_a_finding(form: str) -> None:
-    said = render_failure(ERROR, form)
+    said = render(ERROR, form)
     assert "not judged" in said.lower() or "whole JSON" in said
     assert "fail" not in said.replace("failures=", "")
     assert [c for c in said if not c.isprintable() and c != "\n"] == []
@@ -96,17 +90,17 @@ VALID = {
 @pytest.mark.parametrize("form", VALID)
 def test_every_gate_and_failure_keeps_the_schema_of_whoever_reads_it(gate: Gate, form: str) -> None:
     VALID[form](render(gate, form))
-    VALID[form](render_failure(ERROR, form))
+    VALID[form](render(ERROR, form))
     lines = render(gate, "terminal").splitlines()
     assert [line for line in lines if len(line) > 80] == []
 
 
 def test_a_failure_claims_no_check() -> None:
-    found = json.loads(render_failure(MachineError("no", hint=""), "json"))
+    found = json.loads(render(MachineError("no", hint=""), "json"))
     assert (found["verdict"], found["exit_code"], "checks" in found) == ("error", 4, False)
-    (case,) = ElementTree.fromstring(render_failure(ERROR, "junit").encode()).iter("testcase")
+    (case,) = ElementTree.fromstring(render(ERROR, "junit").encode()).iter("testcase")
     assert [child.tag for child in case] == ["error"]
-    (run,) = json.loads(render_failure(ERROR, "sarif"))["runs"]
+    (run,) = json.loads(render(ERROR, "sarif"))["runs"]
     (invocation,) = run["invocations"]
     assert run["results"] == []
     assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, 2)

@@ -19,6 +19,9 @@ from qaudit.report.format import NOT_MEASURED, listing, percent, plural, spread
 from qaudit.report.verdict import answer
 from qaudit.types import Check, CheckStanding, Gate, Interval, bound_of, in_unit
 
+Answer = Gate | QauditError
+"""What formats show: a gate, or why there is none."""
+
 TITLE, NO_ANSWER = "qaudit gate", "not judged"
 LEFT_OUT = "Left out for length, see `qaudit gate --format json`"
 COMMENT_NBYTES = 60_000
@@ -130,8 +133,11 @@ def headline(gate: Gate) -> str:
     return answer(verdict_of(gate, "loss")).replace("`", "")
 
 
-def document(gate: Gate, most: int = MOST_ROWS) -> doc.Page:
+def document(gate: Answer, most: int = MOST_ROWS) -> doc.Page:
     """Return the answer, at most so many rows of each kind, and what to do about them."""
+    if isinstance(gate, QauditError):
+        text = with_hint(gate.message, gate.hint)
+        return doc.Page(TITLE, doc.prose(f"{NO_ANSWER.upper()}: {text}"), ())
     bad, verdict = troubles(gate), verdict_of(gate, "loss")
     passing = [check for check in worst_first(gate) if standing(check) == "pass"]
     to_do = [sentence(check) for check in bad[:most]]
@@ -162,12 +168,7 @@ def document(gate: Gate, most: int = MOST_ROWS) -> doc.Page:
     return doc.Page(TITLE, doc.prose(answer(verdict)), tuple(blocks))
 
 
-def failure(error: QauditError) -> doc.Page:
-    text = with_hint(error.message, error.hint)
-    return doc.Page(TITLE, doc.prose(f"{NO_ANSWER.upper()}: {text}"), ())
-
-
-def within(gate: Gate, nbytes: int) -> str:
+def within(gate: Answer, nbytes: int) -> str:
     """Render Markdown of at most so many bytes: fewer rows, then without whole sections."""
     for most in (MOST_ROWS, 50, 10):
         text = markdown.render(document(gate, most))
