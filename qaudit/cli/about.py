@@ -9,6 +9,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields
 from itertools import groupby
 from pathlib import Path
@@ -90,12 +91,6 @@ def _classes(registry: str) -> dict[str, str]:
     return _described(usable, broken)
 
 
-def _diagnostics() -> dict[str, str]:
-    from qaudit.diagnostics.registry import broken, diagnostics
-
-    return _described(diagnostics(), broken())
-
-
 def _described(
     usable: Mapping[str, type[Any]], broken: Mapping[str, MachineError]
 ) -> dict[str, str]:
@@ -143,7 +138,10 @@ _KINDS: dict[str, Callable[[], Mapping[str, str | dict[str, str]]]] = {
     "settings": _settings,
     "formats": _formats,
     "merges": lambda: _classes("qaudit.core.registry:merges"),
-    "diagnostics": _diagnostics,
+    "diagnostics": lambda: _described(
+        resolve_name("qaudit.diagnostics.registry:diagnostics")(),
+        resolve_name("qaudit.diagnostics.registry:broken")(),
+    ),
     "families": lambda: {
         family.family: family.description
         for family in resolve_name("qaudit.families:all_families")()
@@ -203,10 +201,15 @@ def _explained(name: str, texts: Texts, saved: AuditRecord | None) -> tuple[str,
     key = name if name in texts else name.upper()
     if key in texts:
         return texts[key]
-    if described := _scheme(name) or _note(name, texts, saved):
-        return described
-    from qaudit.core.registry import short_forms, unknown
+    from qaudit.core.registry import parse_scheme, short_forms, unknown
+    from qaudit.errors import SchemeError
 
+    with suppress(SchemeError):
+        scheme = parse_scheme(name)
+        about = (type(scheme).__doc__ or "").partition("\n")[0]
+        return f"{scheme.short} is `{scheme.spec}`.", about
+    if saved is not None and (notes := _notes(name, saved)):
+        return *notes, *texts[NOTE]
     hint = unknown("name", name, [*map(str.lower, texts), *short_forms()], ()).hint
     if hint.startswith("there are:"):
         hint = "`qaudit list rules` has the codes, `qaudit list schemes` the schemes"
@@ -215,32 +218,30 @@ def _explained(name: str, texts: Texts, saved: AuditRecord | None) -> tuple[str,
     raise UsageError(f"nothing is called `{name}`", hint=hint)
 
 
-def _note(words: str, texts: Texts, saved: AuditRecord | None) -> tuple[str, ...] | None:
-    """Return the notes of an audit that have some words, what they are beside, and the rule."""
-    if saved is None:
-        return None
+def _notes(words: str, saved: AuditRecord) -> list[str]:
+    """Return the notes of an audit that have some words, and what they are beside."""
     places: dict[str, list[str]] = {}
     for row in saved.measurements:
         for note in row.notes:
             places.setdefault(note, []).append(f"{row.subject} at {row.scheme}")
     for note in saved.plan.notes:
         places.setdefault(note, []).append("the plan")
-    matching = [note for note in places if words.casefold() in note.casefold()]
-    if not matching:
-        return None
-    return (*(f"{note}: a note about {first_of(places[note])}." for note in matching), *texts[NOTE])
+    return [
+        f"{note}: a note about {first_of(place)}."
+        for note, place in places.items()
+        if words.casefold() in note.casefold()
+    ]
 
 
 def _known(policies: Sequence[Policy]) -> Texts:
     """Return what is said of codes, of metrics, and of the rules of policies with all margins."""
     from qaudit.types import CODES, METRICS, bound_of
 
-    texts = {code: [f"{code}: {e.title}.", e.help] for code, e in CODES.items() if e.title}
-    to_do = {
-        m: f"What to do: {record.hint}." if record.hint else "" for m, record in METRICS.items()
-    }
+    texts: Texts = {code: (f"{code}: {e.title}.", e.help) for code, e in CODES.items() if e.title}
+    to_do = {m: (f"What to do: {r.hint}.",) if r.hint else () for m, r in METRICS.items()}
     for metric, record in METRICS.items():
-        texts[metric] = [f"{metric} ({record.code}): {record.title}.", record.reason, to_do[metric]]
+        title = f"{metric} ({record.code}): {record.title}."
+        texts[metric] = title, record.reason, *to_do[metric]
     margins: dict[tuple[str, str], list[str]] = {}
     for policy in policies:
         for rule in policy.rules:
@@ -249,24 +250,13 @@ def _known(policies: Sequence[Policy]) -> Texts:
             of_policy.append(f"{bound} in `{policy.name}` ({rule.level})")
     for (name, metric), bounds in margins.items():
         record = METRICS[metric]
-        texts[name] = [
+        texts[name] = (
             *texts.get(name, ()),
             f"{name} is a rule about `{metric}`, with a margin of {', '.join(bounds)}.",
             f"It fails where {record.title} ({record.code}). {record.reason}",
-            to_do[metric],
-        ]
+            *to_do[metric],
+        )
     return {name: tuple(filter(None, lines)) for name, lines in texts.items()}
-
-
-def _scheme(name: str) -> tuple[str, ...] | None:
-    from qaudit.core.registry import parse_scheme
-    from qaudit.errors import SchemeError
-
-    try:
-        scheme = parse_scheme(name)
-    except SchemeError:
-        return None
-    return (f"{scheme.short} is `{scheme.spec}`.", (type(scheme).__doc__ or "").partition("\n")[0])
 
 
 _MARKS = {"ok": " ", "without": "-", "fault": "!"}

@@ -22,22 +22,18 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.exceptions import TyperException
 
 from qaudit.cli.about import doctor, explain, list_
-from qaudit.cli.export import export, soup
+from qaudit.cli.export import export, soup, verify
 from qaudit.cli.gate import gate, pick
-from qaudit.cli.parts import collect, fetch, part, plan, status
-from qaudit.cli.publish import gallery, publish
-from qaudit.cli.report import diff, report, series
-from qaudit.cli.scan import scan
+from qaudit.cli.report import diff, gallery, publish, report, series
+from qaudit.cli.scan import collect, fetch, part, plan, scan, status
 from qaudit.cli.terminal import say
 from qaudit.cli.text import import_, rollouts
-from qaudit.cli.verify import verify
 from qaudit.errors import UsageError
 from qaudit.settings import SET, settings_of
 from qaudit.version import __version__
 
 _ENVIRONMENT = "Every option and key is also a variable: `--out DIR` is QAUDIT_OUT=DIR."
 _TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "float range": "X"}
-
 
 MOST = 10
 """Options that `--help` shows: the first of a command with more."""
@@ -59,7 +55,8 @@ class Grouped(TyperCommand):
         super().__init__(*args, **settings)
         for param in self.params:
             if isinstance(param, TyperOption):
-                param.envvar = variable(param)
+                name = max(param.opts, key=len).lstrip("-").replace("-", "_")
+                param.envvar = f"QAUDIT_{name.upper()}"
                 param.show_envvar = False  # a line of its own would double the help
 
     def invoke(self, ctx: Any) -> Any:
@@ -67,6 +64,13 @@ class Grouped(TyperCommand):
         raise typer.Exit(super().invoke(ctx) or 0)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        typed = re.compile(r"<([\w\[\] |]+)>")
+
+        def kind(match: re.Match[str]) -> str:
+            """Name the type of an option as people would, not as Python does."""
+            name = match[1].removeprefix("list[").removesuffix("]")
+            return _TYPES.get(name, name.upper())
+
         groups: dict[str, list[tuple[str, str]]] = {}
         options = [p for p in self.params if isinstance(p, TyperOption)]
         hidden = [] if ALL in ctx.meta else options[MOST:]
@@ -78,7 +82,7 @@ class Grouped(TyperCommand):
                 is_argument = param.param_type_name == "argument"
                 panel = getattr(param, "rich_help_panel", None)
                 title = panel or ("Arguments" if is_argument else "Options")
-                name = record[0].partition(" <")[0] if is_argument else _with_type(record[0])
+                name = record[0].partition(" <")[0] if is_argument else typed.sub(kind, record[0])
                 # A default that is a text is printed without the parentheses that Typer adds.
                 text = re.sub(r"\[default: \((.*?)\)(?=;|\]$)", r"[default: \1", record[1])
                 groups.setdefault(title, []).append((name, text))
@@ -104,29 +108,6 @@ class CommandList(TyperGroup):
         for title, rows in groups.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-
-
-def variable(option: Any) -> str:
-    name = max(option.opts, key=len).lstrip("-").replace("-", "_")
-    return f"QAUDIT_{name.upper()}"
-
-
-def shown_default(option: Any) -> str:
-    if isinstance(option.show_default, str):
-        return option.show_default
-    if isinstance(option.default, bool) or option.default is None:
-        return "on" if option.default else "off" if option.is_flag else "none"
-    return str(option.default)
-
-
-def _with_type(text: str) -> str:
-    """Name the type of an option as people would, not as Python does."""
-
-    def kind(match: re.Match[str]) -> str:
-        name = match[1].removeprefix("list[").removesuffix("]")
-        return _TYPES.get(name, name.upper())
-
-    return re.sub(r"<([\w\[\] |]+)>", kind, text)
 
 
 app = typer.Typer(
@@ -167,9 +148,7 @@ for title, commands in _GROUPS.items():
         app.command(command.__name__.rstrip("_"), cls=Grouped, rich_help_panel=title)(command)
 
 
-@functools.cache
-def _group() -> typer.core.TyperGroup:
-    return typer.main.get_group(app)
+_group = functools.cache(lambda: typer.main.get_group(app))
 
 
 def run(argv: list[str]) -> int:
@@ -201,19 +180,19 @@ def invoke(group: typer.core.TyperGroup, name: str, arguments: list[str]) -> int
         command = name if where is None else where.command_path
         message, hint = message.rstrip("."), f"see `{command} --help`"
         if where is not None and (option := getattr(error, "option_name", None)):
-            message, hint = _no_option(option, where.command, command)
+            message = f"`{command}` has no option `{option}`"
+            hint = _instead_of(option, where.command) or f"see `{command} --help-all`"
         raise UsageError(message, hint=hint) from error
     return 0
 
 
-def _no_option(given: str, command: Any, name: str) -> tuple[str, str]:
-    """Return a sentence and a hint: the key of that name, or the nearest option or key."""
+def _instead_of(given: str, command: Any) -> str:
+    """Return a hint: the key of that name, or the nearest option or key, if there is one."""
     options = [option for p in command.params for option in p.opts if option.startswith("--")]
-    keys = settings_of() if SET in options else {}
-    word, message = given.strip("-").replace("-", "_"), f"`{name}` has no option `{given}`"
+    keys, word = settings_of() if SET in options else {}, given.strip("-").replace("-", "_")
     if word in keys:
-        return message, f"write `{SET} {word}=VALUE`; it takes {keys[word].kind}"
+        return f"write `{SET} {word}=VALUE`; it takes {keys[word].kind}"
     written = {option.strip("-").replace("-", "_"): f"`{option}`" for option in options}
     written |= {key: f"`{SET} {key}=VALUE`" for key in keys if key not in written}
     near = get_close_matches(word, written, n=1)
-    return message, f"did you mean {written[near[0]]}?" if near else f"see `{name} --help-all`"
+    return f"did you mean {written[near[0]]}?" if near else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,8 @@ from qaudit.support.sizes import part_of, size
 from qaudit.types import Watch
 
 if TYPE_CHECKING:
-    from qaudit.cli.bars import Bars
+    from rich.console import Console
+    from rich.progress import Task, TaskID
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -37,23 +38,20 @@ class Progress(Watch):
         if self._quiet:
             return self
         if sys.stderr.isatty():  # whatever FORCE_COLOR says
-            from qaudit.cli.bars import Bars  # rich takes long to load
-
             self._bars = Bars()
         else:
-
-            def print_lines() -> None:
-                while not self._closed.wait(SECONDS_BETWEEN_LINES):
-                    if self._state:
-                        self.note(self._state)
-
-            Thread(target=print_lines, daemon=True).start()
+            Thread(target=self._print_lines, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         if self._bars is not None:
-            self._bars.stop()
+            self._bars.progress.stop()
+
+    def _print_lines(self) -> None:
+        while not self._closed.wait(SECONDS_BETWEEN_LINES):
+            if self._state:
+                self.note(self._state)
 
     def note(self, text: str) -> None:
         if not self._quiet:
@@ -119,6 +117,99 @@ class Progress(Watch):
         self._state = "" if printed else line + remainder
         if printed:
             self.note(line + remainder)
+
+
+class Bars:
+    """One bar for each thing that is counted. The one place that loads rich, which takes long.
+
+    Where a terminal has fewer than 100 columns, names and bars are shorter, so that a row fits 80.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich import progress
+        from rich.console import Console
+        from rich.text import Text
+
+        console = console or Console(stderr=True, highlight=False)
+
+        class RowText(progress.ProgressColumn):
+            """What a function makes of a row; names of checkpoints are no markup."""
+
+            def __init__(self, text: Callable[[Task], str | Text]) -> None:
+                super().__init__()
+                self._text = text
+
+            def render(self, task: Task) -> Text:
+                text = self._text(task)
+                return Text(text) if isinstance(text, str) else text
+
+        def name(task: Task) -> Text:
+            least = 24 if console.width >= 100 else 14
+            text = Text(task.description.ljust(least))
+            others = 70  # letters that a row needs beside its name
+            text.truncate(max(least, console.width - others), overflow="ellipsis")
+            return text
+
+        def counted(task: Task) -> str:
+            """Return how much is done: 3/24, or bytes."""
+            total = task.total or 0
+            if task.fields["in_bytes"]:
+                return part_of(round(task.completed), round(total)).replace(" of ", "/")
+            return f"{task.completed:.0f}/{total:.0f}"
+
+        def what(task: Task) -> str:
+            """Return what is being done, or how fast bytes come."""
+            speed = task.finished_speed or task.speed
+            fast = f"{size(speed)}/s" if task.fields["in_bytes"] and speed else ""
+            width = 14 if console.width >= 100 else 12
+            return f"{fast or task.fields['what']:<{width}.{width}}"
+
+        def remaining(task: Task) -> str:
+            """Return the time left: of all subjects in their own row, of all else in its own."""
+            seconds = task.fields["left"]
+            seconds = seconds or (task.time_remaining if task.fields["in_bytes"] else None)
+            return f"{duration(seconds)} left" if seconds else ""
+
+        self.progress = progress.Progress(
+            RowText(name),
+            progress.BarColumn(30 if console.width >= 100 else 8),
+            RowText(counted),
+            RowText(what),
+            progress.TimeElapsedColumn(),
+            RowText(remaining),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self.progress.start()
+
+    def subject(self, done: int, total: int, label: str, left_seconds: float | None) -> None:
+        """Move the bar of all subjects; that of the blocks begins anew."""
+        self.move("subjects", done, total, "subjects", "")
+        self.left("subjects", left_seconds)
+        if "blocks" in self._tasks:
+            self.progress.reset(self._tasks["blocks"], description=label)
+
+    def left(self, bar: str, left_seconds: float | None) -> None:
+        if bar in self._tasks:
+            self.progress.update(self._tasks[bar], left=left_seconds)
+
+    def download(self, what: str, done: int, total: int, anew: bool) -> None:
+        if anew and "fetch" in self._tasks:
+            self.progress.reset(self._tasks["fetch"])
+        self.move("fetch", done, total, what, "", in_bytes=True)
+
+    def move(
+        self, bar: str, done: int, total: int, name: str, what: str, *, in_bytes: bool = False
+    ) -> None:
+        """Move a bar, or draw a new one."""
+        if bar not in self._tasks:
+            self._tasks[bar] = self.progress.add_task(
+                name, total=total, what=what, in_bytes=in_bytes, left=None
+            )
+        self.progress.update(
+            self._tasks[bar], completed=done, total=total, description=name, what=what
+        )
 
 
 class Pace:

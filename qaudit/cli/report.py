@@ -1,24 +1,35 @@
-"""`qaudit report`, `diff` and `series`: what was saved, and what there is, shown. No torch."""
+"""`qaudit report`, `diff` and `series`, `publish` and `gallery`: what was saved, shown. No torch.
+
+Before an audit is published it is read and its evidence hashed, so that a damaged one never costs
+a request. A README comes from the Hub: it is printed without what moves a cursor.
+"""
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qaudit.cli.options import AsJson, AuditPlace, Quiet, Targets, audit_at, option, with_settings
-from qaudit.cli.terminal import print_result, say
+from qaudit.cli.terminal import complain, print_result, say
 from qaudit.errors import UnfinishedError, UsageError
 from qaudit.settings import MEASURE, OUTPUT
 
 if TYPE_CHECKING:
-    from qaudit.report.catalog import Catalog
+    from qaudit.hub import Hub
+    from qaudit.hub.publish import PublishPlan
+    from qaudit.report.plan import Catalog
     from qaudit.types import AuditRecord
 
 
@@ -43,9 +54,7 @@ def report(
 
     Example: qaudit report qaudit-out/demo
     """
-    from qaudit.report.card import PICTURES
-    from qaudit.report.card import render as render_card
-    from qaudit.report.folder import render, write, write_block
+    from qaudit.report.folder import PICTURES, render, render_card, write, write_block
 
     if form is None:
         about_card = into is not None or sparklines or plots is not None
@@ -97,7 +106,7 @@ def _read(path: Path) -> tuple[AuditRecord, UnfinishedError | None]:
 
 
 def _pictures(folder: Path, into: Path | None, plots: Path | None) -> str | None:
-    from qaudit.report.card import PICTURES
+    from qaudit.report.folder import PICTURES
 
     if into is None:
         return PICTURES if plots is None else plots.as_posix()
@@ -167,7 +176,7 @@ def series(
     from qaudit.cli.progress import Progress
     from qaudit.planning.survey import read_catalog
     from qaudit.recipe.table import recipe_and_options
-    from qaudit.report.catalog import catalog_to_json, render_catalog
+    from qaudit.report.plan import catalog_to_json, render_catalog
 
     recipe, _ = recipe_and_options(*targets, **settings)
     with Progress(quiet=quiet) as progress:
@@ -209,3 +218,166 @@ def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
         names = (f"--checkpoints {shlex.quote(printable(n))}" for n in promising[:MOST_SUGGESTED])
         say(f"to measure the most promising, add to the scan: {' '.join(names)}")
     return suggestion_to_json(suggestion) if as_json else render_suggestion(suggestion)
+
+
+# ------------------------------------------------------------------ on the Hub, on a page
+
+_WRITE, _SAME = "What to write", {"show_default": "the one with the same weights"}
+_NOTHING = "Print the files and every change of the README; write nothing."
+Contained = option(_WRITE, "The subject that REPO contains.", **_SAME)
+Title = option(_WRITE, "Title of the pull request; `[qaudit]` is appended.")
+Preview = option(OUTPUT, _NOTHING, "--dry-run")
+Json = option(OUTPUT, "Print what was written, and where, as JSON.", "--json")
+MOST_FILES = 4  # of one folder, before a dry run sums them up in a row
+
+
+def publish(
+    audit: AuditPlace,
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="A model on the Hub: `org/name`.")],
+    subject: Annotated[str | None, Contained] = None,
+    message: Annotated[str, Title] = "Add a quantization audit",
+    dry_run: Annotated[bool, Preview] = False,
+    as_json: Annotated[bool, Json] = False,
+    quiet: Quiet = False,
+) -> int:
+    """Open a pull request on the Hub with the card, the audit and its evidence.
+
+    Run again with the same audit, it finds its own pull request; with a newer one, it adds to
+    it. The token is that of `hf auth login` or `HF_TOKEN`, and goes nowhere else.
+
+    Example: qaudit publish qaudit-out/demo org/name --dry-run
+    """
+    from qaudit.cli.progress import Progress
+    from qaudit.hub import open_hub
+    from qaudit.hub.publish import (
+        audit_folder,
+        description_of,
+        propose,
+        read_for_publishing,
+        submit,
+        title_of,
+    )
+
+    repo, title = repository(repo), title_of(message)
+    with Progress(quiet=quiet) as progress:
+        folder = read_for_publishing(audit_folder(audit, progress))
+        hub = open_hub(progress)
+        plan = propose(folder, repo, hub, subject)
+        if dry_run:
+            url, difference = plan.onto.url if plan.onto else None, "\n".join(_difference(plan))
+            rows = {"state": "dry run", "url": url, **_rows(plan), "readme_diff": difference}
+            preview = json.dumps(rows, indent=2) if as_json else "\n".join(_preview(plan, hub))
+            print_result(preview)
+            return 0
+        for text in plan.notes:
+            progress.note(text)
+        count = partial(progress.count, "files")
+        submitted = submit(plan, description_of(folder), hub, title, count)
+    if as_json:
+        rows = {"state": submitted.state, "url": submitted.url, **_rows(submitted.plan)}
+        print_result(json.dumps(rows, indent=2))
+    else:
+        print_result(f"{submitted.state}: {submitted.url}")
+    return 0
+
+
+def repository(text: str) -> str:
+    from qaudit.hub.names import repository_of
+
+    ref = repository_of(text)
+    if ref is None or ref.revision is not None or ref.subfolder is not None:
+        what = "names a revision" if "@" in text else "is no name of a repository"
+        raise UsageError(
+            f"`{text}` {what}", hint="write `org/name`: a pull request is opened for its `main`"
+        )
+    return ref.location
+
+
+def _preview(plan: PublishPlan, hub: Hub) -> Iterator[str]:
+    from tabulate import tabulate
+
+    from qaudit.report.format import plural, printable
+    from qaudit.support.sizes import size
+
+    page = f"{hub.client.endpoint}/{plan.repo}"
+    opened = f"would open a pull request at {page}/discussions"
+    if plan.onto is not None:
+        opened = f"{'already open' if plan.is_done else 'would update'}: {plan.onto.url}"
+    elif plan.is_done:
+        opened = f"already published: {page}"
+    elif not hub.client.logged_in:
+        opened += " (not logged in: there may be an open one already)"
+    yield opened
+    yield ""
+
+    def folder_and_state(file: tuple[str, int, str]) -> tuple[str, str]:
+        return file[0].rpartition("/")[0], file[2]
+
+    rows: list[tuple[str, str, str]] = []
+    files: list[tuple[str, int, str]] = [(a.path, a.nbytes, state) for a, state in plan.files]
+    files.sort(key=folder_and_state)
+    for (folder, state), group in groupby(files, folder_and_state):
+        members = list(group)
+        if folder and len(members) > MOST_FILES:
+            nbytes = sum(nbytes for _, nbytes, _ in members)
+            members = [(f"{folder}/ ({len(members)} files)", nbytes, state)]
+        rows += [(name, f"{nbytes:,}", state) for name, nbytes, state in members]
+    rows += [(path, "", "removed") for path in plan.removed]
+    yield tabulate(rows, ("file", "bytes", ""), tablefmt="plain", disable_numparse=True,
+                   colalign=("left", "right", "left"))  # fmt: skip
+    nbytes = sum(a.nbytes for a in plan.additions)
+    yield ""
+    yield f"{plural(len(plan.additions), 'file')} to send, {size(nbytes)}; nothing was written"
+    for text in plan.notes:
+        yield f"note: {printable(text)}"
+    if difference := _difference(plan):
+        yield ""
+        yield from (printable(line) for line in difference)
+
+
+def _difference(plan: PublishPlan) -> list[str]:
+    from qaudit.hub.publish import README
+
+    before, after = (text.splitlines() for text in plan.readme)
+    names = (README if plan.readme[0] else "/dev/null", README)
+    return list(difflib.unified_diff(before, after, *names, lineterm=""))
+
+
+def _rows(plan: PublishPlan) -> dict[str, Any]:
+    return {
+        "repo": plan.repo,
+        "commit": plan.commit,
+        "files": [
+            {"path": a.path, "nbytes": a.nbytes, "sha256": a.sha256, "state": state}
+            for a, state in plan.files
+        ],
+        "removed": list(plan.removed),
+        "notes": list(plan.notes),
+    }
+
+
+def gallery(
+    audits: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="AUDIT...", help="Output folders, or published audits (`org/name@v1`)."
+        ),
+    ],
+    out: Annotated[Path, option(OUTPUT, "The folder of the page.", "--out")],
+) -> int:
+    """Write a page of many audits, and a Parquet table of all their rows.
+
+    Every number is computed again from evidence, and nothing else is shown. An audit that disagrees
+    with its own is left out, and the exit code is that of its error.
+
+    Example: qaudit gallery qaudit-out/demo --out site
+    """
+    from qaudit.gallery import rows_of, write_gallery
+
+    rows, refused = rows_of(audits, audit_at)
+    for error in refused:
+        complain(error)
+    if rows:
+        write_gallery(rows, out)
+        print_result(str(out / "index.html"))
+    return max((error.code for error in refused), default=0)

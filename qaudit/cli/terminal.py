@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 from qaudit.errors import Interrupted, MachineError, QauditError, Stopped, UsageError
@@ -137,7 +136,7 @@ def explained(error: BaseException) -> QauditError:
     if isinstance(error, KeyboardInterrupt):
         return explained(Interrupted("interrupted", hint=AGAIN))
     if isinstance(error, SystemExit):  # no command of qaudit ends so
-        module = _frames(error.__traceback__)[-1]
+        module = _frames(error)[-1]
         return MachineError(
             f"`{module}` ended the process with exit code {error.code or 0}, in the middle of this",
             hint="uninstall or fix that plug-in; measured results are kept",
@@ -191,7 +190,7 @@ def _being_imported(error: BaseException) -> str | None:
     if isinstance(error, ImportError) and error.name:
         return None if error.name.startswith("qaudit") else error.name.partition(".")[0]
     importing = False
-    for frame in _frames(error.__traceback__):
+    for frame in _frames(error):
         module = frame.partition(".")[0]
         if importing and module not in ("qaudit", "importlib", "__main__"):
             return module
@@ -199,12 +198,11 @@ def _being_imported(error: BaseException) -> str | None:
     return "a library" if isinstance(error, ImportError) else None
 
 
-def _frames(trace: TracebackType | None) -> list[str]:
+def _frames(error: BaseException) -> list[str]:
     """Return the modules that a traceback leads through; `importlib` for Python's own."""
-    names = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        frozen = code.co_filename.startswith("<frozen importlib")
-        names.append("importlib" if frozen else trace.tb_frame.f_globals.get("__name__", ""))
-        trace = trace.tb_next
-    return names
+    return [
+        "importlib"
+        if frame.f_code.co_filename.startswith("<frozen importlib")
+        else frame.f_globals.get("__name__", "")
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]

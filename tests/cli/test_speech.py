@@ -19,8 +19,7 @@ from rich.console import Console
 
 from qaudit.cli import progress as progress_module
 from qaudit.cli.about import listing
-from qaudit.cli.bars import Bars
-from qaudit.cli.progress import Pace, Progress, Rates
+from qaudit.cli.progress import Bars, Pace, Progress, Rates
 from qaudit.cli.terminal import complain, one_line, print_result, say
 from qaudit.errors import UsageError
 from qaudit.report.folder import FORMATS

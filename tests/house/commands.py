@@ -13,7 +13,7 @@ from typing import Any
 
 import typer.main
 
-from qaudit.cli.app import app, shown_default
+from qaudit.cli.app import app
 from qaudit.settings import settings_of
 from tests.house.source import ROOT
 
@@ -92,7 +92,12 @@ def _rows(command: Any) -> dict[str, str]:
 
 def _row(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    return _item(names, _line(option.help or ""), shown_default(option))
+    default = option.show_default
+    if not isinstance(default, str):
+        default = str(option.default)
+        if isinstance(option.default, bool) or option.default is None:
+            default = "on" if option.default else "off" if option.is_flag else "none"
+    return _item(names, _line(option.help or ""), default)
 
 
 def _item(names: str, text: str, default: str) -> str:
