@@ -171,13 +171,12 @@ class Audit:
         return folder
 
     def _repr_markdown_(self) -> str:
-        from qaudit.report.card import render
+        from qaudit.report.folder import render_card as render
 
         return render(self.record, pictures_at=None)
 
     def _repr_html_(self) -> str:
-        from qaudit.report.card import PICTURES, render_notebook
-        from qaudit.report.folder import figures
+        from qaudit.report.folder import PICTURES, figures, render_notebook
 
         return render_notebook(self.record, figures(self.record, self.folder / PICTURES))
 

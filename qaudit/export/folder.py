@@ -57,7 +57,7 @@ from qaudit.planning.pin import libraries
 from qaudit.planning.resolve import whole
 from qaudit.planning.survey import refuse, shapes_of
 from qaudit.policy import policy_named
-from qaudit.report.card import render as render_card
+from qaudit.report.folder import render_card
 from qaudit.saved.audits import read_audit, to_json
 from qaudit.saved.codec import FILE
 from qaudit.saved.exports import (

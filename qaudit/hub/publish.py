@@ -49,9 +49,8 @@ from qaudit.hub.connection import LOG_IN, DroppedError, Request
 from qaudit.hub.metadata import metadata_of, with_metadata
 from qaudit.hub.names import HubFile, repository_of
 from qaudit.report import document as doc
-from qaudit.report.card import PICTURES, render, render_block, render_page
 from qaudit.report.chart import dark
-from qaudit.report.folder import figures
+from qaudit.report.folder import PICTURES, figures, render_block, render_card, render_page
 from qaudit.report.html import FILE as PAGE
 from qaudit.report.markdown import put_block, render_blocks
 from qaudit.report.series import pictures
@@ -318,7 +317,7 @@ def read_for_publishing(path: Path) -> Folder:
     audit = read_saved(path).checked().audit
     if not audit.measurements:
         raise AuditError("the audit measured nothing", hint="there is nothing to publish")
-    files = {AUDIT: _bytes(folder / "audit.json"), f"{FOLDER}/card.md": render(audit).encode()}
+    files = {AUDIT: _bytes(folder / "audit.json"), f"{FOLDER}/card.md": render_card(audit).encode()}
     rows: list[MeasurementRow | TaskRow] = [*audit.measurements, *audit.tasks]
     for row in (row for row in rows if row.evidence):
         files[f"{FOLDER}/{row.evidence}"] = _evidence(row, folder)

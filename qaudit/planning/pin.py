@@ -38,7 +38,7 @@ from qaudit.errors import MachineError, OtherIdentityError, QauditError, UsageEr
 from qaudit.hub import Hub
 from qaudit.planning.resolve import resolve, still_there
 from qaudit.recipe.table import recipe_from
-from qaudit.report.protocol import command
+from qaudit.report.sections import command
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import FILE, is_inside
 from qaudit.saved.parts import AGAIN, PLAN, read_plan

@@ -60,7 +60,7 @@ from qaudit.judge.rules import content_findings
 from qaudit.model.proven import STREAMABLE, left_as_gates, reads_trees
 from qaudit.planning.sizes import Sizes, with_config
 from qaudit.recipe.selection import is_default_choice, select
-from qaudit.report.catalog import Catalog
+from qaudit.report.plan import Catalog
 from qaudit.support.sizes import size
 from qaudit.types import Checkpoint, Recipe, Subject, Watch
 from qaudit.whole import read_regular

@@ -249,21 +249,18 @@ def looks(schemes: Sequence[str]) -> dict[str, dict[str, Any]]:
     for scheme in schemes:
         methods.setdefault(scheme.partition("-")[0], []).append(scheme)
     return {
-        scheme: {
-            "color": COLOURS[k % len(COLOURS)],
-            "marker": MARKERS[(k + n // len(LINES) * len(methods)) % len(MARKERS)],
-            "ls": LINES[n % len(LINES)],
-        }
+        scheme: look_of(k, k + n // len(LINES) * len(methods), n)
         for k, members in enumerate(methods.values())
         for n, scheme in enumerate(members)
     }
 
 
-def look_of(k: int) -> dict[str, Any]:
+def look_of(k: int, marker: int | None = None, line: int | None = None) -> dict[str, Any]:
+    """Return a colour with a marker and a line, of the same number where none is given."""
     return {
         "color": COLOURS[k % len(COLOURS)],
-        "marker": MARKERS[k % len(MARKERS)],
-        "ls": LINES[k % len(LINES)],
+        "marker": MARKERS[(k if marker is None else marker) % len(MARKERS)],
+        "ls": LINES[(k if line is None else line) % len(LINES)],
     }
 
 
@@ -280,11 +277,8 @@ def fitted(text: str, room: float) -> str:
 
 def bounds(intervals: Sequence[Interval]) -> tuple[list[float], list[float]]:
     """Return lower and upper bounds that can be drawn: of no interval, the estimate."""
-    sides = [
-        [i.low if math.isfinite(i.low) else i.estimate for i in intervals],
-        [i.high if math.isfinite(i.high) else i.estimate for i in intervals],
-    ]
-    return sides[0], sides[1]
+    low = [i.low if math.isfinite(i.low) else i.estimate for i in intervals]
+    return low, [i.high if math.isfinite(i.high) else i.estimate for i in intervals]
 
 
 def spread_out(
@@ -385,8 +379,22 @@ def _slim(svg: bytes, alt: str, chart: Chart) -> str:
         _make_attributes(element)
     for element in root.iter(f"{{{NAMESPACE}}}g"):
         group = element.attrib.pop("id", "")
-        if group in chart.tips:
-            _make_series(element, chart.tips[group], group.split("/")[1], chart.names)
+        if group not in chart.tips:
+            continue
+        series, tips = group.split("/")[1], chart.tips[group]
+        element.attrib |= {"class": "series", "data-series": series}
+        if series in chart.names:
+            element.set("data-name", printable(chart.names[series]))
+        marks = list(element.iter(f"{{{NAMESPACE}}}use"))
+        for mark, tip in zip(marks, tips, strict=False):
+            mark.set("class", "mark")
+            title = ElementTree.SubElement(mark, f"{{{NAMESPACE}}}title")
+            title.text = "\n".join(map(printable, tip.split("\n")))
+        for name in _SHARED if tips else ():
+            if name in marks[0].attrib and len({mark.get(name) for mark in marks}) == 1:
+                element.set(name, marks[0].attrib[name])
+                for mark in marks:
+                    del mark.attrib[name]
     _clean(root)
     root.attrib |= {"role": "img", "font-family": FONT, "font-size": f"{12 * POINT:g}px"}
     root.set("stroke-linejoin", "round")
@@ -415,24 +423,6 @@ def _make_attributes(element: Element) -> None:
     for name in {"d", "x", "y", "transform", "stroke-width"} & set(element.attrib):
         short = _LONG.sub(lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), element.attrib[name])
         element.set(name, " ".join(short.split()))
-
-
-def _make_series(
-    element: Element, tips: Sequence[str], series: str, names: Mapping[str, str]
-) -> None:
-    element.attrib |= {"class": "series", "data-series": series}
-    if series in names:
-        element.set("data-name", printable(names[series]))
-    marks = list(element.iter(f"{{{NAMESPACE}}}use"))
-    for mark, tip in zip(marks, tips, strict=False):
-        mark.set("class", "mark")
-        title = ElementTree.SubElement(mark, f"{{{NAMESPACE}}}title")
-        title.text = "\n".join(map(printable, tip.split("\n")))
-    for name in _SHARED if tips else ():
-        if name in marks[0].attrib and len({mark.get(name) for mark in marks}) == 1:
-            element.set(name, marks[0].attrib[name])
-            for mark in marks:
-                del mark.attrib[name]
 
 
 def _text_of(root: Element) -> str:

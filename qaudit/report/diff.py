@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from qaudit.report import document as doc
 from qaudit.report import markdown, terminal
@@ -72,19 +72,16 @@ def document(difference: Difference) -> doc.Page:
         "Schemes in one audit only": _sides(difference.schemes),
     }
     blocks += (doc.fold(title, doc.bullets(*lines)) for title, lines in causes.items() if lines)
-    return doc.Page("What changed", doc.prose(_headline(difference)), tuple(blocks))
-
-
-def _headline(difference: Difference) -> str:
-    if not difference.deltas:
-        return "There is nothing to compare: no subject and scheme is in both audits."
-    losses = _counted([delta.loss_reading for delta in difference.deltas])
-    errors = _counted([delta.relative_error_reading for delta in difference.deltas])
-    divergences = [delta.kl_reading for delta in difference.deltas]
-    measured = f" KL divergence: {_counted(divergences)}." if any(divergences) else ""
-    tasks = [delta.reading for delta in difference.tasks]
-    measured += f" Tasks: {_counted(tasks)}." if tasks else ""
-    return f"Losses: {losses}. Added losses: {errors}.{measured}"
+    headline = "There is nothing to compare: no subject and scheme is in both audits."
+    if difference.deltas:
+        losses = _counted([delta.loss_reading for delta in difference.deltas])
+        errors = _counted([delta.relative_error_reading for delta in difference.deltas])
+        headline = f"Losses: {losses}. Added losses: {errors}."
+        divergences = [delta.kl_reading for delta in difference.deltas]
+        headline += f" KL divergence: {_counted(divergences)}." if any(divergences) else ""
+        answers = [delta.reading for delta in difference.tasks]
+        headline += f" Tasks: {_counted(answers)}." if answers else ""
+    return doc.Page("What changed", doc.prose(headline), tuple(blocks))
 
 
 def _counted(readings: Sequence[Reading | None]) -> str:
@@ -117,57 +114,53 @@ def _code(text: str | None) -> str:
     return "`" + short.replace("`", "'") + "`"
 
 
+_Row = tuple[Reading | None, float, doc.Cells]
+"""The reading of a row, by how much it is worse, and its cells."""
+
+
 def _table(
     deltas: Sequence[Delta], name: str, title: str, unit: str, show: Callable[[Interval], str]
 ) -> list[doc.Block]:
-    rows = [(d, getattr(d, name), getattr(d, f"{name}_reading")) for d in deltas]
-    differing = [(d, interval, r) for d, interval, r in rows if r not in ("same", None)]
-    differing.sort(key=lambda each: (list(_WORDS).index(each[2]), -_size(each[1])))
-    if not differing:
-        return []
-    columns = ("subject", "scheme", "reading", f"b - a, {unit}")
-    listed = (
-        (
-            doc.name_cell(delta.subject),
-            doc.name_cell(delta.scheme),
-            _WORDS[reading],
-            doc.interval_cell(interval, show),
-        )
-        for delta, interval, reading in differing[:MOST_ROWS]
-    )
-    return _section(title, columns, listed, len(differing))
+    rows: list[_Row] = []
+    for delta in deltas:
+        interval, reading = getattr(delta, name), getattr(delta, f"{name}_reading")
+        names = map(doc.name_cell, (delta.subject, delta.scheme))
+        unknown = interval is None or math.isnan(interval.estimate)
+        size = math.inf if unknown else interval.estimate
+        cells: doc.Cells = [*names, _WORDS[reading or "same"], doc.interval_cell(interval, show)]
+        rows.append((reading, size, cells))
+    return _section(title, ("subject", "scheme", "reading", f"b - a, {unit}"), rows)
 
 
 def _tasks(deltas: Sequence[TaskDelta]) -> list[doc.Block]:
-    differing = [delta for delta in deltas if delta.reading != "same"]
-    differing.sort(key=lambda each: (list(_WORDS).index(each.reading), -each.drop.estimate))
-    if not differing:
-        return []
-    columns = ("subject", "scheme", "task", "reading", "a - b, points", "items")
-    rows = (
-        (
-            doc.name_cell(delta.subject),
-            doc.name_cell(delta.scheme),
-            doc.name_cell(delta.task),
+    rows: list[_Row] = []
+    for delta in deltas:
+        names = map(doc.name_cell, (delta.subject, delta.scheme, delta.task))
+        items = doc.cell(f"{delta.items}{', not paired' * (not delta.paired)}", value=delta.items)
+        cells: doc.Cells = [
+            *names,
             _WORDS[delta.reading],
             doc.interval_cell(delta.drop, percent),
-            doc.cell(str(delta.items) + ", not paired" * (not delta.paired), value=delta.items),
-        )
-        for delta in differing[:MOST_ROWS]
-    )
-    return _section("Accuracy on tasks", columns, rows, len(differing))
+            items,
+        ]
+        rows.append((delta.reading, delta.drop.estimate, cells))
+    columns = ("subject", "scheme", "task", "reading", "a - b, points", "items")
+    return _section("Accuracy on tasks", columns, rows)
 
 
-def _section(
-    title: str, columns: Sequence[str], rows: Iterable[doc.Cells], count: int
-) -> list[doc.Block]:
-    table = doc.table(columns, rows, caption=title)
-    return [doc.Section(title, (table, *doc.and_more(count - MOST_ROWS, "row")))]
-
-
-def _size(interval: Interval | None) -> float:
-    unknown = interval is None or math.isnan(interval.estimate)
-    return math.inf if unknown or interval is None else interval.estimate
+def _section(title: str, columns: Sequence[str], rows: Sequence[_Row]) -> list[doc.Block]:
+    """List rows that differ, the worst first."""
+    order = list(_WORDS)
+    differing = [
+        (order.index(reading), -size, cells)
+        for reading, size, cells in rows
+        if reading is not None and reading != "same"
+    ]
+    if not differing:
+        return []
+    differing.sort(key=lambda each: each[:2])
+    table = doc.table(columns, [cells for *_, cells in differing[:MOST_ROWS]], caption=title)
+    return [doc.Section(title, (table, *doc.and_more(len(differing) - MOST_ROWS, "row")))]
 
 
 def to_json(difference: Difference) -> str:

@@ -1,36 +1,199 @@
-"""An output folder: `audit.json`, and the card, the page and the plots made from it."""
+"""The card and the page of an audit, and the output folder that has them beside `audit.json`.
+
+One first screen, then what it is based on. The card is short: verdict, picture and command, and
+folded what it is based on. As Markdown it is between two markers, so that a later card can replace
+it inside a README (`report/markdown.py`). The page has everything, each section folded.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
 from qaudit.diagnostics.registry import parts
 from qaudit.errors import MachineError, QauditError, UsageError, not_written
-from qaudit.report.card import PICTURES, render_page, render_terminal
-from qaudit.report.card import render as render_card
+from qaudit.report import document as doc
+from qaudit.report import html, markdown, terminal
 from qaudit.report.chart import Chart, dark, drawing
-from qaudit.report.format import renderer_of
-from qaudit.report.html import FILE as PAGE
-from qaudit.report.markdown import put_block
+from qaudit.report.format import listing, renderer_of
+from qaudit.report.losses import (
+    errors_section,
+    fidelity_section,
+    mixture_section,
+    reference_section,
+    schemes_section,
+)
+from qaudit.report.markdown import BEGIN, END, put_block
 from qaudit.report.plots import DRAWERS
-from qaudit.report.series import pictures
+from qaudit.report.sections import (
+    accuracies_section,
+    codes,
+    findings_section,
+    ignores_section,
+    noise_section,
+    notes_section,
+    policy_section,
+    protocol_section,
+    reproduce_section,
+    skipped_section,
+    tasks_section,
+)
+from qaudit.report.series import picture, pictures, series_picture, series_section, soup_section
+from qaudit.report.verdict import evidence, measured, pareto_section, screen, table
 from qaudit.report.views import View
 from qaudit.saved.audits import to_json
 from qaudit.types import AuditRecord
 from qaudit.whole import read_regular, write_whole
 
+LIMIT_NBYTES = 12_000
+PICTURES = "plots"
+LONGEST_TITLE = 200
+MOST_CLASSES = 6  # in a README, where a card has 20 lines
+LEFT_OUT = f"Left out for length, see `{html.FILE}`"
+
+
+def render_card(
+    audit: AuditRecord,
+    *,
+    pictures_at: str | None = PICTURES,
+    has_dark: bool = True,
+    limit_nbytes: int = LIMIT_NBYTES,
+) -> str:
+    """Render the card; without a place for pictures, lines of text replace them.
+
+    `has_dark`: beside every picture is its variant for dark pages.
+    """
+    room = limit_nbytes - len(BEGIN) - len(END) - 4
+    text = markdown.render(
+        card(View(audit)),
+        pictures_at=pictures_at,
+        has_dark=has_dark,
+        limit_nbytes=room,
+        left_out_as=LEFT_OUT,
+    )
+    return f"{BEGIN}\n\n{text}\n{END}\n"
+
+
+def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
+    """Render what a README holds of a card that is beside it in a folder: at most 20 lines."""
+    view = View(audit)
+    blocks: list[doc.Block] = []
+    if view.classes:
+        blocks.append(table(view.classes[:MOST_CLASSES]))
+    pages = [("card", "card.md"), *([("page", html.FILE)] * has_page), ("data", "audit.json")]
+    links = [doc.TextRun(name, href=f"{folder}/{file}") for name, file in pages]
+    joined = [run for link in links for run in (doc.TextRun(", "), link)][1:]
+    more = (*doc.words("The whole report: "), *joined, *doc.words("."))
+    blocks.append(doc.paragraph(more))
+    text = markdown.render(doc.Page(title(view), doc.prose(measured(view)), tuple(blocks)))
+    return f"{BEGIN}\n\n{text}\n{END}\n"
+
+
+def render_page(audit: AuditRecord, figures: Mapping[str, str] = html.NO_FIGURES) -> str:
+    """Render `report.html` with figures by their names."""
+    version = f" {audit.qaudit}" if audit.qaudit else ""
+    footer = f"Drawn from audit.json (schema {audit.schema}) of qaudit{version}. "
+    return html.render(document(View(audit)), figures, footer)
+
+
+def render_notebook(audit: AuditRecord, figures: Mapping[str, str] = html.NO_FIGURES) -> str:
+    """Render the page inside of a frame, so that its style stays its own and nothing leaves it."""
+    source = escape(render_page(audit, figures))
+    return (
+        f'<iframe srcdoc="{source}" title="Report" sandbox="allow-scripts" '
+        'allow="clipboard-write" width="100%" height="800"></iframe>'
+    )
+
+
+def render_terminal(audit: AuditRecord, width: int | None = None, folder: str | None = None) -> str:
+    """Render the first screen, the accuracies of what ships, and what is missing."""
+    view = View(audit)
+    sections = (
+        doc.Section("Tasks", accuracies_section(view)),
+        doc.Section("Not measured", skipped_section(view)),
+    )
+    blocks = (*first_screen(view, folder), *sections)
+    return terminal.render(doc.Page(title(view), doc.prose(measured(view)), blocks), width)
+
+
+def card(view: View) -> doc.Page:
+    """Return the first screen, how to measure it again, and folded what it is based on."""
+    sections = (
+        doc.Section("Evidence for the verdict", evidence(view), 1),
+        doc.Section("Policy checks", policy_section(view), 2),
+        doc.Section("Not measured", skipped_section(view), 3),
+    )
+    page = (*doc.words("Every subject, scheme and number is on the page, "), *doc.code(html.FILE))
+    again = (doc.paragraph("Measured by:"), *reproduce_section(view)[:1])
+    blocks: list[doc.Block] = [*first_screen(view), *again]
+    blocks.append(doc.paragraph((*page, *doc.words("."))))
+    blocks += (section for section in sections if section.blocks)
+    return doc.Page(title(view), doc.prose(measured(view)), tuple(blocks), is_folded=True)
+
+
+def document(view: View) -> doc.Page:
+    """Return everything, as the page has it."""
+    sections = (
+        doc.Section("Evidence for the verdict", evidence(view)),
+        doc.Section("Policy checks", policy_section(view)),
+        doc.Section("Added loss", errors_section(view)),
+        doc.Section("KL divergence", fidelity_section(view)),
+        doc.Section("Against the reference", reference_section(view)),
+        doc.Section("Along the series", series_section(view)),
+        doc.Section("Soup against ingredients", soup_section(view)),
+        doc.Section("What fewer bits cost", pareto_section(view)),
+        doc.Section("Bits of each linear", mixture_section(view)),
+        doc.Section("Tasks", tasks_section(view)),
+        *_diagnostics_sections(view),
+        doc.Section("Noise", noise_section(view)),
+        doc.Section("Findings", (*findings_section(view), *codes(view))),
+        doc.Section("Not measured", skipped_section(view)),
+        doc.Section("Scheme by scheme", schemes_section(view)),
+        doc.Section("Notes", notes_section(view)),
+        doc.Section("Protocol and environment", protocol_section(view)),
+        doc.Section("Ignores applied", ignores_section(view)),
+        doc.Section("Reproduce", reproduce_section(view)),
+    )
+    blocks = (*first_screen(view), *(section for section in sections if section.blocks))
+    return doc.Page(title(view), doc.prose(measured(view)), blocks, is_folded=True)
+
+
+def first_screen(view: View, folder: str | None = None) -> tuple[doc.Block, ...]:
+    blocks = screen(view, folder)
+    picture_of_all = series_picture(view) or picture(view, "pareto") or picture(view, "shipped")
+    return (*blocks, *picture_of_all)
+
+
+def title(view: View) -> str:
+    """Return the name of the card; of many targets, the first ones."""
+    targets = listing(list(view.audit.plan.recipe.targets) or ["nothing"])
+    if len(targets) > LONGEST_TITLE:
+        targets = f"{targets[:LONGEST_TITLE]} ..."
+    return f"Quantization audit of {targets}"
+
+
+def _diagnostics_sections(view: View) -> list[doc.Section]:
+    """Return one section for each title, those needed most first."""
+    items = [
+        f"`{skipped.subject}` went without {skipped.diagnostic}: {skipped.reason}."
+        for skipped in view.audit.diagnostics.skipped
+    ]
+    built: list[doc.Section] = [section(view) for section in parts("section")]
+    built.append(doc.Section("Why", doc.bullets_of(items), 4))
+    blocks: dict[str, tuple[doc.Block, ...]] = {}
+    for section in sorted(built, key=lambda section: section.expendable):
+        blocks[section.title] = blocks.get(section.title, ()) + section.blocks
+    return [doc.Section(title, inner) for title, inner in blocks.items()]
+
+
+# ------------------------------------------------------------------ the folder
+
 MOST_NBYTES, MOST_NBYTES_FIGURE = 16_000_000, 4_000_000
 """A README and a saved figure are never larger."""
-
-FORMATS: dict[str, Callable[[AuditRecord], str]] = {
-    "md": render_card,
-    "html": render_page,
-    "terminal": render_terminal,
-    "json": to_json,
-}
 
 
 def write_folder(audit: AuditRecord, out: Path) -> None:
@@ -41,7 +204,7 @@ def write_folder(audit: AuditRecord, out: Path) -> None:
     try:
         drawn = write(audit, out / PICTURES)
     finally:  # all else is there if a picture cannot be drawn
-        write_whole(out / PAGE, render_page(audit, drawn))
+        write_whole(out / html.FILE, render_page(audit, drawn))
 
 
 def write_block(card: str, readme: Path) -> None:
@@ -107,11 +270,14 @@ def render(
 
 def figures(audit: AuditRecord, folder: Path | None = None) -> dict[str, str]:
     """Return every figure in light colours: as it was saved, else drawn, if matplotlib is there."""
-    names = dict(pictures(View(audit)))
-    saved = {} if folder is None else {name: _saved(folder / f"{name}.svg") for name in names}
-    known = {name: svg for name, svg in saved.items() if svg}
-    if known.keys() == names.keys() or find_spec("matplotlib") is None:
-        return known
+    names, saved = dict(pictures(View(audit))), {}
+    places = [] if folder is None else [folder / f"{name}.svg" for name in names]
+    for path in places:
+        with suppress(OSError, UnicodeDecodeError, QauditError):
+            if not path.is_symlink() and (svg := read_regular(path, MOST_NBYTES_FIGURE).decode()):
+                saved[path.stem] = svg
+    if saved.keys() == names.keys() or find_spec("matplotlib") is None:
+        return saved
     return {name: svg for name, svg, _ in _drawn(audit)}
 
 
@@ -139,9 +305,9 @@ def _drawn(audit: AuditRecord) -> Iterator[tuple[str, str, Chart]]:
             yield name, chart.svg(name, alt), chart
 
 
-def _saved(path: Path) -> str:
-    """Return a saved figure; nothing where there is none, or a link to another place."""
-    try:
-        return "" if path.is_symlink() else read_regular(path, MOST_NBYTES_FIGURE).decode()
-    except (OSError, UnicodeDecodeError, QauditError):
-        return ""
+FORMATS: dict[str, Callable[[AuditRecord], str]] = {
+    "md": render_card,
+    "html": render_page,
+    "terminal": render_terminal,
+    "json": to_json,
+}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from qaudit.errors import UsageError
@@ -100,8 +100,10 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def listing(names: list[str]) -> str:
-    """Print `a`, `a and b`, `a, b and c`; `none` of an empty list."""
+def listing(names: list[str], most: int | None = None) -> str:
+    """Print `a`, `a and b`, `a, b and c`; `none` of an empty list; of too many, how many more."""
+    if most is not None and len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
     if len(names) < 2:
         return names[0] if names else "none"
     return f"{', '.join(names[:-1])} and {names[-1]}"
@@ -160,22 +162,15 @@ def _first(text: str, width: int) -> str:
 
 def wrapped(text: str, width: int) -> str:
     """Fill a paragraph; a word that is wider than a line is broken."""
-    return "\n".join(_lines(text, width))
-
-
-def _lines(text: str, width: int) -> Iterator[str]:
-    line = ""
+    lines = [""]
     for word in re.findall(r"\S+(?: %(?!\S))?", text):  # a number and its unit stay together
-        if line and width_of(line) + 1 + width_of(word) > width:
-            yield line
-            line = ""
-        line = f"{line} {word}" if line else word
-        while width_of(line) > width:
-            part = _first(line, width)
-            yield part
-            line = line[len(part) :]
-    if line:
-        yield line
+        if lines[-1] and width_of(lines[-1]) + 1 + width_of(word) > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+        while width_of(lines[-1]) > width:
+            part = _first(lines[-1], width)
+            lines[-1:] = [part, lines[-1][len(part) :]]
+    return "\n".join(filter(None, lines))
 
 
 def pixels_of(text: str, size: float = 12) -> float:
@@ -188,23 +183,21 @@ def pixels_of(text: str, size: float = 12) -> float:
 def interval_text(interval: Interval | None) -> str:
     """Print an interval with two digits of its half-width."""
     if interval is None:
-        return "-"
+        return NOT_MEASURED
     half = (interval.high - interval.low) / 2
     if not math.isfinite(half) or half <= 0:
         return digits(interval.estimate)
     places = 1 - math.floor(math.log10(half))
-    low, middle, high = (
-        f"{round(value, places):,.{max(0, places)}f}"
-        for value in (interval.low, interval.estimate, interval.high)
-    )
-    return f"{middle} [{low}, {high}]"
+    low, high = _rounded(interval.low, places), _rounded(interval.high, places)
+    return f"{_rounded(interval.estimate, places)} [{low}, {high}]"
 
 
 def digits(value: float | None) -> str:
     """Print a number with three digits."""
     if value is None or not math.isfinite(value):
-        return "-"
-    if value == 0:
-        return "0"
-    places = 2 - math.floor(math.log10(abs(value)))
+        return NOT_MEASURED
+    return _rounded(value, 2 - math.floor(math.log10(abs(value)))) if value else "0"
+
+
+def _rounded(value: float, places: int) -> str:
     return f"{round(value, places):,.{max(0, places)}f}"

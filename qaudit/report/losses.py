@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import pairwise, product
 
 from qaudit.core.mixture import Mixture
 from qaudit.core.registry import parse_scheme
@@ -34,43 +34,33 @@ ADDED_LEGEND = (
 def errors_section(view: View) -> tuple[doc.Block, ...]:
     if not view.subjects:
         return ()
-    schemes = (FULL_PRECISION, *view.schemes)
-    shown = {subject.label for subject in shown_rows(view)}
-    rows = (
-        doc.row(
-            doc.name_cell(subject.label, value=k),
-            *(_added_cell(view, subject.label, scheme) for scheme in schemes),
-            minor=subject.label not in shown,
-            chosen=view.main is not None and subject.label == view.main.subject,
-        )
-        for k, subject in enumerate(view.subjects)
-    )
+    main = {subject.label for subject in shown_rows(view)}
+    rows = []
+    for k, subject in enumerate(view.subjects):
+        full = view.score(subject.label)
+        cells = [doc.cell(NOT_MEASURED)]
+        if full is not None:
+            cells = [doc.cell(loss(full.ce), value=full.ce.estimate)]
+        for scheme in view.schemes:
+            score = view.score(subject.label, scheme)
+            if score is not None and score.relative_error is None:  # an error has no meaning
+                cells.append(doc.cell(f"loss {loss(score.ce)}"))
+            else:
+                cells.append(doc.interval_cell(score.relative_error if score else None, percent))
+        chosen = view.main is not None and subject.label == view.main.subject
+        name = doc.name_cell(subject.label, value=k)
+        rows.append(doc.row(name, *cells, minor=subject.label not in main, chosen=chosen))
     names = ("subject", "loss, full precision", *view.schemes)
     table = doc.table(names, rows, ADDED_CAPTION, "errors")
     return doc.paragraph(ADDED_LEGEND, *_all_at_once(view)), table
-
-
-def _added_cell(view: View, subject: str, scheme: str) -> doc.Cell:
-    """Show an error over its interval; a loss where an error has no meaning."""
-    score = view.score(subject, scheme)
-    if score is None:
-        return doc.cell(NOT_MEASURED)
-    if scheme == FULL_PRECISION:
-        return doc.cell(loss(score.ce), value=score.ce.estimate)
-    if score.relative_error is None:
-        return doc.cell(f"loss {loss(score.ce)}")
-    return doc.interval_cell(score.relative_error, percent)
 
 
 def _all_at_once(view: View) -> list[str]:
     """Return how wide the intervals would be if all of them had to hold together."""
     from qaudit.core.statistics import MINIMUM_DOCUMENTS, widening  # loads scipy
 
-    cells = sum(
-        view.error(subject.label, scheme) is not None
-        for subject in view.subjects
-        for scheme in view.schemes
-    )
+    pairs = product(view.subjects, view.schemes)
+    cells = sum(view.error(subject.label, scheme) is not None for subject, scheme in pairs)
     if cells < 2 or view.documents < MINIMUM_DOCUMENTS:
         return []
     factor = widening(view.audit.plan.recipe.confidence, cells, view.documents)
@@ -103,7 +93,7 @@ def _wanted(view: View) -> Iterator[str]:
     for scheme in (*view.schemes, FULL_PRECISION):
         if (best := view.best(scheme)) is not None:
             yield best
-    for subject, following in zip(view.checkpoints, view.checkpoints[1:], strict=False):
+    for subject, following in pairwise(view.checkpoints):
         if subject.first.stage != following.first.stage:
             yield subject.label
     if view.checkpoints:
@@ -123,11 +113,31 @@ SCHEME_COLUMNS: doc.Columns[MeasurementRow] = {
 
 def schemes_section(view: View) -> tuple[doc.Block, ...]:
     """Return one folded table for each scheme, full precision first."""
-    return tuple(
-        _scheme(view, scheme, rows)
-        for scheme in (FULL_PRECISION, *view.schemes)
-        if (rows := [row for row in view.audit.measurements if row.scheme == scheme])
-    )
+    folds = []
+    columns = {k: v for k, v in SCHEME_COLUMNS.items() if k != "seed" or view.draws > 1}
+    for scheme in (FULL_PRECISION, *view.schemes):
+        rows = [row for row in view.audit.measurements if row.scheme == scheme]
+        if not rows:
+            continue
+        blocks: list[doc.Block] = [doc.table_of(rows, columns)]
+        if scheme != FULL_PRECISION:
+            blocks.insert(0, doc.paragraph("In full:", doc.code(rows[0].spec)))
+        notes = dict.fromkeys(note for row in rows for note in row.notes)
+        blocks += [doc.bullets(*notes)] if notes else []
+        bits = f"{_range([row.bits_per_weight for row in rows])} bits per weight"
+        # Of the whole model: what is not quantized counts as it is stored.
+        whole = [row.bits_per_parameter for row in rows if row.bits_per_parameter is not None]
+        nbytes = [row.nbytes for row in rows if row.nbytes is not None]
+        if whole and nbytes:
+            bits += f", {_range(whole)} per parameter with embeddings and head"
+            bits += f" ({size(max(nbytes))})"
+        folds.append(doc.fold(f"{scheme}: {bits}, {plural(len(rows), 'measurement')}", *blocks))
+    return tuple(folds)
+
+
+def _range(numbers: Sequence[float]) -> str:
+    texts = sorted({f"{number:.2f}" for number in numbers}, key=float)
+    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
 
 
 def mixture_section(view: View) -> tuple[doc.Block, ...]:
@@ -144,32 +154,6 @@ def mixture_section(view: View) -> tuple[doc.Block, ...]:
     cells = (tuple(map(doc.name_cell, pair)) for pair in rows)
     table = doc.table(("linear", "bits, a digit for each block"), cells)
     return doc.paragraph(sentence), doc.fold("The table", table)
-
-
-def _scheme(view: View, scheme: str, rows: Sequence[MeasurementRow]) -> doc.Block:
-    columns = {k: v for k, v in SCHEME_COLUMNS.items() if k != "seed" or view.draws > 1}
-    blocks: list[doc.Block] = [doc.table_of(rows, columns)]
-    if scheme != FULL_PRECISION:
-        blocks.insert(0, doc.paragraph("In full:", doc.code(rows[0].spec)))
-    notes = dict.fromkeys(note for row in rows for note in row.notes)
-    blocks += [doc.bullets(*notes)] if notes else []
-    many = plural(len(rows), "measurement")
-    bits = _range([row.bits_per_weight for row in rows])
-    return doc.fold(f"{scheme}: {bits} bits per weight{_whole(rows)}, {many}", *blocks)
-
-
-def _range(numbers: Sequence[float]) -> str:
-    texts = sorted({f"{number:.2f}" for number in numbers}, key=float)
-    return texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
-
-
-def _whole(rows: Sequence[MeasurementRow]) -> str:
-    """Return the size of the whole model: what is not quantized counts as it is stored."""
-    bits = [row.bits_per_parameter for row in rows if row.bits_per_parameter is not None]
-    nbytes = [row.nbytes for row in rows if row.nbytes is not None]
-    if not bits or not nbytes:
-        return ""
-    return f", {_range(bits)} per parameter with embeddings and head ({size(max(nbytes))})"
 
 
 KL_COLUMNS = (
@@ -189,50 +173,42 @@ KL_LEGEND = (
 
 
 def fidelity_section(view: View) -> tuple[doc.Block, ...]:
-    scores = [view.score(s.label, scheme) for s in view.subjects for scheme in view.schemes]
-    if view.main is None or not any(score and score.kl for score in scores):
+    if view.main is None or not any(s.kl for s in view.audit.measurements):
         return ()
-    ships = [s for s in scores if s and s.kl and s.subject == view.main.subject]
     blocks: list[doc.Block] = [doc.paragraph(KL_LEGEND)]
-    if ships:
-        rows = (_kl_row(score, chosen=score.scheme == view.main.scheme) for score in ships)
+    scores = [view.score(view.main.subject or "", scheme) for scheme in view.schemes]
+    rows, near = [], []
+    for s in scores:
+        if s is None or s.kl is None:
+            continue
+        by_confidence = ("-" if kl is None else f"{kl:.2g}" for kl in s.confidence_kl)
+        cells: doc.Cells = (
+            s.scheme,
+            *(doc.interval_cell(tail, spread) for tail in (s.kl, s.kl_p90, s.kl_p99, s.kl_p999)),
+            or_dash(s.kl_max, "{:.3g}".format),
+            doc.interval_cell(s.top1_agreement, percent),
+            doc.interval_cell(s.sure_flips, percent),
+            " / ".join(by_confidence) or "-",
+            doc.interval_cell(s.rms_dp, percent),
+        )
+        rows.append(doc.row(*cells, chosen=s.scheme == view.main.scheme))
+        near += [s.scheme] if s.kl.estimate < NEAR_BASELINE else []
+    if rows:
         blocks.append(doc.paragraph(f"`{view.main.subject}` under every scheme:"))
         blocks.append(doc.table(KL_COLUMNS, rows, name="tails"))
-    near = [row.scheme for row in ships if row.kl and row.kl.estimate < NEAR_BASELINE]
     if near:
         blocks.append(doc.paragraph(f"{listing(near)}:", NOT_A_RANK))
     if floor := divergence_floor(view):
         blocks.append(doc.paragraph(floor))
     if len(view.subjects) > 1:
         title = f"KL divergence of all {len(view.subjects)} subjects"
-        every = iter(scores)
-        matrix = (
-            (
-                doc.name_cell(subject.label),
-                *(
-                    doc.interval_cell(s.kl if s else None, spread)
-                    for s in islice(every, len(view.schemes))
-                ),
-            )
-            for subject in view.subjects
-        )
+        matrix = []
+        for subject in view.subjects:
+            row = (view.score(subject.label, scheme) for scheme in view.schemes)
+            divergences = (doc.interval_cell(s.kl if s else None, spread) for s in row)
+            matrix.append((doc.name_cell(subject.label), *divergences))
         blocks.append(doc.fold(title, doc.table(("subject", *view.schemes), matrix)))
     return tuple(blocks)
-
-
-def _kl_row(score: MeasurementRow, *, chosen: bool) -> doc.TableRow:
-    by_confidence = ("-" if kl is None else f"{kl:.2g}" for kl in score.confidence_kl)
-    tails = (score.kl, score.kl_p90, score.kl_p99, score.kl_p999)
-    return doc.row(
-        score.scheme,
-        *(doc.interval_cell(tail, spread) for tail in tails),
-        or_dash(score.kl_max, "{:.3g}".format),
-        doc.interval_cell(score.top1_agreement, percent),
-        doc.interval_cell(score.sure_flips, percent),
-        " / ".join(by_confidence) or "-",
-        doc.interval_cell(score.rms_dp, percent),
-        chosen=chosen,
-    )
 
 
 REFERENCE_COLUMNS = (
@@ -247,19 +223,18 @@ def reference_section(view: View) -> tuple[doc.Block, ...]:
         return ()
     tasks = {(row.subject, row.scheme): row for row in view.audit.tasks}  # the mean, or only
     rows = []
-    for subject in view.subjects:
-        for scheme in (FULL_PRECISION, *view.schemes):
-            score, task = view.score(subject.label, scheme), tasks.get((subject.label, scheme))
-            if score is None or score.reference_kl is None:
-                continue
-            cells = (
-                doc.interval_cell(score.kl, spread),
-                doc.interval_cell(score.reference_kl, spread),
-                doc.interval_cell(score.reference_top1_agreement, percent),
-                doc.interval_cell(task.reference_drop if task else None, percent),
-                or_dash(task.reference_flips if task else None, "{:.1%}".format),
-            )
-            rows.append((doc.name_cell(subject.label), scheme, *cells))
+    for subject, scheme in product(view.subjects, (FULL_PRECISION, *view.schemes)):
+        score, task = view.score(subject.label, scheme), tasks.get((subject.label, scheme))
+        if score is None or score.reference_kl is None:
+            continue
+        cells = (
+            doc.interval_cell(score.kl, spread),
+            doc.interval_cell(score.reference_kl, spread),
+            doc.interval_cell(score.reference_top1_agreement, percent),
+            doc.interval_cell(task.reference_drop if task else None, percent),
+            or_dash(task.reference_flips if task else None, "{:.1%}".format),
+        )
+        rows.append((doc.name_cell(subject.label), scheme, *cells))
     if not rows:
         return ()
     legend = (

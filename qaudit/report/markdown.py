@@ -51,12 +51,9 @@ def render(
     left_out: list[str] = []
 
     def text() -> str:
-        end = (
-            [f"{_runs(doc.prose(left_out_as))}: {', '.join(map(_escaped, left_out))}."]
-            if left_out
-            else []
-        )
-        return "\n\n".join([*head, *(rendered for _, rendered in parts if rendered), *end]) + "\n"
+        end = f"{_runs(doc.prose(left_out_as))}: {', '.join(map(_escaped, left_out))}."
+        pieces = [*head, *(rendered for _, rendered in parts if rendered), *[end] * bool(left_out)]
+        return "\n\n".join(pieces) + "\n"
 
     while limit_nbytes is not None and len(text().encode()) > limit_nbytes:
         sections = [(b, rendered) for b, rendered in parts if isinstance(b, doc.Section)]
@@ -124,40 +121,31 @@ class _Renderer:
 def _table(table: doc.TableBlock) -> str:
     """Return a table without the spaces that align it: they are a third of a long card."""
     rules = "|".join("--:" if is_right else ":--" for is_right in table.are_numbers)
-    head = " | ".join(map(_escaped, table.columns))
-    rows = [" | ".join(map(_cell, row.cells)) for row in table.rows]
-    return "\n".join([f"| {head} |", f"|{rules}|", *(f"| {row} |" for row in rows)])
-
-
-def _cell(cell: doc.Cell) -> str:
-    text = _runs(cell.runs, in_table=True)
-    # No space inside an interval: a narrow column would break it over two lines.
-    small = _escaped_inside(cell.small).replace(" ", "&nbsp;")
-    return f"{text}<br><sub>{small}</sub>" if small else text
+    lines = [f"| {' | '.join(map(_escaped, table.columns))} |", f"|{rules}|"]
+    for row in table.rows:
+        cells = []
+        for cell in row.cells:
+            text = _runs(cell.runs, in_table=True)
+            # No space inside an interval: a narrow column would break it over two lines.
+            small = _escaped_inside(cell.small).replace(" ", "&nbsp;")
+            cells.append(f"{text}<br><sub>{small}</sub>" if small else text)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _runs(runs: doc.Inline, *, in_table: bool = False) -> str:
+    """Show runs; text of one kind is escaped as a whole, for `[a]` and `(b)` make a link."""
+    show_text = _escaped_inside if in_table else _escaped
     parts = []
     for (is_strong, is_emphasis), group in groupby(runs, lambda run: (run.strong, run.emphasis)):
-        text = "".join(_run_of_kind(list(same), in_table) for _, same in groupby(group, _kind))
+        text = ""
+        for (is_code, href), same in groupby(group, lambda run: (run.code, run.href)):
+            whole = "".join(run.text for run in same)
+            escaped = _code(whole, in_table=in_table) if is_code else show_text(whole)
+            text += f"[{escaped}]({quote(href, safe=':/#?=&@')})" if href else escaped
         text = f"*{text}*" if is_emphasis else text
         parts.append(f"**{text}**" if is_strong else text)
     return "".join(parts)
-
-
-def _kind(run: doc.TextRun) -> tuple[bool, str]:
-    return run.code, run.href
-
-
-def _run_of_kind(runs: list[doc.TextRun], in_table: bool) -> str:
-    """Show runs of one kind; text is escaped as a whole, for `[a]` and `(b)` make a link."""
-    is_code, href = _kind(runs[0])
-    text = "".join(run.text for run in runs)
-    if is_code:
-        escaped = _code_cell(text) if in_table else _code(text)
-    else:
-        escaped = _escaped_inside(text) if in_table else _escaped(text)
-    return f"[{escaped}]({quote(href, safe=':/#?=&@')})" if href else escaped
 
 
 def _fenced(block: doc.CodeBlock) -> str:
@@ -173,24 +161,18 @@ def _html(text: str) -> str:
     return html.escape(printable(text))
 
 
-def _code(name: str) -> str:
-    """Show a name as code; of a name without end, both ends."""
+def _code(name: str, *, in_table: bool = False) -> str:
+    """Show a name as code; of a name without end, both ends.
+
+    A bar ends a cell even in code, and readers disagree on a backslash before it: in a table, names
+    with either are spelled in entities, on which all readers agree.
+    """
     safe = printable(name).replace("`", "'").replace("<!--", "<! --").strip()
     if len(safe) > LONGEST_NAME:
         safe = f"{safe[: LONGEST_NAME // 2]}..{safe[-LONGEST_NAME // 2 :]}"
+    if in_table and set(safe) & set("|\\"):
+        return f"<code>{re.sub(r'[^A-Za-z0-9 ]', lambda m: f'&#{ord(m[0])};', safe)}</code>"
     return f"`{safe or '?'}`"
-
-
-def _code_cell(name: str) -> str:
-    """Show a name as code inside a table.
-
-    A bar ends a cell even in code, and readers disagree on a backslash before it: names with
-    either are spelled in entities, on which all readers agree.
-    """
-    code = _code(name)
-    if not set(code) & set("|\\"):
-        return code
-    return f"<code>{re.sub(r'[^A-Za-z0-9 ]', lambda m: f'&#{ord(m[0])};', code[1:-1])}</code>"
 
 
 def _escaped(text: str) -> str:
@@ -214,9 +196,15 @@ def put_block(text: str, card: str) -> str:
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     block = card.rstrip("\r\n").replace("\r\n", "\n").replace("\n", newline)
-    place = _block(text)
-    if place is not None:
-        return text[: place[0]] + block + text[place[1] :]
+    marked = list(_marked(text))
+    if [marker for marker, _, _, _ in marked] == [BEGIN, END]:
+        return text[: marked[0][2]] + block + text[marked[1][3] :]
+    if marked:
+        places = ", ".join(f"`{marker[5:-4]}` in line {line}" for marker, line, _, _ in marked)
+        raise UsageError(
+            f"the markers of the card do not enclose one block: {places}",
+            hint=f"leave one `{BEGIN}` and one `{END}` after it, or none, and try again",
+        )
     if not text.strip("\ufeff"):
         return f"{text}{block}{newline}"
     gap = newline if text.endswith("\n") else newline * 2
@@ -229,21 +217,8 @@ def put_block(text: str, card: str) -> str:
     return result
 
 
-def _block(text: str) -> tuple[int, int] | None:
-    """Return where the block begins and ends, without the newline after it."""
-    marked = list(_marked(text))
-    if not marked:
-        return None
-    if [marker for marker, _, _, _ in marked] != [BEGIN, END]:
-        places = ", ".join(f"`{marker[5:-4]}` in line {line}" for marker, line, _, _ in marked)
-        raise UsageError(
-            f"the markers of the card do not enclose one block: {places}",
-            hint=f"leave one `{BEGIN}` and one `{END}` after it, or none, and try again",
-        )
-    return marked[0][2], marked[1][3]
-
-
 def _marked(text: str) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the markers in HTML: which, its line, where it begins and ends."""
     if BEGIN not in text and END not in text:
         return
     from markdown_it import MarkdownIt  # takes longer to load than a small audit to render

@@ -104,7 +104,7 @@ def _along(
         axes.axhline(margin, color=INK, ls=(0, (6, 4)), lw=POINT, zorder=2)
     for k, (scheme, look) in enumerate(looks(view.schemes).items()):
         at = {label: (places[label], e) for (label, s), e in errors.items() if s == scheme}
-        _scheme(view, chart, axes, where, (str(k), scheme, look), at)
+        _scheme(view, chart, axes, (str(k), scheme, look), at)
     last = [*reversed(view.soups), *reversed(trunk(view))]
     ends = {
         scheme: next(errors[s.label, scheme].estimate for s in last if (s.label, scheme) in errors)
@@ -156,7 +156,6 @@ def _scheme(
     view: View,
     chart: Chart,
     axes: Axes,
-    where: Axis,
     drawn_as: tuple[str, str, dict[str, Any]],
     at: Mapping[str, tuple[float, Interval]],
 ) -> None:
@@ -164,7 +163,7 @@ def _scheme(
     series, scheme, look = drawn_as
     chart.names[series] = scheme
     main = {s.label for s in trunk(view)}
-    for run in runs(view, where):
+    for run in runs(view, axis(view)):
         if measured := [at[s.label] for s in run if s.label in at]:
             chart.curve(axes, series, measured, **look)
     others = [at[s.label] for s in view.subjects if s.label in at and s.label not in main]
@@ -172,18 +171,16 @@ def _scheme(
     look = {"color": look["color"], "marker": look["marker"]}
     if len(main) > MANY:
         look["ms"] = 3 * POINT
-
-    def points_of(subjects: Sequence[Subject]) -> list[tuple[float, float, str]]:
-        return [
-            (at[s.label][0], at[s.label][1].estimate, _tip(s, scheme, at[s.label][1]))
-            for s in subjects
-            if s.label in at
-        ]
-
-    chart.marks(axes, series, points_of(trunk(view)), **look)
-    beside = [s for s in view.checkpoints if s.label not in main]
-    chart.marks(axes, series, points_of(beside), filled=False, **look)
-    chart.marks(axes, series, points_of(view.soups), **(look | {"marker": "*", "ms": 11 * POINT}))
+    hollow = [s for s in view.checkpoints if s.label not in main]
+    star = look | {"marker": "*", "ms": 11 * POINT}
+    for subjects, filled, kind in (
+        (trunk(view), True, look),
+        (hollow, False, look),
+        (view.soups, True, star),
+    ):
+        placed = [(s, *at[s.label]) for s in subjects if s.label in at]
+        marks = [(x, e.estimate, _tip(s, scheme, e)) for s, x, e in placed]
+        chart.marks(axes, series, marks, filled=filled, **kind)
 
 
 def _tip(subject: Subject, scheme: str, error: Interval) -> str:
@@ -239,12 +236,9 @@ def _rates(view: View, chart: Chart, where: Axis, above: Axes, bottom: float) ->
     for run in runs(view, where):
         rates = [s.first.learning_rate or 0.0 for s in run]
         peak = max(peak, *rates)
-        look: dict[str, Any] = {
-            "color": INK,
-            "marker": "o" if len(run) <= MANY else "",
-            "ms": 4 * POINT,
-        }
-        axes.plot([where.positions[s.label] for s in run], rates, clip_on=False, **look)
+        look: dict[str, Any] = {"marker": "o" if len(run) <= MANY else "", "ms": 4 * POINT}
+        places = [where.positions[s.label] for s in run]
+        axes.plot(places, rates, clip_on=False, color=INK, **look)
     axes.set_ylim(-0.05 * (peak or 1.0), 1.1 * (peak or 1.0))
     axes.set_yticks([0.0, peak] if peak else [0.0])
     axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:.2g}")

@@ -1,19 +1,44 @@
-"""Sections of the page: findings of rules, what is noise, and accuracy on tasks.
+"""Sections of the page: findings, what is noise, accuracy on tasks, how it was measured.
 
 Of findings, what a policy objects to, what is ignored, and everything else. Of tasks, a table for
-what ships of each bit class, and one row for everything else.
+what ships of each bit class, and one row for everything else. Of the protocol, the command that
+measures an audit again; notes; what was not measured.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from qaudit.report import document as doc
-from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, plural, points
+from qaudit.report.format import (
+    NOT_MEASURED,
+    count,
+    duration,
+    listing,
+    or_dash,
+    percent,
+    plural,
+    points,
+    printable,
+    size,
+)
 from qaudit.report.series import picture
 from qaudit.report.views import ABOUT_A_POLICY, View
-from qaudit.types import CODES, FULL_PRECISION, Finding, Interval, Noise, TaskRow
+from qaudit.settings import settings_of, words_of
+from qaudit.types import (
+    CODES,
+    FULL_PRECISION,
+    AuditRecord,
+    Finding,
+    Interval,
+    Noise,
+    Recipe,
+    TaskRow,
+)
 
 SHOWN = 3  # of one rule, before they are counted
 SHOWN_OF_POLICY = 12
@@ -21,9 +46,8 @@ SHOWN_OF_POLICY = 12
 
 def policy_section(view: View) -> tuple[doc.Block, ...]:
     """List what a policy objects to, breaches first; checks that pass are only counted."""
-    levels = ("error", "warn", "info")
     objections = [f for f in _objections(view) if f.level != "info"]
-    objections.sort(key=lambda f: (f.outcome != "fail", levels.index(f.level)))
+    objections.sort(key=lambda f: (f.outcome != "fail", f.level != "error"))
     return doc.bullets_of(_items(objections, SHOWN_OF_POLICY))
 
 
@@ -108,9 +132,7 @@ def _sources(view: View) -> Iterator[str]:
     )
     for score in filter(None, (view.score(*cell) for cell in view.ships)):
         needed = {"added loss": score.documents_for_loss, "KL divergence": score.documents_for_kl}
-        counts = [
-            f"{count:,} for its {name}" for name, count in needed.items() if count is not None
-        ]
+        counts = [f"{n:,} for its {name}" for name, n in needed.items() if n is not None]
         if counts:
             yield (
                 f"Documents that narrow the interval of `{score.subject}` at {score.scheme} to "
@@ -213,13 +235,12 @@ def tasks_section(view: View) -> tuple[doc.Block, ...]:
         f"Imported: {names}. Another tool generated and marked these answers, by weights that "
         "qaudit did not see; items are paired by a hash of each item and its prompt."
     )
-    imported = (doc.paragraph(text),) if sources else ()
     whole = [rows[-1] for rows in by_cell.values()]  # the mean, or the only task
     scores = doc.table_of(whole, _SCORE_COLUMNS)
     return (
         *tables,
         *([doc.paragraph(_ABOUT)] if tables else []),
-        *imported,
+        *([doc.paragraph(text)] if sources else []),
         *picture(view, "accuracy"),
         doc.fold(f"{plural(len(whole), 'score')}, of every subject", scores),
     )
@@ -230,7 +251,7 @@ def accuracies_section(view: View) -> tuple[doc.Block, ...]:
     by_cell = _by_cell(view)
     cells = _shipping(view, by_cell) or [(*cell, {}) for cell in by_cell]
     rows = [
-        (doc.name_cell(subject), scheme, *_accuracies(row, full)[:4], str(row.items))
+        (doc.name_cell(subject), scheme, *_task_row(row, full)[:4], str(row.items))
         for subject, scheme, full in cells[:_MOST_CELLS]
         for row in by_cell[subject, scheme]
     ]
@@ -255,16 +276,11 @@ def _shipping(
     ]
 
 
-def _accuracies(row: TaskRow, full: dict[str, Interval]) -> tuple[str | doc.Cell, ...]:
-    intervals = (full.get(row.task), row.accuracy, row.drop, row.accuracy_drop)
-    return _task_name(row), *(doc.interval_cell(interval, percent) for interval in intervals)
-
-
 def _task_row(row: TaskRow, full: dict[str, Interval]) -> tuple[str | doc.Cell, ...]:
-    name, *accuracies = _accuracies(row, full)
+    intervals = (full.get(row.task), row.accuracy, row.drop, row.accuracy_drop)
     return (
-        doc.name_cell(str(name)),
-        *accuracies,
+        doc.name_cell(_task_name(row)),
+        *(doc.interval_cell(interval, percent) for interval in intervals),
         or_dash(row.flips, lambda part: f"{100 * part:.1f}"),
         or_dash(row.right_to_wrong, str),
         or_dash(row.wrong_to_right, str),
@@ -278,3 +294,112 @@ def _task_row(row: TaskRow, full: dict[str, Interval]) -> tuple[str | doc.Cell, 
 
 def _task_name(row: TaskRow) -> str:
     return f"{row.task}, imported" if row.imported else row.task
+
+
+# ------------------------------------------------------------------ how it was measured
+
+PLAN = "plan.json"  # beside the audit: saved/parts.py
+PERMISSIONS = {"pickle": "--allow-pickle", "remote_code": "--trust-remote-code"}
+_FIRST = ("schemes", "soups", "checkpoints", "diagnostics")
+_JOINED = ("schemes", "bits", "tasks", "diagnostics")
+
+
+def notes_section(view: View) -> tuple[doc.Block, ...]:
+    notes = [f.message for f in view.audit.findings if f.rule == "QA003"]
+    return doc.bullets_of([*notes, *view.audit.plan.notes])
+
+
+def skipped_section(view: View) -> tuple[doc.Block, ...]:
+    skipped = view.audit.skipped
+    return doc.bullets_of(
+        [f"`{s.subject}`{(s.scheme and f' under {s.scheme}') or ''}: {s.reason}" for s in skipped]
+    )
+
+
+def protocol_section(view: View) -> tuple[doc.Block, ...]:
+    audit, plan = view.audit, view.audit.plan
+    tokens = max((row.tokens for row in audit.measurements), default=0)
+    peak, before = (audit.environment.get(f"memory_{k}_nbytes") for k in ("peak", "baseline"))
+    used = "peak not measured"
+    if isinstance(peak, int) and isinstance(before, int):
+        used = f"{size(max(0, peak - before))} measured"
+    spent = duration(sum(score.seconds for score in audit.measurements))
+    planned = f"{duration(plan.seconds_low)} to {duration(plan.seconds_high)}"
+    rows: list[tuple[str, Any]] = [
+        ("evaluated on", f"{plural(view.documents, view.unit)}, {tokens:,} tokens"),
+        *((key.replace("_", " "), value) for key, value in audit.protocol.items()),
+        ("model", f"{count(plan.parameters)} parameters, {plan.blocks} blocks"),
+        ("computed in", f"{plan.dtype} on {plan.device}"),
+        ("memory", f"{size(plan.nbytes_memory)} planned above the libraries, {used}"),
+        ("time", f"{spent} ({planned} planned)"),
+        ("qaudit", audit.qaudit),
+    ]
+    for key, value in audit.environment.items():
+        if isinstance(value, dict):
+            rows += [(str(name), inner) for name, inner in value.items()]
+        elif key.endswith("_nbytes") and isinstance(value, int):
+            rows.append((key.removesuffix("_nbytes").replace("_", " "), size(value)))
+        elif key != "qaudit":
+            rows.append((key.replace("_", " "), value))
+    cells = ((key, _text(value)) for key, value in rows if value is not None)
+    return (doc.table(("", ""), cells),)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(_text(inner) for inner in value)
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def reproduce_section(view: View) -> tuple[doc.Block, ...]:
+    audit, plan = view.audit, view.audit.plan
+    again, lines = rescan(audit), []
+    if "dev" in audit.qaudit:  # a version between releases is on no index
+        lines = [f"# measured with qaudit {printable(audit.qaudit)}, which is no release"]
+    elif audit.qaudit:
+        lines = [f"pip install {shlex.quote(printable(f'qaudit-llm=={audit.qaudit}'))}"]
+    if plan.traffic is None:
+        return (doc.CodeBlock("\n".join([*lines, again]), "sh"),)
+    pinned = " ".join(["qaudit", "scan", PLAN, *_permitted(_needs(audit))])
+    return (
+        doc.CodeBlock("\n".join([*lines, pinned]), "sh"),
+        doc.paragraph(
+            "The plan beside the audit pins every checkpoint and text to the commit that was "
+            "measured. Without it:"
+        ),
+        doc.CodeBlock(again, "sh"),
+    )
+
+
+def rescan(audit: AuditRecord, **changed: Any) -> str:
+    """Return the command line that measures an audit again, with some settings changed."""
+    used = {"device": audit.plan.device, "dtype": audit.plan.dtype}
+    return command(audit.plan.recipe, _needs(audit), **{**used, **changed})
+
+
+def _needs(audit: AuditRecord) -> set[str]:
+    members = [c for subject in audit.plan.subjects for c, _ in subject.members]
+    return {need for checkpoint in members for need in checkpoint.requires}
+
+
+def command(recipe: Recipe, needs: Collection[str] = (), **used: Any) -> str:
+    """Return the command line of a recipe.
+
+    `needs` are what it has to permit, `used` settings that the plan has decided.
+    """
+    settings = settings_of(Recipe)
+    parts = ["qaudit", "scan", *recipe.targets]
+    for name in dict.fromkeys((*_FIRST, *settings)):
+        entry, value = settings[name], used.get(name, getattr(recipe, name))
+        if value != entry.default or name == "schemes":
+            value = json.dumps(value) if isinstance(value, dict) else value
+            value = ",".join(value) if entry.name in _JOINED else value
+            values = value if isinstance(value, tuple) else (value,)
+            parts += (word for each in values for word in words_of(entry, each))
+    return " ".join(shlex.quote(printable(part)) for part in [*parts, *_permitted(needs)])
+
+
+def _permitted(needs: Collection[str]) -> list[str]:
+    return [flag for need, flag in PERMISSIONS.items() if need in needs]

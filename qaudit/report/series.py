@@ -136,30 +136,32 @@ def knows_rates(view: View) -> bool:
 
 def sparkline(values: Sequence[float | None], blocks: str = BLOCKS) -> str:
     """Draw numbers as blocks; what is missing or not finite is `-`."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    if not finite:
-        return NOT_MEASURED * len(values)
-    low, high = min(finite), max(finite)
-
-    def block(value: float | None) -> str:
+    finite = _finite(values)
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    line = ""
+    for value in values:
         if value is None or not math.isfinite(value):
-            return NOT_MEASURED
+            line += NOT_MEASURED
+            continue
         # Equal numbers are halfway up: they are neither low nor high.
         share = (value - low) / (high - low) if high > low else 0.5
-        return blocks[min(len(blocks) - 1, int(share * len(blocks)))]
-
-    return "".join(map(block, values))
+        line += blocks[min(len(blocks) - 1, int(share * len(blocks)))]
+    return line
 
 
 def sparklines(view: View) -> list[str]:
     """Return a line for each scheme with two measured checkpoints, and what they show before."""
     main = trunk(view)
+    count = min(len(main), LONGEST_LINE)
+    edges = [len(main) * k // count for k in range(count + 1)] if main else []
     drawn: list[tuple[str, str, str]] = []
     for scheme in view.schemes:
         errors = [view.error(subject.label, scheme) for subject in main]
         finite = [e for e in errors if e is not None and math.isfinite(e.estimate)]
         if len(finite) > 1:
-            line = sparkline(_parts([None if e is None else e.estimate for e in errors]))
+            values = [None if e is None else e.estimate for e in errors]
+            parts = [_finite(values[a:b]) for a, b in pairwise(edges)]
+            line = sparkline([sum(part) / len(part) if part else None for part in parts])
             ends = (choose(finite, key=lambda e: e.estimate) for choose in (min, max))
             span = " to ".join(percent(end, bounds=False) for end in ends)
             drawn.append((shortened(printable(scheme), LONGEST_NAME), line, span))
@@ -171,25 +173,38 @@ def sparklines(view: View) -> list[str]:
     return [head, *(f"{padded(name, wide)}  {line}  {ends}" for name, line, ends in drawn)]
 
 
-def _parts(values: Sequence[float | None]) -> list[float | None]:
-    """Join neighbours where there are more numbers than a line has room for."""
-    count = min(len(values), LONGEST_LINE)
-    edges = [len(values) * k // count for k in range(count + 1)]
-    return [_mean(values[a:b]) for a, b in pairwise(edges)]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else None
+def _finite(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 # --------------------------------------------------------------------- the section
 
 
 def series_section(view: View) -> tuple[doc.Block, ...]:
-    """Return how the error moved, and show it."""
-    moved = _moved(view)
-    return (*([doc.paragraph(moved)] if moved else []), *picture(view, "quantized"))
+    """Return under which schemes the added loss moved over the last stage, and show it.
+
+    A series that ends in several ingredients has several ends, of which none speaks for all.
+    """
+    shown, start = picture(view, "quantized"), view.stage_end
+    if start is None:
+        return shown
+    schemes: dict[str, list[str]] = {}
+    for scheme in view.schemes:
+        pairs = ((end.label, start.label) for end in view.ends)
+        changes = [view.compared("relative_error_difference", scheme, *pair) for pair in pairs]
+        verdicts = [change.verdict for change in changes if change is not None]
+        counts = {"grew": verdicts.count("b_better"), "shrank": verdicts.count("a_better")}
+        of = "" if len(verdicts) == 1 else f" of {len(verdicts)}"
+        moved = [f"{word}{of and f' to {count}{of}'}" for word, count in counts.items() if count]
+        if verdicts:
+            words = " and ".join(moved) or "shows no detectable change"
+            schemes.setdefault(words, []).append(scheme)
+    if not schemes:
+        return shown
+    ends = listing([f"`{end.label}`" for end in view.ends])
+    parts = [f"{words} under {listing(schemes[words])}" for words in sorted(schemes)]
+    moved_as = f"From `{start.label}` to {ends}, the added loss {'; it '.join(parts)}."
+    return doc.paragraph(moved_as), *shown
 
 
 def series_picture(view: View) -> tuple[doc.Block, ...]:
@@ -203,30 +218,6 @@ def picture(view: View, name: str, lines: tuple[str, ...] = ()) -> tuple[doc.Blo
     """Return a figure, if it can be drawn."""
     alt = dict(pictures(view)).get(name)
     return () if alt is None else (doc.Figure(name, alt, lines=lines),)
-
-
-def _moved(view: View) -> str:
-    """Name the schemes under which the added loss moved from the end of a stage to the end.
-
-    A series that ends in several ingredients has several ends, of which none speaks for all.
-    """
-    if view.stage_end is None:
-        return ""
-    schemes: dict[str, list[str]] = {}
-    for scheme in view.schemes:
-        pairs = ((end.label, view.stage_end.label) for end in view.ends)
-        changes = [view.compared("relative_error_difference", scheme, *pair) for pair in pairs]
-        verdicts = [change.verdict for change in changes if change is not None]
-        counts = {"grew": verdicts.count("b_better"), "shrank": verdicts.count("a_better")}
-        of = "" if len(verdicts) == 1 else f" of {len(verdicts)}"
-        moved = [f"{word}{of and f' to {count}{of}'}" for word, count in counts.items() if count]
-        if verdicts:
-            words = " and ".join(moved) or "shows no detectable change"
-            schemes.setdefault(words, []).append(scheme)
-    parts = [f"{words} under {listing(schemes[words])}" for words in sorted(schemes)]
-    ends = listing([f"`{end.label}`" for end in view.ends])
-    start = f"From `{view.stage_end.label}` to {ends}, the added loss"
-    return f"{start} {'; it '.join(parts)}." if parts else ""
 
 
 MOST_NAMED = 12
@@ -268,16 +259,6 @@ def soup_section(view: View) -> tuple[doc.Block, ...]:
 
 def _soup(view: View, soup: Subject) -> list[doc.Block]:
     searches = [s for s in view.audit.diagnostics.greedy if s.label == soup.label]
-    made = (*doc.prose(f"`{soup.label}` is the {soup.merge or ''} of "), *_ingredients(soup))
-    rows = view.against(soup)
-    return [
-        doc.paragraph((*made, *doc.words(".")), *map(_search_sentence, searches[-1:])),
-        doc.paragraph(_soup_summary(rows, soup.label)),
-        doc.table_of((row for row in rows if row.is_best), SOUP_COLUMNS),
-    ]
-
-
-def _ingredients(soup: Subject) -> doc.Inline:
     alike = len({weight for _, weight in soup.members}) == 1
     names = [
         (*doc.words("" if alike else f"{weight:.3g} of "), *doc.code(c.label))
@@ -285,10 +266,16 @@ def _ingredients(soup: Subject) -> doc.Inline:
     ]
     more = len(names) - MOST_NAMED
     names = [*names[:MOST_NAMED], doc.words(f"{more} more")] if more > 0 else names
-    joins = ["", *[", "] * (len(names) - 2), *[" and "] * (len(names) > 1)]
-    return tuple(
-        run for join, name in zip(joins, names, strict=True) for run in (*doc.words(join), *name)
-    )
+    made = list(doc.prose(f"`{soup.label}` is the {soup.merge or ''} of "))
+    for k, name in enumerate(names):
+        made += doc.words("" if k == 0 else ", " if k < len(names) - 1 else " and ")
+        made += name
+    rows = view.against(soup)
+    return [
+        doc.paragraph((*made, *doc.words(".")), *map(_search_sentence, searches[-1:])),
+        doc.paragraph(_soup_summary(rows, soup.label)),
+        doc.table_of((row for row in rows if row.is_best), SOUP_COLUMNS),
+    ]
 
 
 def soups_in_order(view: View) -> tuple[Subject, ...]:
@@ -330,31 +317,26 @@ def disagree(row: SoupRow) -> bool:
 
 
 def _soup_summary(rows: Sequence[SoupRow], soup: str) -> str:
-    schemes = dict.fromkeys(row.scheme for row in rows)
-    outright = [(row, row.outright.verdict) for row in rows]
-    lost = [(row, row.difference.verdict) for row in rows]
+    """Count the schemes under which the soup is ahead of every ingredient, and of the best."""
+    schemes = list(dict.fromkeys(row.scheme for row in rows))
+
+    def counts(which: str, less: str, more: str) -> str:
+        every = [{getattr(r, which).verdict for r in rows if r.scheme == s} for s in schemes]
+        best = [getattr(row, which).verdict for row in rows if row.is_best]
+        return (
+            f"{less} every ingredient under {every.count({'a_better'})}, {less} the best one under "
+            f"{best.count('a_better')}, and {more} the best one under {best.count('b_better')}."
+        )
+
     text = (
         f"Over {plural(len(schemes), 'scheme')}, `{soup}` has a "
-        f"{_counts_of_schemes('lower loss than', 'higher loss than', outright)} Quantization adds "
-        f"{_counts_of_schemes('less to it than to', 'more to it than to', lost)}"
+        f"{counts('outright', 'lower loss than', 'higher loss than')} Quantization adds "
+        f"{counts('difference', 'less to it than to', 'more to it than to')}"
     )
-    opposite = dict.fromkeys(row.scheme for row in rows if disagree(row))
+    opposite = [s for s in schemes if any(disagree(row) for row in rows if row.scheme == s)]
     if opposite:
-        text += f" The two questions have opposite answers under {listing(list(opposite))}."
+        text += f" The two questions have opposite answers under {listing(opposite)}."
     return text
-
-
-def _counts_of_schemes(less: str, more: str, verdicts: Sequence[tuple[SoupRow, str]]) -> str:
-    """Count the schemes under which the soup is ahead of every ingredient, and of the best."""
-    by_scheme: dict[str, list[str]] = {}
-    for row, verdict in verdicts:
-        by_scheme.setdefault(row.scheme, []).append(verdict)
-    every = sum(set(verdicts) == {"a_better"} for verdicts in by_scheme.values())
-    best = [verdict for row, verdict in verdicts if row.is_best]
-    return (
-        f"{less} every ingredient under {every}, {less} the best one under "
-        f"{best.count('a_better')}, and {more} the best one under {best.count('b_better')}."
-    )
 
 
 def _search_sentence(search: GreedySearch) -> str:

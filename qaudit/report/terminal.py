@@ -63,16 +63,11 @@ def _blocks(blocks: Sequence[doc.Block], width: int) -> Iterator[str]:
             case doc.CodeBlock():
                 # Whole: a terminal breaks a long command itself, and what is copied still runs.
                 yield "\n".join(map(printable, block.text.split("\n")))
-            case doc.Figure():
-                yield _lines(block.lines, width)
+            case doc.Figure():  # its lines as they are, those that are too long on several
+                shown = map(printable, block.lines)
+                yield "\n".join(x if width_of(x) <= width else wrapped(x, width) for x in shown)
             case doc.TableBlock():
                 yield from _table(block, width)
-
-
-def _lines(lines: Sequence[str], width: int) -> str:
-    """Return lines as they are, those that are too long on several."""
-    shown = (printable(line) for line in lines)
-    return "\n".join(line if width_of(line) <= width else wrapped(line, width) for line in shown)
 
 
 def _table(table: doc.TableBlock, width: int) -> Iterator[str]:
@@ -80,21 +75,29 @@ def _table(table: doc.TableBlock, width: int) -> Iterator[str]:
     if not table.rows:
         return
     names, *rest = zip(*(row.cells for row in table.rows), strict=True)
-    first = _names(names, max(24, 3 * width // 10))
+    first = _names([_text(cell) for cell in names], max(24, 3 * width // 10))
     room = width - 2 - max(map(width_of, first))
     heads = [shortened(printable(name), room) for name in table.columns]
     has_small = any(cell.small for row in table.rows for cell in row.cells)
     for with_small, gap in ((True, 2), (True, 1), (False, 2), (False, 1)):
-        texts = [first, *(_texts(column, room, with_small=with_small) for column in rest)]
+        texts = [[shortened(_text(cell, with_small), room) for cell in cells] for cells in rest]
         columns = [
             _Column(_heading(head, cells), cells, is_right)
-            for head, cells, is_right in zip(heads, texts, table.are_numbers, strict=True)
+            for head, cells, is_right in zip(heads, [first, *texts], table.are_numbers, strict=True)
         ]
         if sum(column.width + gap for column in columns) - gap <= width:
             break
     if has_small and not with_small:
         yield filled(f"Intervals do not fit into {width} columns.", width)
-    yield from _side_by_side(columns, width, " " * gap)
+    height = max(len(column.heading) for column in columns)
+    labels, *values = (column.lines(height) for column in columns)
+    lines = labels
+    for column in values:
+        if lines is not labels and width_of(lines[0] + column[0]) + gap > width:
+            yield _joined(lines)
+            lines = labels
+        lines = [line + " " * gap + cell for line, cell in zip(lines, column, strict=True)]
+    yield _joined(lines)
 
 
 @dataclass(frozen=True)
@@ -113,18 +116,6 @@ class _Column:
         return [padded(text, self.width, align) for text in (*above, *self.heading, *self.cells)]
 
 
-def _side_by_side(columns: list[_Column], width: int, gap: str) -> Iterator[str]:
-    height = max(len(column.heading) for column in columns)
-    labels, *values = (column.lines(height) for column in columns)
-    lines = labels
-    for column in values:
-        if lines is not labels and width_of(lines[0] + gap + column[0]) > width:
-            yield _joined(lines)
-            lines = labels
-        lines = [line + gap + cell for line, cell in zip(lines, column, strict=True)]
-    yield _joined(lines)
-
-
 def _joined(lines: Sequence[str]) -> str:
     return "\n".join(line.rstrip() for line in dropwhile(lambda line: not line.strip(), lines))
 
@@ -141,18 +132,13 @@ def _heading(name: str, cells: Sequence[str]) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _texts(cells: Sequence[doc.Cell], room: int, *, with_small: bool) -> list[str]:
-    texts = []
-    for cell in cells:
-        text = printable(doc.plain_text(cell.runs))
-        text += f" {printable(cell.small)}" if with_small and cell.small else ""
-        texts.append(shortened(text, room))
-    return texts
+def _text(cell: doc.Cell, with_small: bool = False) -> str:
+    text = printable(doc.plain_text(cell.runs))
+    return f"{text} {printable(cell.small)}" if with_small and cell.small else text
 
 
-def _names(cells: Sequence[doc.Cell], width: int) -> list[str]:
+def _names(whole: Sequence[str], width: int) -> list[str]:
     """Shorten long names in their middle; number them where that makes two of them one."""
-    whole = [printable(doc.plain_text(cell.runs)) for cell in cells]
     for room in (width, width + 12):
         short = [shortened(name, room) for name in whole]
         if len(set(short)) == len(set(whole)):

@@ -13,7 +13,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -22,7 +22,7 @@ from qaudit.core.registry import NO_SCHEME
 from qaudit.report import document as doc
 from qaudit.report import terminal
 from qaudit.report.format import listing, loss, or_dash, percent, plural, shortened, size, spread
-from qaudit.report.protocol import rescan
+from qaudit.report.sections import rescan
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.saved.codec import encode, text_of
@@ -125,30 +125,25 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
         yield f"The rule `{one.rule}` of the policy {verb} {margin}."
     rival = f"{one.runner_up} at {one.runner_up_scheme}"
     if rivals := [f"`{name}`" for name in one.contenders if name != rival]:
-        more = [f"{len(rivals) - SHOWN} more"] if len(rivals) > SHOWN else []
-        yield f"With all compared at once, {listing(rivals[:SHOWN] + more)} may be as good."
+        yield f"With all compared at once, {listing(rivals, SHOWN)} may be as good."
     yield from (f"Warning: {warning}." for warning in one.warnings)
     if one.changes:
         yield f"What would change it: {'; '.join(one.changes)}."
-    yield from _least(view, one)
-
-
-def _least(view: View, one: ClassVerdict) -> Iterator[str]:
-    assert one.subject is not None and one.scheme is not None
+    scheme = one.scheme or ""
+    scores = {s.label: score for s in view.subjects if (score := view.score(s.label, scheme))}
     errors = [
-        (error.estimate, subject.label, error)
-        for subject in view.subjects
-        if (error := view.error(subject.label, one.scheme)) is not None
+        (error.estimate, label, error)
+        for label, score in scores.items()
+        if (error := score.relative_error) is not None
     ]
-    score = view.score(one.subject, one.scheme)
-    if not errors or score is None:
+    if not errors or one.subject not in scores:
         return
     _, least, error = min(errors, key=lambda entry: entry[:2])
-    other = view.score(least, one.scheme)
-    if least != one.subject and other is not None:
+    if least != one.subject:
+        higher = scores[least].ce.estimate - scores[one.subject].ce.estimate
         yield (
             f"`{least}` loses least to {one.scheme} ({percent(error, unit=' %')}), but its "
-            f"quantized loss is {other.ce.estimate - score.ce.estimate:.4f} nats per token higher."
+            f"quantized loss is {higher:.4f} nats per token higher."
         )
 
 
@@ -226,45 +221,45 @@ def screen(view: View, folder: str | None = None) -> tuple[doc.Block, ...]:
     if verdict is None or not verdict.classes:
         nothing = "No quantized loss was measured: no verdict."
         return (doc.paragraph(nothing),) if view.audit.measurements else ()
+    sentences = list(_sentences(view, verdict))
+    beside = (doc.lines(*sentences),) if sentences else ()
     place = folder or default_folder(view.audit)
-    sentences = [*_reasons(verdict), *_beside(view), *_warnings(view, verdict)]
-    return (
-        table(verdict.classes),
-        *([doc.lines(*sentences)] if sentences else []),
-        *_commands(view, verdict, place),
-    )
+    here, commands = shlex.quote(place), []
+    if verdict.next_step is not None:
+        commands.append(f"next  {verdict.next_step.command}")
+    elif verdict.status == "ship" and view.main is not None:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", place.rstrip("/").rpartition("/")[2]) or "audit"
+        bits = view.main.bit_class
+        out = f"{name}-{bits if not bits.isdecimal() else f'w{bits}'}"
+        commands.append(f"next  qaudit export {here} --bits {bits} --out {out}")
+    commands += [f"why   qaudit pick {here}", f"page  {place.rstrip('/')}/report.html"]
+    return table(verdict.classes), *beside, doc.CodeBlock("\n".join(commands))
 
 
 def table(classes: Sequence[ClassVerdict]) -> doc.TableBlock:
     """Return one row for each bit class: what ships, what it adds, its margin and its status."""
-    rows = (
-        (
+    rows = []
+    for one in classes:
+        ships = "not measured"
+        if one.subject is not None and one.scheme is not None:
+            room = max(6, LONGEST - len(one.scheme) - 1)
+            ships = f"{shortened(one.subject, room)} {one.scheme}"
+        margin = None  # of the loss, in percent; the ends of what is added keep their side of it
+        if one.margin is not None and one.metric in (None, "relative_error"):
+            margin = 100 * one.margin
+        warns = " (warns)" * (one.level == "warn" and one.status != "ship")
+        cells = (
             label(one),
-            f"{shortened(one.subject, max(6, LONGEST - len(one.scheme) - 1))} {one.scheme}"
-            if one.subject is not None and one.scheme is not None
-            else "not measured",
+            ships,
             "" if one.bits_per_weight is None else f"{one.bits_per_weight:.2f}",
             "" if one.nbytes is None else size(one.nbytes),
-            # Its ends are on the side of the margin where they are.
-            or_dash(
-                one.relative_error,
-                partial(
-                    added, margin=one.margin and 100 * one.margin if _bounds_loss(one) else None
-                ),
-            ),
-            f"{100 * one.margin:g} %" if one.margin is not None and _bounds_loss(one) else "-",
-            doc.status_in_words(one.status).upper()
-            + " (warns)" * (one.level == "warn" and one.status != "ship"),
+            or_dash(one.relative_error, partial(added, margin=margin)),
+            or_dash(margin, "{:g} %".format),
+            doc.status_in_words(one.status).upper() + warns,
         )
-        for one in classes
-    )
-    return doc.table(
-        ("", "ships", "bits", "size", "adds to loss", "margin", ""), rows, name="ships"
-    )
-
-
-def _bounds_loss(one: ClassVerdict) -> bool:
-    return one.metric in (None, "relative_error")
+        rows.append(cells)
+    names = ("", "ships", "bits", "size", "adds to loss", "margin", "")
+    return doc.table(names, rows, name="ships")
 
 
 def added(error: Interval, margin: float | None = None) -> str:
@@ -286,8 +281,8 @@ def added(error: Interval, margin: float | None = None) -> str:
     return f"{estimate} % [{low}, {high}]"
 
 
-def _reasons(verdict: Verdict) -> Iterator[str]:
-    """Yield why a class does not ship, where the table does not show it."""
+def _sentences(view: View, verdict: Verdict) -> Iterator[str]:
+    """Yield what the table does not show: reasons, what is beside the verdict, and warnings."""
     for row in verdict.classes:
         if row.status in ("undecided", "incomplete") and row.needs:
             yield f"{label(row)}: {row.needs[0]}."
@@ -298,21 +293,16 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
     if step is not None and step.available is not None and step.available < step.documents:
         documents = plural(step.available, "document")
         yield f"The text has {documents}: name a longer one with `--evaluation`."
-
-
-def _beside(view: View) -> Iterator[str]:
-    main = view.main
-    last = view.last
+    main, last = view.main, view.last
     if main and last and main.subject not in (None, last.label) and main.scheme:
         ships, end = (view.score(name, main.scheme) for name in (main.subject or "", last.label))
         if ships is not None and end is not None and math.isfinite(end.ce.estimate):
             apart = ships.ce.estimate - end.ce.estimate
-            more = "lower" if apart < 0 else "higher"
-            is_soup = main.subject == "soup"
-            name = "The soup's loss" if is_soup else f"The loss of `{main.subject}`"
+            name = f"The loss of `{main.subject}`"
+            name = "The soup's loss" if main.subject == "soup" else name
             yield (
-                f"{name} at {label(main)} is {abs(apart):.2g} nats {more} than the last "
-                "checkpoint's."
+                f"{name} at {label(main)} is {abs(apart):.2g} nats "
+                f"{'lower' if apart < 0 else 'higher'} than the last checkpoint's."
             )
     for search in view.audit.diagnostics.greedy:
         if search.counted and len(search.members) > 1:
@@ -323,10 +313,6 @@ def _beside(view: View) -> Iterator[str]:
     if view.documents:
         rarest = 1 - 0.05 ** (1 / view.documents)
         yield f"Not covered: kinds of text rarer than 1 in {max(1, int(1 / rarest))}."
-
-
-def _warnings(view: View, verdict: Verdict) -> Iterator[str]:
-    """Name rules that warn and findings about what ships."""
     cells = {(row.subject, row.scheme) for row in verdict.classes}
     names = [m[1] for row in verdict.classes for text in row.warnings if (m := _RULE.search(text))]
     names += [
@@ -336,32 +322,15 @@ def _warnings(view: View, verdict: Verdict) -> Iterator[str]:
         and (finding.subject, finding.scheme) in cells
         and finding.rule in ABOUT_NUMBERS
     ]
-    names = list(dict.fromkeys(names))
-    if names:
-        more = len(names) - MOST_NAMES
-        shown = names[:MOST_NAMES] + ([f"{more} more"] if more > 0 else [])
-        yield f"{plural(len(names), 'warning')}: {listing(shown)} (`qaudit explain {names[0]}`)."
+    if names := list(dict.fromkeys(names)):
+        rules = listing(names, MOST_NAMES)
+        yield f"{plural(len(names), 'warning')}: {rules} (`qaudit explain {names[0]}`)."
     if missing := len(view.audit.skipped):
         yield f"Planned and not measured: {missing}."
 
 
 ABOUT_NUMBERS = frozenset(("QA028", "QA029", "QA043", "QA046"))
 """Findings that say that the numbers of what ships are not what they seem."""
-
-
-def _commands(view: View, verdict: Verdict, place: str) -> Iterator[doc.Block]:
-    step, here = verdict.next_step, shlex.quote(place)
-    lines = []
-    if step is not None:
-        lines.append(f"next  {step.command}")
-    elif verdict.status == "ship" and view.main is not None:
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", place.rstrip("/").rpartition("/")[2]) or "audit"
-        bits = view.main.bit_class
-        out = f"{name}-{bits if not bits.isdecimal() else f'w{bits}'}"
-        lines.append(f"next  qaudit export {here} --bits {bits} --out {out}")
-    lines.append(f"why   qaudit pick {here}")
-    lines.append(f"page  {place.rstrip('/')}/report.html")
-    yield doc.CodeBlock("\n".join(lines))
 
 
 # ------------------------------------------------------------------ fewer bits
@@ -375,30 +344,23 @@ class Point(Row):
     scheme: str
     bits_per_weight: float
     ce: Interval
-    on_front: bool = False
-    bits_per_parameter: float | None = None  # embeddings and head included
-    nbytes: int | None = None
+    on_front: bool
+    bits_per_parameter: float | None  # embeddings and head included
+    nbytes: int | None
 
 
 def points(view: View) -> tuple[Point, ...]:
-    best_points = [
-        Point(
-            best,
-            scheme,
-            score.bits_per_weight,
-            score.ce,
-            bits_per_parameter=score.bits_per_parameter,
-            nbytes=score.nbytes,
-        )
+    scores = [
+        score
         for scheme in (*view.schemes, FULL_PRECISION)
         if (best := view.best(scheme)) and (score := view.score(best, scheme))
     ]
-    best_points.sort(key=lambda point: (point.bits_per_weight, point.ce.estimate))
-    marked, lowest = [], float("inf")
-    for point in best_points:
-        marked.append(replace(point, on_front=point.ce.estimate < lowest))
-        lowest = min(lowest, point.ce.estimate)
-    return tuple(marked)
+    every, lowest = [], float("inf")
+    for s in sorted(scores, key=lambda score: (score.bits_per_weight, score.ce.estimate)):
+        on_front, lowest = s.ce.estimate < lowest, min(lowest, s.ce.estimate)
+        whole = s.bits_per_parameter, s.nbytes
+        every.append(Point(s.subject, s.scheme, s.bits_per_weight, s.ce, on_front, *whole))
+    return tuple(every)
 
 
 PARETO_COLUMNS: doc.Columns[Point] = {
@@ -410,11 +372,6 @@ PARETO_COLUMNS: doc.Columns[Point] = {
     "loss": lambda point: spread(point.ce),
     "front": lambda point: "yes" if point.on_front else "",
 }
-
-
-def pareto_table(view: View) -> doc.TableBlock:
-    """Return the points as a table, fewest bits first."""
-    return doc.table_of(points(view), PARETO_COLUMNS)
 
 
 def pareto_section(view: View) -> tuple[doc.Block, ...]:
@@ -430,7 +387,7 @@ def pareto_section(view: View) -> tuple[doc.Block, ...]:
         + "weight count the quantized linears with their scales; bits per parameter and the size "
         + "count the whole model, embeddings and head as they are stored."
     )
-    table = doc.fold(f"All {len(every)} schemes", pareto_table(view))
+    table = doc.fold(f"All {len(every)} schemes", doc.table_of(every, PARETO_COLUMNS))
     return (doc.paragraph(sentence), *picture(view, "pareto"), table)
 
 
@@ -438,15 +395,18 @@ def render_pick(audit: AuditRecord) -> str:
     """Render the verdict with its evidence, for a terminal."""
     view = View(audit)
     if audit.verdict is None or audit.pick is None:
-        nothing = doc.prose("Nothing is picked: no measurement meets the objective.")
-        return terminal.render(doc.Page("", nothing, (pareto_table(view),)))
-    blocks: tuple[doc.Block, ...] = (*evidence(view), pareto_table(view))
-    return terminal.render(doc.Page("", doc.prose(answer(audit.verdict)), blocks))
+        return _with_points(view, "Nothing is picked: no measurement meets the objective.")
+    return _with_points(view, answer(audit.verdict), *evidence(view))
 
 
 def render_pareto(audit: AuditRecord) -> str:
     headline = "On the front: nothing with fewer bits is better. Intervals are for each loss alone."
-    return terminal.render(doc.Page("", doc.prose(headline), (pareto_table(View(audit)),)))
+    return _with_points(View(audit), headline)
+
+
+def _with_points(view: View, headline: str, *blocks: doc.Block) -> str:
+    every = doc.table_of(points(view), PARETO_COLUMNS)
+    return terminal.render(doc.Page("", doc.prose(headline), (*blocks, every)))
 
 
 def pick_to_json(audit: AuditRecord, pick: Pick | None) -> str:

@@ -128,11 +128,10 @@ class View:
 
     @cached_property
     def stage_end(self) -> Subject | None:
-        if self.last is None:
-            return None
-        stages = ((s, s.first.stage) for s in self.checkpoints)
-        before = [s for s, stage in stages if stage not in (None, self.last.first.stage)]
-        return before[-1] if before else None
+        """The last checkpoint of the stage before that of the last one."""
+        final = self.last.first.stage if self.last else None
+        before = (s for s in reversed(self.checkpoints) if s.first.stage not in (None, final))
+        return next(before, None)
 
     @cached_property
     def documents(self) -> int:
@@ -151,15 +150,8 @@ class View:
     def compared(self, kind: str, scheme: str, a: str, b: str) -> Comparison | None:
         return self._comparisons.get((kind, scheme, a, b))
 
-    @cached_property
-    def _opponents(self) -> dict[str, dict[str, None]]:
-        opponents: dict[str, dict[str, None]] = {}
-        for c in self.audit.comparisons:
-            opponents.setdefault(c.a, {})[c.b] = None
-        return opponents
-
     def against(self, soup: Subject) -> tuple[SoupRow, ...]:
-        opponents = tuple(self._opponents.get(soup.label, ()))
+        opponents = tuple(dict.fromkeys(c.b for c in self.audit.comparisons if c.a == soup.label))
         rows: list[SoupRow] = []
         for scheme in self.schemes:
             best = self.best(scheme, opponents)
@@ -167,11 +159,10 @@ class View:
                 pair = scheme, soup.label, opponent
                 outright = self.compared("outright", *pair)
                 difference = self.compared("difference_of_differences", *pair)
-                if outright is None or difference is None:
-                    continue
-                relative = self.compared("relative_error_difference", *pair)
-                is_best = opponent == best
-                rows.append(SoupRow(scheme, opponent, outright, difference, relative, is_best))
+                if outright is not None and difference is not None:
+                    relative = self.compared("relative_error_difference", *pair)
+                    is_best = opponent == best
+                    rows.append(SoupRow(scheme, opponent, outright, difference, relative, is_best))
         return tuple(rows)
 
     def best(self, scheme: str, among: Iterable[str] | None = None) -> str | None:
@@ -189,7 +180,5 @@ def judged(score: MeasurementRow, decision: ClassVerdict) -> MeasurementRow:
     cell = decision.subject, decision.scheme
     if decision.ce is None or decision.documents is None or cell != (score.subject, score.scheme):
         return score
-    numbers = {
-        name: getattr(decision, name) for name in ("ce", "relative_error", "kl", "documents")
-    }
-    return replace(score, **numbers)
+    names = ("ce", "relative_error", "kl", "documents")
+    return replace(score, **{name: getattr(decision, name) for name in names})

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qaudit.report.card import render, render_terminal
 from qaudit.report.document import Inline, code, name_cell, paragraph, prose, words
 from qaudit.report.document import table as table_of
+from qaudit.report.folder import render_card as render
+from qaudit.report.folder import render_terminal
 from qaudit.report.format import NOT_FINITE, count, percent, plural, size, spread
 from qaudit.report.markdown import END, render_blocks
-from qaudit.report.protocol import PERMISSIONS, command
+from qaudit.report.sections import PERMISSIONS, command
 from qaudit.report.series import disagree, soup_reading
 from qaudit.report.views import SoupRow, View
 from qaudit.settings import settings_of

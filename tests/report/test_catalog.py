@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.doubts import NO_WEIGHTS, bad_report
-from qaudit.report.catalog import Catalog, catalog_to_json, render_catalog
+from qaudit.report.plan import Catalog, catalog_to_json, render_catalog
 from qaudit.types import Checkpoint, Finding, Ref, WeightFile
 
 

@@ -16,10 +16,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from qaudit.report.card import render_notebook
-from qaudit.report.card import render_page as render
 from qaudit.report.chart import PALETTE
-from qaudit.report.folder import figures
+from qaudit.report.folder import figures, render_notebook
+from qaudit.report.folder import render_page as render
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord, Interval
 from tests.support import sample

@@ -22,8 +22,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from qaudit.report.card import render_page as render
 from qaudit.report.folder import figures
+from qaudit.report.folder import render_page as render
 from qaudit.report.format import printable
 from qaudit.types import AuditRecord
 from tests.support import sample

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from qaudit.report.card import render as render_card
-from qaudit.report.card import render_terminal
-from qaudit.report.folder import figures
+from qaudit.report.folder import figures, render_card, render_terminal
 from qaudit.report.format import in_ascii, width_of
 from qaudit.saved.audits import from_json, to_json
 from tests.support.hostile import HARSH, TABLES, TEXT, Page, named, names

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from qaudit.report.card import LIMIT_NBYTES, render, render_page
+from qaudit.report.folder import LIMIT_NBYTES, render_page
+from qaudit.report.folder import render_card as render
 from qaudit.report.losses import shown_rows
 from qaudit.report.verdict import measured
 from qaudit.report.views import View

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from qaudit.report.card import render, render_block, render_page, render_terminal
-from qaudit.report.document import plain_text
+from qaudit.report.document import plain_text, table_of
+from qaudit.report.folder import render_block, render_page, render_terminal
+from qaudit.report.folder import render_card as render
 from qaudit.report.markdown import BEGIN, put_block
 from qaudit.report.verdict import (
+    PARETO_COLUMNS,
     added,
     answer,
     label,
     measured,
     next_step,
-    pareto_table,
     points,
 )
 from qaudit.report.views import View
@@ -274,7 +275,7 @@ def test_a_broken_measurement_is_on_no_front() -> None:
 
 
 def test_the_table_marks_the_front_and_names_the_best_subject() -> None:
-    table = pareto_table(with_losses(fp=2.0, bnb_int8=2.05))
+    table = table_of(points(with_losses(fp=2.0, bnb_int8=2.05)), PARETO_COLUMNS)
     rows = [[plain_text(cell.runs) for cell in row.cells] for row in table.rows]
     assert [[row[k] for k in (0, 1, 4)] for row in rows] == [
         ["bnb-int8", "8.02", "soup"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.report import markdown
-from qaudit.report.card import document
+from qaudit.report.folder import document
 from qaudit.report.views import View
 from qaudit.saved.audits import read_audit
 from qaudit.types import AuditRecord, Finding, Interval

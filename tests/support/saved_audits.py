@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qaudit.judge import judge
-from qaudit.report.card import render
+from qaudit.report.folder import render_card as render
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import to_json

@@ -61,11 +61,6 @@ def joined(parts: Iterable[Html], between: str = "") -> Html:
     return Html(between.join(parts))
 
 
-def unseen(words: str) -> Html:
-    """Return words for screen readers alone."""
-    return element("span", text(words), class_="unseen")
-
-
 FILE = "report.html"
 UNBROKEN = {
     re.compile(r"(?<=\d) %"): "\N{NO-BREAK SPACE}%",
@@ -81,6 +76,9 @@ def render(document: doc.Page, figures: Mapping[str, str] = NO_FIGURES, footer: 
     lead = list(takewhile(lambda block: not isinstance(block, doc.Section), document.blocks))
     rest = document.blocks[len(lead) :]
     elements = Blocks(figures, document.is_folded)
+    titles = [block.title for block in rest if isinstance(block, doc.Section)]
+    links = [element("li", element("a", text(t), href=f"#{place_of(t)}")) for t in titles]
+    contents = element("nav", element("ul", *links), aria_label="Contents")
     body = element(
         "body",
         element("a", text("Skip to the verdict"), class_="skip", href="#verdict"),
@@ -90,22 +88,13 @@ def render(document: doc.Page, figures: Mapping[str, str] = NO_FIGURES, footer: 
             element("p", line(document.headline), class_="verdict", id="verdict", tabindex=-1),
             elements.all(lead, document.title),
         ),
-        _contents(rest),
+        contents if titles else EMPTY,
         element("main", elements.all(rest, document.title), id="main"),
         element("footer", element("p", text(f"{footer}This page loads nothing from anywhere."))),
         element("script", _file("page.js")),
     )
     whole = f"<!DOCTYPE html>\n{element('html', _head(document.title), body, lang='en')}\n"
     return whole.encode("ascii", "xmlcharrefreplace").decode()
-
-
-def frame(page: str) -> str:
-    """Return a page as an element of another one, which cannot reach out of its frame."""
-    source = html.escape(page)
-    return (
-        f'<iframe srcdoc="{source}" title="Report" sandbox="allow-scripts" '
-        'allow="clipboard-write" width="100%" height="800"></iframe>'
-    )
 
 
 @cache
@@ -137,13 +126,6 @@ def _head(title: str) -> Html:
     )
 
 
-def _contents(blocks: Sequence[doc.Block]) -> Html:
-    titles = [block.title for block in blocks if isinstance(block, doc.Section)]
-    links = [element("a", text(title), href=f"#{place_of(title)}") for title in titles]
-    items = [element("li", link) for link in links]
-    return element("nav", element("ul", *items), aria_label="Contents") if items else EMPTY
-
-
 @dataclass(frozen=True)
 class Blocks:
     """Blocks to elements; tables are called by their section where they have no caption."""
@@ -157,11 +139,17 @@ class Blocks:
     def block(self, block: doc.Block, title: str, level: int = 2) -> Html:
         match block:
             case doc.Section():
-                return self._section(block, level)
+                place = place_of(block.title)
+                heading = element(f"h{level}", text(block.title), id=f"{place}-title")
+                body = self.all(block.blocks, block.title, level + 1)
+                inner = [heading, body]
+                if self.is_folded and level == 2:  # a link to it opens it
+                    inner = [element("details", element("summary", heading), body)]
+                return element("section", *inner, id=place, aria_labelledby=f"{place}-title")
             case doc.FoldBlock():
                 summary = element("summary", text(block.summary))
-                inner = self.all(block.blocks, f"{title}: {block.summary}", level)
-                return element("details", summary, inner)
+                body = self.all(block.blocks, f"{title}: {block.summary}", level)
+                return element("details", summary, body)
             case doc.Paragraph():
                 return element("p", line(block.runs))
             case doc.Lines():
@@ -171,30 +159,14 @@ class Blocks:
             case doc.CodeBlock():
                 return _lines(block.text.split("\n"), is_command=block.language == "sh")
             case doc.Figure():
-                return self._figure(block)
+                if svg := on_page(self.figures.get(block.name, ""), block.alt):
+                    how = {"role": "group", "aria_label": f"Figure: {block.alt}"}
+                    plot = element("div", Html(svg), class_="plot", tabindex=0, **how)
+                    return element("figure", plot, class_="chart", id=f"figure-{block.name}")
+                note = element("p", text(f"{block.alt}: no picture was drawn."), class_="note")
+                return joined([note, _lines(block.lines)]) if block.lines else note
             case doc.TableBlock():
                 return _table(block, block.caption or title)
-
-    def _section(self, section: doc.Section, level: int) -> Html:
-        """Return a section; of the page, folded, and opened by a link to it."""
-        place = place_of(section.title)
-        heading = element(f"h{level}", text(section.title), id=f"{place}-title")
-        body = self.all(section.blocks, section.title, level + 1)
-        inner = [heading, body]
-        if self.is_folded and level == 2:
-            inner = [element("details", element("summary", heading), body)]
-        return element("section", *inner, id=place, aria_labelledby=f"{place}-title")
-
-    def _figure(self, figure: doc.Figure) -> Html:
-        """Return a picture that takes the focus; of a figure that has none, its lines."""
-        if svg := on_page(self.figures.get(figure.name, ""), figure.alt):
-            label = f"Figure: {figure.alt}"
-            plot = element(
-                "div", Html(svg), class_="plot", tabindex=0, role="group", aria_label=label
-            )
-            return element("figure", plot, class_="chart", id=f"figure-{figure.name}")
-        alt = element("p", text(f"{figure.alt}: no picture was drawn."), class_="note")
-        return joined([alt, _lines(figure.lines)]) if figure.lines else alt
 
 
 def place_of(title: str) -> str:
@@ -204,15 +176,13 @@ def place_of(title: str) -> str:
 def line(runs: doc.Inline) -> Html:
     parts = []
     for (is_strong, is_emphasis), group in groupby(runs, lambda r: (r.strong, r.emphasis)):
-        inner = joined(map(_run, group))
+        inner = EMPTY
+        for run in group:
+            shown = element("code", text(run.text)) if run.code else _unbroken(run.text)
+            inner = joined([inner, element("a", shown, href=run.href) if run.href else shown])
         inner = element("em", inner) if is_emphasis else inner
         parts.append(element("strong", inner) if is_strong else inner)
     return joined(parts)
-
-
-def _run(run: doc.TextRun) -> Html:
-    inner = element("code", text(run.text)) if run.code else _unbroken(run.text)
-    return element("a", inner, href=run.href) if run.href else inner
 
 
 def _unbroken(words: str) -> Html:
@@ -253,18 +223,15 @@ def _rows(table: doc.TableBlock) -> Iterator[Html]:
         yield element(
             "tr",
             element("th", *_content(first), scope="row", data_value=_exact(first.value)),
-            *map(_cell, cells),
+            *(element("td", *_content(c), data_value=_exact(c.value)) for c in cells),
             class_=" ".join(["more"] * row.minor + ["chosen"] * row.chosen) or None,
         )
 
 
-def _cell(cell: doc.Cell) -> Html:
-    return element("td", *_content(cell), data_value=_exact(cell.value))
-
-
 def _content(cell: doc.Cell) -> list[Html]:
     inner = [line(cell.runs)]
-    inner += [unseen(" not measured")] if doc.plain_text(cell.runs) == "-" else []
+    if doc.plain_text(cell.runs) == "-":  # for screen readers alone
+        inner.append(element("span", text(" not measured"), class_="unseen"))
     if cell.small:
         inner += [text(" "), element("span", _unbroken(cell.small), class_="interval")]
     return inner
