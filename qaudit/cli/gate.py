@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,12 +59,12 @@ def gate(
     try:
         result = _judge(audit, policy, baseline, classes_named(bits), signed, quiet)
     except QauditError as error:
-        _put([output for output in outputs if output != Output(TERMINAL, None)], error, quiet)
+        _put([output for output in outputs if output != (TERMINAL, None)], error, quiet)
         raise
     _put(outputs, result, quiet)
-    for output in outputs:
-        if output.file is not None and not quiet:
-            say(f"wrote {output.file}")
+    for _, file in () if quiet else outputs:
+        if file is not None:
+            say(f"wrote {file}")
     return result.exit_code
 
 
@@ -89,12 +89,8 @@ TERMINAL, GITHUB = "terminal", "github"
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
-@dataclass(frozen=True)
-class Output:
-    """A format, and the file it goes to; None is stdout."""
-
-    form: str
-    file: Path | None
+Output = tuple[str, Path | None]
+"""A format, and the file it goes to; None is stdout."""
 
 
 def outputs_of(forms: Sequence[str]) -> tuple[Output, ...]:
@@ -102,21 +98,21 @@ def outputs_of(forms: Sequence[str]) -> tuple[Output, ...]:
     from qaudit.report.gate import FORMATS
     from qaudit.support.keys import nearest
 
-    outputs = []
+    outputs: list[Output] = []
     for text in forms:
         form, equals, file = text.partition("=")
         if form not in FORMATS:
             raise UsageError(f"there is no format `{form}`", hint=nearest(form, FORMATS))
         if equals and not Path(file).name:
             raise UsageError(f"`{text}` names no file", hint=f"write `{form}=FILE`")
-        outputs.append(Output(form, Path(file) if file else None))
-    printed = [output.form for output in outputs if output.file is None]
+        outputs.append((form, Path(file) if file else None))
+    printed = [form for form, place in outputs if place is None]
     if len(printed) > 1:
         raise UsageError(
             f"`{printed[0]}` and `{printed[1]}` would both be printed",
             hint=f"write one into a file: `--format {printed[1]}=FILE`",
         )
-    return tuple(outputs) if printed else (Output(TERMINAL, None), *outputs)
+    return tuple(outputs) if printed else ((TERMINAL, None), *outputs)
 
 
 def _put(outputs: Sequence[Output], answer: Gate | QauditError, quiet: bool) -> None:
@@ -130,21 +126,20 @@ def _put(outputs: Sequence[Output], answer: Gate | QauditError, quiet: bool) -> 
             return headline(answer)
         return render(answer, form)
 
-    ready = [(output, text(output.form)) for output in outputs]
+    ready = [(text(form), form, place) for form, place in outputs]
     summaries = os.environ.get(STEP_SUMMARY)
-    if summaries and any(output.form == GITHUB for output in outputs):
+    if summaries and any(form == GITHUB for form, _ in outputs):
         content = step_summary(answer)
         try:
             with Path(summaries).open("a", encoding="utf-8") as file:
                 file.write(content)
         except OSError as error:
             raise not_written(Path(summaries), error) from error
-    for output, content in ready:
-        if output.file is not None:
-            write_whole(output.file, content)
-    for output, content in ready:
-        if output.file is None:
-            print_result(content, workflow_commands=output.form == GITHUB)
+    for content, form, place in sorted(ready, key=lambda each: each[2] is None):
+        if place is not None:
+            write_whole(place, content)
+        else:
+            print_result(content, workflow_commands=form == GITHUB)
 
 
 PARETO = "pareto"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_origin
@@ -14,7 +14,7 @@ import typer
 
 from qaudit.core.scheme import BIT_CLASS, most_bits_first
 from qaudit.errors import UsageError
-from qaudit.settings import OUTPUT, SET, Entry, Settings, settings_of
+from qaudit.settings import OUTPUT, SET, Entry, settings_of
 
 Command = TypeVar("Command", bound=Callable[..., int])
 
@@ -78,13 +78,19 @@ def with_settings(
 
         @wraps(command)
         def run(*, set_: Sequence[str] = (), **given: Any) -> int:
-            from qaudit.recipe.table import set_values
+            from qaudit.recipe.table import set_values, value_of
 
             chosen = set_values(set_ or (), taken, command.__name__.rstrip("_"))
             for name in chosen.keys() & options:
                 if given[name] is not None:
                     raise UsageError(f"`{name}` is set twice", hint=f"leave `{SET} {name}` out")
-            values = dict.fromkeys(taken) | (_variables(taken) if keys else {})
+            values: dict[str, Any] = dict.fromkeys(taken)
+            for name in taken if keys else ():
+                entry = table[name]  # Typer reads the variables of options
+                text = "" if entry.option else os.environ.get(entry.variable, "")
+                if text:
+                    is_list = get_origin(entry.type) is tuple
+                    values[name] = text.split() if is_list else value_of(entry, text)
             return command(**{**values, **given, **chosen})
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -106,20 +112,6 @@ _SET = inspect.Parameter(
 )
 
 
-def _variables(names: Sequence[str]) -> dict[str, Any]:
-    """Return the keys that the environment sets; Typer reads those of options."""
-    from qaudit.recipe.table import value_of
-
-    values: dict[str, Any] = {}
-    for name in names:
-        entry = settings_of()[name]
-        text = "" if entry.option else os.environ.get(entry.variable, "")
-        if text:
-            is_list = get_origin(entry.type) is tuple
-            values[name] = text.split() if is_list else value_of(entry, text)
-    return values
-
-
 def _parameter(entry: Entry) -> inspect.Parameter:
     """Return the option of a setting; None where it is not given, whatever its default."""
     kind: Any = entry.type if entry.type in (int, float, bool, Path) else str
@@ -139,11 +131,6 @@ def _parameter(entry: Entry) -> inspect.Parameter:
         default=None,
         annotation=Annotated[kind | None, info],
     )
-
-
-def names_of(*groups: Settings, without: Collection[str] = ()) -> list[str]:
-    """Return the names of settings of groups, as `with_settings` takes them for keys."""
-    return [name for name in settings_of(*groups) if name not in without]
 
 
 def audit_at(target: str, *, quiet: bool = False) -> Path:

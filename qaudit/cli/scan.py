@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qaudit.cli.options import AsJson, DryRun, Quiet, Targets, names_of, option, with_settings
+from qaudit.cli.options import AsJson, DryRun, Quiet, Targets, option, with_settings
 from qaudit.cli.terminal import print_result, resumable, say
 from qaudit.errors import MissingParts, UsageError
 from qaudit.settings import (
@@ -51,7 +51,7 @@ MORE = ("bits", "shipped", "tasks", "device", "keep", "allow_pickle", "trust_rem
 @with_settings(
     *OPTIONS,
     more=(*MORE, "gpus"),
-    keys=names_of(Recipe, Presets, RunOptions, Execution, without=["threads"]),
+    keys=[k for k in settings_of(Recipe, Presets, RunOptions, Execution) if k != "threads"],
 )
 def scan(
     targets: Targets,
@@ -221,7 +221,7 @@ def executor_of(prepared: Prepared, execution: Execution, progress: Progress) ->
 @with_settings(
     *OPTIONS,
     more=MORE,
-    keys=(*names_of(Recipe, Presets, RunOptions, without=["sign"]), "threads"),  # `collect` signs
+    keys=[*(k for k in settings_of(Recipe, Presets, RunOptions) if k != "sign"), "threads"],
 )
 def plan(
     targets: Targets,

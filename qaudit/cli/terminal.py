@@ -56,9 +56,16 @@ def say(text: str) -> None:
 
 
 def complain(error: QauditError) -> None:
+    """Print an error and its hint; what is in backticks, and a command, stay on one line."""
     for word, text, style in (("error", error.message, "1;31"), ("hint", error.hint, "1")):
         if text or word == "error":
-            lines = _wrapped(f"{word}: {one_line(text)}")
+            lines = f"{word}: {one_line(text)}"
+            if sys.stderr.isatty():
+                whole = r"`[^`]*`|(?<=: )qaudit .*"
+                lines = re.sub(whole, lambda match: match[0].replace(" ", "\0"), lines)
+                wrapper = textwrap.TextWrapper(shutil.get_terminal_size().columns)
+                wrapper.break_long_words = wrapper.break_on_hyphens = False
+                lines = wrapper.fill(lines).replace("\0", " ")
             if _has_colours(sys.stderr):
                 lines = lines.replace(word, _coloured(word, style), 1)
             _message(lines if word == "error" else f"\n{lines}")
@@ -67,16 +74,6 @@ def complain(error: QauditError) -> None:
 def one_line(text: str) -> str:
     """Return text in one line, without control characters and workflow commands."""
     return _harmless(" ".join(text.splitlines()))
-
-
-def _wrapped(text: str) -> str:
-    """Break lines between words on a terminal; what is in backticks, and a command, stay whole."""
-    if not sys.stderr.isatty():
-        return text
-    whole = re.sub(r"`[^`]*`|(?<=: )qaudit .*", lambda match: match[0].replace(" ", "\0"), text)
-    columns = shutil.get_terminal_size().columns
-    lines = textwrap.wrap(whole, columns, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines).replace("\0", " ")
 
 
 def _coloured(word: str, style: str) -> str:

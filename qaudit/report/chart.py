@@ -123,10 +123,8 @@ class Chart:
             self.text(MARGIN, top - 12, name, color=FAINT)
         return axes
 
-    def group(self, series: str, name: str = "") -> str:
+    def group(self, series: str) -> str:
         """Return the name of another group of a series, which the page hides by its name."""
-        if name:
-            self.names[series] = name
         group = f"series/{series}/{len(self.tips)}"
         self.tips[group] = []
         return group

@@ -193,10 +193,6 @@ def paragraph(*sentences: str | Inline) -> Paragraph:
     return Paragraph(tuple(runs))
 
 
-def lines(*sentences: str | Inline) -> Lines:
-    return Lines(tuple(map(inline, sentences)))
-
-
 def bullets(*items: str | Inline) -> List:
     return List(tuple(map(inline, items)))
 

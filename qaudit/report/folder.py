@@ -57,22 +57,17 @@ LEFT_OUT = f"Left out for length, see `{html.FILE}`"
 
 
 def render_card(
-    audit: AuditRecord,
-    *,
-    pictures_at: str | None = PICTURES,
-    has_dark: bool = True,
-    limit_nbytes: int = LIMIT_NBYTES,
+    audit: AuditRecord, *, pictures_at: str | None = PICTURES, has_dark: bool = True
 ) -> str:
     """Render the card; without a place for pictures, lines of text replace them.
 
     `has_dark`: beside every picture is its variant for dark pages.
     """
-    room = limit_nbytes - len(BEGIN) - len(END) - 4
     text = markdown.render(
         card(View(audit)),
         pictures_at=pictures_at,
         has_dark=has_dark,
-        limit_nbytes=room,
+        limit_nbytes=LIMIT_NBYTES - len(BEGIN) - len(END) - 4,
         left_out_as=LEFT_OUT,
     )
     return f"{BEGIN}\n\n{text}\n{END}\n"
@@ -89,7 +84,7 @@ def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
     joined = [run for link in links for run in (doc.TextRun(", "), link)][1:]
     more = (*doc.words("The whole report: "), *joined, *doc.words("."))
     blocks.append(doc.paragraph(more))
-    text = markdown.render(doc.Page(title(view), doc.prose(measured(view)), tuple(blocks)))
+    text = markdown.render(doc.Page(name_of(view), doc.prose(measured(view)), tuple(blocks)))
     return f"{BEGIN}\n\n{text}\n{END}\n"
 
 
@@ -117,7 +112,7 @@ def render_terminal(audit: AuditRecord, width: int | None = None, folder: str | 
         doc.Section("Not measured", skipped_section(view)),
     )
     blocks = (*first_screen(view, folder), *sections)
-    return terminal.render(doc.Page(title(view), doc.prose(measured(view)), blocks), width)
+    return terminal.render(doc.Page(name_of(view), doc.prose(measured(view)), blocks), width)
 
 
 def card(view: View) -> doc.Page:
@@ -132,11 +127,20 @@ def card(view: View) -> doc.Page:
     blocks: list[doc.Block] = [*first_screen(view), *again]
     blocks.append(doc.paragraph((*page, *doc.words("."))))
     blocks += (section for section in sections if section.blocks)
-    return doc.Page(title(view), doc.prose(measured(view)), tuple(blocks), is_folded=True)
+    return doc.Page(name_of(view), doc.prose(measured(view)), tuple(blocks), is_folded=True)
 
 
 def document(view: View) -> doc.Page:
-    """Return everything, as the page has it."""
+    """Return everything, as the page has it; of diagnostics, a section for each title."""
+    items = [
+        f"`{skipped.subject}` went without {skipped.diagnostic}: {skipped.reason}."
+        for skipped in view.audit.diagnostics.skipped
+    ]
+    built: list[doc.Section] = [section(view) for section in parts("section")]
+    built.append(doc.Section("Why", doc.bullets_of(items), 4))
+    diagnoses: dict[str, tuple[doc.Block, ...]] = {}
+    for section in sorted(built, key=lambda section: section.expendable):  # needed most first
+        diagnoses[section.title] = diagnoses.get(section.title, ()) + section.blocks
     sections = (
         doc.Section("Evidence for the verdict", evidence(view)),
         doc.Section("Policy checks", policy_section(view)),
@@ -148,7 +152,7 @@ def document(view: View) -> doc.Page:
         doc.Section("What fewer bits cost", pareto_section(view)),
         doc.Section("Bits of each linear", mixture_section(view)),
         doc.Section("Tasks", tasks_section(view)),
-        *_diagnostics_sections(view),
+        *(doc.Section(title, blocks) for title, blocks in diagnoses.items()),
         doc.Section("Noise", noise_section(view)),
         doc.Section("Findings", (*findings_section(view), *codes(view))),
         doc.Section("Not measured", skipped_section(view)),
@@ -158,8 +162,8 @@ def document(view: View) -> doc.Page:
         doc.Section("Ignores applied", ignores_section(view)),
         doc.Section("Reproduce", reproduce_section(view)),
     )
-    blocks = (*first_screen(view), *(section for section in sections if section.blocks))
-    return doc.Page(title(view), doc.prose(measured(view)), blocks, is_folded=True)
+    page = (*first_screen(view), *(section for section in sections if section.blocks))
+    return doc.Page(name_of(view), doc.prose(measured(view)), page, is_folded=True)
 
 
 def first_screen(view: View, folder: str | None = None) -> tuple[doc.Block, ...]:
@@ -168,26 +172,12 @@ def first_screen(view: View, folder: str | None = None) -> tuple[doc.Block, ...]
     return (*blocks, *picture_of_all)
 
 
-def title(view: View) -> str:
+def name_of(view: View) -> str:
     """Return the name of the card; of many targets, the first ones."""
     targets = listing(list(view.audit.plan.recipe.targets) or ["nothing"])
     if len(targets) > LONGEST_TITLE:
         targets = f"{targets[:LONGEST_TITLE]} ..."
     return f"Quantization audit of {targets}"
-
-
-def _diagnostics_sections(view: View) -> list[doc.Section]:
-    """Return one section for each title, those needed most first."""
-    items = [
-        f"`{skipped.subject}` went without {skipped.diagnostic}: {skipped.reason}."
-        for skipped in view.audit.diagnostics.skipped
-    ]
-    built: list[doc.Section] = [section(view) for section in parts("section")]
-    built.append(doc.Section("Why", doc.bullets_of(items), 4))
-    blocks: dict[str, tuple[doc.Block, ...]] = {}
-    for section in sorted(built, key=lambda section: section.expendable):
-        blocks[section.title] = blocks.get(section.title, ()) + section.blocks
-    return [doc.Section(title, inner) for title, inner in blocks.items()]
 
 
 # ------------------------------------------------------------------ the folder

@@ -54,8 +54,18 @@ MANY = 40  # marks of one line that are told apart
 
 
 def trajectory(view: View) -> Chart:
+    """Draw added losses, and the margins, each with the classes of bits that have it."""
+    classes: dict[float, list[str]] = {}  # by margin, in percent
+    for decision in view.classes:
+        of_loss = decision.unit == "fraction" and decision.metric in (None, "relative_error")
+        if decision.margin and of_loss:
+            classes.setdefault(100 * decision.margin, []).append(decision.bit_class)
+    margins = {
+        margin: f"margin at {listing(names)}{' bits' * names[-1].isdecimal()}: {margin:g}"
+        for margin, names in classes.items()
+    }
     title = "What quantization adds to the loss, along the series"
-    return _along(view, view.error, (title, "added loss, %", view.unit), _margins(view))
+    return _along(view, view.error, (title, "added loss, %", view.unit), margins)
 
 
 def accuracy(view: View) -> Chart:
@@ -64,19 +74,6 @@ def accuracy(view: View) -> Chart:
     title = "What quantization costs of accuracy on tasks, along the series"
     words = title, "accuracy lost, % of what full precision gets wrong", "item"
     return _along(view, lambda subject, scheme: drops.get((subject, scheme)), words, {})
-
-
-def _margins(view: View) -> dict[float, str]:
-    """Return the margins of added loss, in percent, each with the classes of bits that have it."""
-    classes: dict[float, list[str]] = {}
-    for decision in view.classes:
-        of_loss = decision.unit == "fraction" and decision.metric in (None, "relative_error")
-        if decision.margin and of_loss:
-            classes.setdefault(100 * decision.margin, []).append(decision.bit_class)
-    return {
-        margin: f"margin at {listing(names)}{' bits' * names[-1].isdecimal()}: {margin:g}"
-        for margin, names in classes.items()
-    }
 
 
 def _along(

@@ -11,7 +11,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import dropwhile
 from textwrap import TextWrapper
 
@@ -81,16 +80,19 @@ def _table(table: doc.TableBlock, width: int) -> Iterator[str]:
     has_small = any(cell.small for row in table.rows for cell in row.cells)
     for with_small, gap in ((True, 2), (True, 1), (False, 2), (False, 1)):
         texts = [[shortened(_text(cell, with_small), room) for cell in cells] for cells in rest]
-        columns = [
-            _Column(_heading(head, cells), cells, is_right)
-            for head, cells, is_right in zip(heads, [first, *texts], table.are_numbers, strict=True)
-        ]
-        if sum(column.width + gap for column in columns) - gap <= width:
+        columns = [(_heading(h, c), c) for h, c in zip(heads, [first, *texts], strict=True)]
+        widths = [max(map(width_of, [*heading, *cells])) for heading, cells in columns]
+        if sum(widths) + gap * (len(widths) - 1) <= width:
             break
     if has_small and not with_small:
         yield filled(f"Intervals do not fit into {width} columns.", width)
-    height = max(len(column.heading) for column in columns)
-    labels, *values = (column.lines(height) for column in columns)
+    height = max(len(heading) for heading, _ in columns)
+    blocks = []
+    for (heading, cells), wide, is_right in zip(columns, widths, table.are_numbers, strict=True):
+        above = [""] * (height - len(heading))
+        align = ">" if is_right else "<"
+        blocks.append([padded(text, wide, align) for text in (*above, *heading, *cells)])
+    labels, *values = blocks
     lines = labels
     for column in values:
         if lines is not labels and width_of(lines[0] + column[0]) + gap > width:
@@ -98,22 +100,6 @@ def _table(table: doc.TableBlock, width: int) -> Iterator[str]:
             lines = labels
         lines = [line + " " * gap + cell for line, cell in zip(lines, column, strict=True)]
     yield _joined(lines)
-
-
-@dataclass(frozen=True)
-class _Column:
-    heading: list[str]
-    cells: list[str]
-    is_right: bool
-
-    @property
-    def width(self) -> int:
-        return max(map(width_of, [*self.heading, *self.cells]))
-
-    def lines(self, height: int) -> list[str]:
-        above = [""] * (height - len(self.heading))
-        align = ">" if self.is_right else "<"
-        return [padded(text, self.width, align) for text in (*above, *self.heading, *self.cells)]
 
 
 def _joined(lines: Sequence[str]) -> str:

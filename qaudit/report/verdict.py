@@ -221,8 +221,8 @@ def screen(view: View, folder: str | None = None) -> tuple[doc.Block, ...]:
     if verdict is None or not verdict.classes:
         nothing = "No quantized loss was measured: no verdict."
         return (doc.paragraph(nothing),) if view.audit.measurements else ()
-    sentences = list(_sentences(view, verdict))
-    beside = (doc.lines(*sentences),) if sentences else ()
+    sentences = tuple(map(doc.prose, _sentences(view, verdict)))
+    beside = (doc.Lines(sentences),) if sentences else ()
     place = folder or default_folder(view.audit)
     here, commands = shlex.quote(place), []
     if verdict.next_step is not None:

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as Xml
 import numpy as np
 import pytest
 
-from qaudit.cli.gate import Output, outputs_of
+from qaudit.cli.gate import outputs_of
 from qaudit.errors import UsageError
 from qaudit.report.gate import FORMATS
 from qaudit.saved.results import sha256_of
@@ -326,9 +326,9 @@ def test_a_file_that_cannot_be_written_is_no_finding(gate: Callable[..., Any]) -
 
 
 def test_formats_say_where_they_go() -> None:
-    assert outputs_of(()) == (Output("terminal", None),)
-    assert outputs_of(("md",)) == (Output("md", None),)
-    assert outputs_of(("md=a=b.md",)) == (Output("terminal", None), Output("md", Path("a=b.md")))
+    assert outputs_of(()) == (("terminal", None),)
+    assert outputs_of(("md",)) == (("md", None),)
+    assert outputs_of(("md=a=b.md",)) == (("terminal", None), ("md", Path("a=b.md")))
 
 
 @pytest.mark.parametrize(
