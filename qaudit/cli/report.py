@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from qaudit.hub import Hub
     from qaudit.hub.publish import PublishPlan
     from qaudit.report.plan import Catalog
-    from qaudit.types import AuditRecord
 
 
 _DEFAULT = {"show_default": "terminal, and md into a pipe"}
@@ -55,12 +54,19 @@ def report(
     Example: qaudit report qaudit-out/demo
     """
     from qaudit.report.folder import PICTURES, render, render_card, write, write_block
+    from qaudit.saved.audits import read_audit
 
     if form is None:
         about_card = into is not None or sparklines or plots is not None
         form = "terminal" if sys.stdout.isatty() and not about_card else "md"
     path = audit_at(audit)
-    saved, unfinished = _read(path)
+    unfinished = None
+    try:
+        saved = read_audit(path)
+    except UnfinishedError as error:  # what is measured so far, and how to finish it
+        from qaudit.judging import judge_so_far
+
+        saved, unfinished = judge_so_far(path), error
     if form != "md" and (into is not None or sparklines):
         raise UsageError(
             f"`--into` and `--sparklines` are about the card, and `{form}` is not the card",
@@ -93,18 +99,6 @@ def report(
     return code
 
 
-def _read(path: Path) -> tuple[AuditRecord, UnfinishedError | None]:
-    """Return an audit; of an unfinished scan what is measured so far, and how to finish it."""
-    from qaudit.saved.audits import read_audit
-
-    try:
-        return read_audit(path), None
-    except UnfinishedError as error:
-        from qaudit.judging import judge_so_far
-
-        return judge_so_far(path), error
-
-
 def _pictures(folder: Path, into: Path | None, plots: Path | None) -> str | None:
     from qaudit.report.folder import PICTURES
 
@@ -133,16 +127,14 @@ def diff(
     """
     from qaudit.judge.diff import Side
     from qaudit.judge.diff import diff as compare
-    from qaudit.report.diff import FORMATS, render
+    from qaudit.report.diff import FORMATS
     from qaudit.report.format import renderer_of
     from qaudit.saved.evidence import read_saved
 
-    renderer_of(form, FORMATS)  # a wrong one is refused before anything is downloaded
+    render = renderer_of(form, FORMATS)  # a wrong one is refused before anything is downloaded
     audits = [(target, read_saved(audit_at(target)).checked()) for target in (a, b)]
-    before, after = (
-        Side(target, saved.audit, saved.table.measurements) for target, saved in audits
-    )
-    print_result(render(compare(before, after), form))
+    before, after = (Side(name, saved.audit, saved.table.measurements) for name, saved in audits)
+    print_result(render(compare(before, after)))
     return 0
 
 

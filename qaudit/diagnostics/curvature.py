@@ -12,7 +12,7 @@ from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticFigure, Diagnost
 from qaudit.report import document as doc
 from qaudit.report.chart import FAINT, POINT, Chart, look_of
 from qaudit.report.format import NOT_MEASURED, count, digits, interval_text, plural
-from qaudit.report.series import axis, picture, soup_position, trunk
+from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow, Interval
 
@@ -143,9 +143,9 @@ def _is_drawn(view: View) -> bool:
 
 
 def _draw(view: View) -> Chart:
-    models, where = whole_models(view), axis(view)
+    models, where = whole_models(view), view.axis
     soups = [s.label for s in view.soups if s.label in models]
-    places = where.positions | {s: soup_position(where, k) for k, s in enumerate(soups)}
+    places = where.positions | {s: where.soup_position(k) for k, s in enumerate(soups)}
     shown = {label: models[label] for label in places if label in models}
     values = {
         "trace": {label: _trace(row) for label, row in shown.items()},
@@ -163,7 +163,7 @@ def _draw(view: View) -> Chart:
     note = "Bands and bars: intervals over probes and documents, of an eigenvalue its residual"
     note += "; hollow: other ingredients" + ("; star: soup." if soups else ".")
     chart = Chart("How sharp the loss is, along the series", note, 40 + 216 * len(panels))
-    main = [s.label for s in trunk(view)]
+    main = [s.label for s in where.trunk]
     for k, (name, at) in enumerate(panels.items()):
         axes = chart.axes(78, 800, 34 + 216 * k, 204 + 216 * k, name)
         look, series = look_of(k), str(k)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from qaudit.report import document as doc
 from qaudit.report import markdown, terminal
-from qaudit.report.format import listing, percent, plural, renderer_of, spread
+from qaudit.report.format import listing, percent, plural, spread
 from qaudit.saved.codec import encode, text_of
 from qaudit.types import Changed, Delta, Difference, Interval, Pick, Reading, TaskDelta
 from qaudit.version import __version__
@@ -27,10 +27,6 @@ _WORDS: dict[Reading, str] = {  # the worst first
     "same": "unchanged",
 }
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
-
-
-def render(difference: Difference, form: str) -> str:
-    return renderer_of(form, FORMATS)(difference)
 
 
 def document(difference: Difference) -> doc.Page:
@@ -137,12 +133,8 @@ def _tasks(deltas: Sequence[TaskDelta]) -> list[doc.Block]:
     for delta in deltas:
         names = map(doc.name_cell, (delta.subject, delta.scheme, delta.task))
         items = doc.cell(f"{delta.items}{', not paired' * (not delta.paired)}", value=delta.items)
-        cells: doc.Cells = [
-            *names,
-            _WORDS[delta.reading],
-            doc.interval_cell(delta.drop, percent),
-            items,
-        ]
+        drop = doc.interval_cell(delta.drop, percent)
+        cells: doc.Cells = [*names, _WORDS[delta.reading], drop, items]
         rows.append((delta.reading, delta.drop.estimate, cells))
     columns = ("subject", "scheme", "task", "reading", "a - b, points", "items")
     return _section("Accuracy on tasks", columns, rows)

@@ -8,7 +8,7 @@ along the series, so that its course can be seen. The others are minor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise, product
 
@@ -76,28 +76,19 @@ def shown_rows(view: View, most: int = MOST_ROWS) -> tuple[Subject, ...]:
     """Return at most so many subjects, in series order; all of them where they are few."""
     if len(view.subjects) <= most:
         return view.subjects
-    wanted = list(dict.fromkeys(_wanted(view)))[:most]
+    labels = {s.label for s in view.subjects}
+    # What a decision depends on, most important first.
+    wanted = [s for d in view.classes for s in (d.subject, d.runner_up) if s and s in labels]
+    wanted += [s.label for s in (view.last, view.stage_end) if s is not None]
+    wanted += filter(None, map(view.best, (*view.schemes, FULL_PRECISION)))
+    wanted += [a.label for a, b in pairwise(view.checkpoints) if a.first.stage != b.first.stage]
+    wanted += [s.label for s in view.checkpoints[:1]]
+    wanted = list(dict.fromkeys(wanted))[:most]
     further = [s.label for s in view.checkpoints if s.label not in set(wanted)]
     room = min(most - len(wanted), len(further))
     evenly = (further[int((k + 0.5) * len(further) / room)] for k in range(room))
     shown = {*wanted, *evenly}
     return tuple(s for s in view.subjects if s.label in shown)
-
-
-def _wanted(view: View) -> Iterator[str]:
-    """Yield the labels of rows that a decision depends on, most important first."""
-    labels = [s.label for s in view.subjects]
-    for decision in view.classes:
-        yield from (s for s in (decision.subject, decision.runner_up) if s in labels)
-    yield from (s.label for s in (view.last, view.stage_end) if s is not None)
-    for scheme in (*view.schemes, FULL_PRECISION):
-        if (best := view.best(scheme)) is not None:
-            yield best
-    for subject, following in pairwise(view.checkpoints):
-        if subject.first.stage != following.first.stage:
-            yield subject.label
-    if view.checkpoints:
-        yield view.checkpoints[0].label
 
 
 SCHEME_COLUMNS: doc.Columns[MeasurementRow] = {

@@ -287,13 +287,11 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     for role in ("calibration", "evaluation", "choices"):
         if source := getattr(plan.recipe, role):
             yield "text", f"{role}: {source}"
-    for diagnostic in plan.diagnoses:
-        yield "diagnose", diagnostic
+    yield from (("diagnose", diagnostic) for diagnostic in plan.diagnoses)
     for finding in plan.findings:
         hint = f" ({finding.hint})" if finding.hint else ""
         yield "finding", f"{finding.rule} {finding.message}{hint}"
-    for note in plan.notes:
-        yield "note", note
+    yield from (("note", note) for note in plan.notes)
 
 
 def _room(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -363,16 +361,19 @@ def render_suggestion(suggestion: Suggestion) -> str:
         f"{suggestion.best_loss:.4f} nats:"
     )
     more = len(suggestion.prospects) - len(shown)
-    blocks: list[doc.Block] = [doc.table_of(shown, COLUMNS)]
-    blocks += [doc.paragraph(f"{more} more promise less.")] if more > 0 else []
+    sentences = [f"{more} more promise less."] if more > 0 else []
     if any(each.beyond for each in shown):
-        blocks += [doc.paragraph("* beyond what is measured: further off than its interval.")]
-    blocks += [
-        doc.paragraph(_worth("added loss", suggestion.error, 100, "points", suggestion)),
-        doc.paragraph(_worth("quantized loss", suggestion.loss, 1, "nats", suggestion)),
-        doc.paragraph("Predictions choose what to measure; they are in no audit."),
+        sentences.append("* beyond what is measured: further off than its interval.")
+    sentences += [
+        _worth("added loss", suggestion.error, 100, "points", suggestion),
+        _worth("quantized loss", suggestion.loss, 1, "nats", suggestion),
+        "Predictions choose what to measure; they are in no audit.",
     ]
-    return terminal.render(doc.Page("", doc.prose(headline), tuple(blocks)), WIDTH_OF_TABLES)
+    blocks: tuple[doc.Block, ...] = (
+        doc.table_of(shown, COLUMNS),
+        *map(doc.paragraph, sentences),
+    )
+    return terminal.render(doc.Page("", doc.prose(headline), blocks), WIDTH_OF_TABLES)
 
 
 def _worth(what: str, worth: Worth, scale: float, unit: str, suggestion: Suggestion) -> str:

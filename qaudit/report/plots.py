@@ -23,18 +23,7 @@ from qaudit.report.chart import (
     name_of,
 )
 from qaudit.report.format import count, listing, loss, percent, pixels_of, plural, spread
-from qaudit.report.series import (
-    MEANINGS,
-    Axis,
-    axis,
-    drawn_soup,
-    knows_rates,
-    phases,
-    runs,
-    soup_position,
-    soup_reading,
-    trunk,
-)
+from qaudit.report.series import MEANINGS, drawn_soup, soup_reading
 from qaudit.report.verdict import points
 from qaudit.report.views import View
 from qaudit.types import Comparison, Interval, Subject
@@ -81,12 +70,12 @@ def _along(
 ) -> Chart:
     """Draw errors; the words are a title, the name of the axis, and what intervals are over."""
     title, unit, sampled = words
-    where, has_rates = axis(view), knows_rates(view)
+    where, has_rates = view.axis, view.axis.phases is not None
     bottom = 34 + max(300.0, NAME_HEIGHT * len(view.schemes))
     chart = Chart(title, _key(view, sampled), bottom + (128 if has_rates else 52))
     left = LEFT + 100 * bool(margins)  # beside the numbers is what is allowed
     axes = chart.axes(left, RIGHT, 34, bottom, unit)
-    soups = {s.label: soup_position(where, k, len(view.soups)) for k, s in enumerate(view.soups)}
+    soups = {s.label: where.soup_position(k, len(view.soups)) for k, s in enumerate(view.soups)}
     places = where.positions | soups
     errors = {
         (s.label, scheme): Interval(100 * e.estimate, 100 * e.low, 100 * e.high)
@@ -102,7 +91,7 @@ def _along(
     for k, (scheme, look) in enumerate(looks(view.schemes).items()):
         at = {label: (places[label], e) for (label, s), e in errors.items() if s == scheme}
         _scheme(view, chart, axes, (str(k), scheme, look), at)
-    last = [*reversed(view.soups), *reversed(trunk(view))]
+    last = [*reversed(view.soups), *reversed(view.axis.trunk)]
     ends = {
         scheme: next(errors[s.label, scheme].estimate for s in last if (s.label, scheme) in errors)
         for scheme in view.schemes
@@ -111,8 +100,8 @@ def _along(
     chart.names_at(axes, RIGHT, ends)
     panels = [axes]
     if has_rates:
-        panels.append(_rates(view, chart, where, axes, bottom))
-    _stages(view, chart, where, panels)
+        panels.append(_rates(view, chart, axes, bottom))
+    _stages(view, panels)
     panels[-1].spines["bottom"].set_visible(True)
     panels[-1].xaxis.set_major_formatter(lambda x, _: count(round(x)))
     panels[-1].set_xlabel(where.name)
@@ -159,8 +148,8 @@ def _scheme(
     """Draw the main line with its band, other ingredients and soups of a scheme."""
     series, scheme, look = drawn_as
     chart.names[series] = scheme
-    main = {s.label for s in trunk(view)}
-    for run in runs(view, axis(view)):
+    main = {s.label for s in view.axis.trunk}
+    for run in view.axis.runs:
         if measured := [at[s.label] for s in run if s.label in at]:
             chart.curve(axes, series, measured, **look)
     others = [at[s.label] for s in view.subjects if s.label in at and s.label not in main]
@@ -171,7 +160,7 @@ def _scheme(
     hollow = [s for s in view.checkpoints if s.label not in main]
     star = look | {"marker": "*", "ms": 11 * POINT}
     for subjects, filled, kind in (
-        (trunk(view), True, look),
+        (view.axis.trunk, True, look),
         (hollow, False, look),
         (view.soups, True, star),
     ):
@@ -193,23 +182,24 @@ def _tip(subject: Subject, scheme: str, error: Interval) -> str:
     return "\n".join(line.replace("\n", "?") for line in lines if line)
 
 
-def _stages(view: View, chart: Chart, where: Axis, panels: Sequence[Axes]) -> None:
+def _stages(view: View, panels: Sequence[Axes]) -> None:
     """Mark where stages end and the rate falls; name stages and soups where there is room."""
+    where = view.axis
     ends = sorted(where.stage_ends.items(), key=lambda pair: pair[1])
-    if len(ends) < 2 or len(runs(view, where)) > 1:  # runs side by side end at the same place
+    if len(ends) < 2 or len(where.runs) > 1:  # runs side by side end at the same place
         ends = []
     begins = [min(where.positions.values()), *(end for _, end in ends)]
     names = [(stage, (begin + end) / 2) for (stage, end), begin in zip(ends, begins, strict=False)]
     if view.soups:
-        places = [soup_position(where, k, len(view.soups)) for k in range(len(view.soups))]
+        places = [where.soup_position(k, len(view.soups)) for k in range(len(view.soups))]
         soup = view.soups[0].label if len(places) == 1 else "soups"
         names.append((soup, sum(places) / len(places)))
     for axes in panels:
         for _, end in ends[:-1]:
             axes.axvline(end, color=FAINT, ls="--", lw=POINT, zorder=1)
-        for phase in phases(view, where):
-            if phase.name == "falls":
-                axes.axvspan(phase.begin, phase.end, color=FAINT, alpha=0.1, lw=0, zorder=0)
+        for name, begin, end in where.phases or ():
+            if name == "falls":
+                axes.axvspan(begin, end, color=FAINT, alpha=0.1, lw=0, zorder=0)
     _in_a_row(panels[0], names, 1.02)
 
 
@@ -224,22 +214,22 @@ def _in_a_row(axes: Axes, names: Sequence[tuple[str, float]], up: float, **style
             free = middle + half + 8 / pixels
 
 
-def _rates(view: View, chart: Chart, where: Axis, above: Axes, bottom: float) -> Axes:
+def _rates(view: View, chart: Chart, above: Axes, bottom: float) -> Axes:
     left = WIDTH * above.get_position().x0
     axes = chart.axes(left, RIGHT, bottom + 34, bottom + 84, "learning rate", sharex=above)
     above.tick_params(labelbottom=False)
     above.spines["bottom"].set_visible(False)
     peak = 0.0
-    for run in runs(view, where):
+    for run in view.axis.runs:
         rates = [s.first.learning_rate or 0.0 for s in run]
         peak = max(peak, *rates)
         look: dict[str, Any] = {"marker": "o" if len(run) <= MANY else "", "ms": 4 * POINT}
-        places = [where.positions[s.label] for s in run]
+        places = [view.axis.positions[s.label] for s in run]
         axes.plot(places, rates, clip_on=False, color=INK, **look)
     axes.set_ylim(-0.05 * (peak or 1.0), 1.1 * (peak or 1.0))
     axes.set_yticks([0.0, peak] if peak else [0.0])
     axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:.2g}")
-    named = [(p.name, (p.begin + p.end) / 2) for p in phases(view, where)]
+    named = [(name, (begin + end) / 2) for name, begin, end in view.axis.phases or ()]
     _in_a_row(axes, named, 0.12, color=FAINT)
     return axes
 
@@ -248,13 +238,13 @@ def _key(view: View, sampled: str) -> str:
     """Return the meaning of bands, hollow marks, stars and shades, as far as they occur."""
     level = f"{100 * view.audit.plan.recipe.confidence:g} %"
     words = [f"Bands: {level} intervals over {sampled}s"]
-    if len(trunk(view)) < len(view.checkpoints):
+    if len(view.axis.trunk) < len(view.checkpoints):
         words.append("hollow: other ingredients")
-    if len(runs(view, axis(view))) > 1:
+    if len(view.axis.runs) > 1:
         words.append("a line for each run")
     if view.soups:
         words.append("star: soup" if len(view.soups) == 1 else "stars: soups")
-    if any(phase.name == "falls" for phase in phases(view, axis(view))):
+    if any(name == "falls" for name, *_ in view.axis.phases or ()):
         words.append("shaded: the learning rate falls")
     return f"{'; '.join(words)}."
 
@@ -407,9 +397,5 @@ def pareto(view: View) -> Chart:
 
 
 DRAWERS: dict[str, Callable[[View], Chart]] = {
-    "trajectory": trajectory,
-    "accuracy": accuracy,
-    "quantized": quantized,
-    "soups": soups,
-    "pareto": pareto,
+    draw.__name__: draw for draw in (trajectory, accuracy, quantized, soups, pareto)
 }

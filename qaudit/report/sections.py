@@ -153,10 +153,8 @@ def _sources(view: View) -> Iterator[str]:
     moved = []
     for scheme, parts in _by_scheme(view, "numerical").items():
         name = "full precision" if scheme == FULL_PRECISION else scheme
-        mean = math.hypot(*parts) / math.sqrt(len(parts))
-        moved.append(
-            f"{name} {points(max(parts))} and {points(mean)} ({plural(len(parts), 'subject')})"
-        )
+        mean, subjects = math.hypot(*parts) / math.sqrt(len(parts)), plural(len(parts), "subject")
+        moved.append(f"{name} {points(max(parts))} and {points(mean)} ({subjects})")
     if not moved:
         yield f"Arithmetic: `{NOT_MEASURED}`, not measured and in no interval."
         return

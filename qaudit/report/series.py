@@ -1,10 +1,9 @@
 """The course of a series, and its soups beside their ingredients.
 
-Of the series: places of checkpoints, the main line, phases of the learning rate. Where no picture
-is shown, a line of text for each scheme replaces it. Each line has its own scale: its lowest error
-is the lowest block, its highest the full one, and both follow it as numbers. A long series is
-drawn in as many equal parts as there is room for, each by the mean of its checkpoints. A part in
-which nothing was measured is `-`.
+Where no picture is shown, a line of text for each scheme replaces it. Each line has its own scale:
+its lowest error is the lowest block, its highest the full one, and both follow it as numbers. A
+long series is drawn in as many equal parts as there is room for, each by the mean of its
+checkpoints. A part in which nothing was measured is `-`.
 
 Of a soup: which is better, and which loses less to quantization. The two questions can have
 opposite answers, so both are in every row. Of several soups the best is shown, the others folded.
@@ -14,10 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
-from qaudit.core.course import on_trunk, place
 from qaudit.diagnostics.registry import parts
 from qaudit.report import document as doc
 from qaudit.report.format import (
@@ -38,15 +35,6 @@ from qaudit.types import GreedySearch, Subject
 LONGEST_NAME, LONGEST_LABEL, LONGEST_LINE = 24, 36, 30
 
 
-@dataclass(frozen=True)
-class Axis:
-    """The place of every checkpoint, and the unit."""
-
-    name: str
-    positions: dict[str, float]
-    stage_ends: dict[str, float]
-
-
 def pictures(view: View) -> list[tuple[str, str]]:
     """Return the name and the description of every picture that can be drawn."""
     names = []
@@ -62,73 +50,6 @@ def pictures(view: View) -> list[tuple[str, str]]:
         names.append(("pareto", "Loss of the best subject against bits per weight"))
     names += [(figure.name, figure.alt) for figure in parts("FIGURE") if figure.is_drawn(view)]
     return names
-
-
-def axis(view: View) -> Axis:
-    """Place checkpoints by tokens where all know theirs, else by step, else by their order."""
-    places = place([s.first for s in view.checkpoints])
-    positions = {s.label: x for s, x in zip(view.checkpoints, places.positions, strict=True)}
-    ends: dict[str, float] = {}
-    for subject in view.checkpoints:
-        if (stage := subject.first.stage) is not None:
-            ends[stage] = max(ends.get(stage, positions[subject.label]), positions[subject.label])
-    return Axis(places.unit, positions, ends)
-
-
-def trunk(view: View) -> tuple[Subject, ...]:
-    """Return the checkpoints on the main line: of parallel ingredients, the longest one."""
-    marked = on_trunk([s.first for s in view.checkpoints])
-    return tuple(s for s, on in zip(view.checkpoints, marked, strict=True) if on)
-
-
-def runs(view: View, where: Axis) -> list[list[Subject]]:
-    """Split the main line where it goes back: what does not come later begins another run."""
-    apart: list[list[Subject]] = []
-    for subject in trunk(view):
-        position = where.positions[subject.label]
-        if apart and position > where.positions[apart[-1][-1].label]:
-            apart[-1].append(subject)
-        else:
-            apart.append([subject])
-    return apart
-
-
-def soup_position(where: Axis, k: int, of: int = 1) -> float:
-    """Return a place a little after the last checkpoint: a soup is no later, only made of it."""
-    low, high = min(where.positions.values()), max(where.positions.values())
-    return high + min(0.045, 0.2 / of) * (k + 1) * (high - low)
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of the series in which the learning rate is held, falls, or rises."""
-
-    name: str
-    begin: float
-    end: float
-
-
-def phases(view: View, where: Axis) -> tuple[Phase, ...]:
-    """Return where the learning rate is held, falls and rises, if it is known."""
-    if not knows_rates(view):
-        return ()
-    pairs = [pair for run in runs(view, where) for pair in pairwise(run)]
-    joined: list[Phase] = []
-    for a, b in pairs:
-        begin, end = where.positions[a.label], where.positions[b.label]
-        before, after = a.first.learning_rate or 0.0, b.first.learning_rate or 0.0
-        same = math.isclose(before, after, rel_tol=1e-6)
-        name = "held" if same else "falls" if after < before else "rises"
-        if joined and joined[-1].name == name:
-            begin = joined.pop().begin
-        joined.append(Phase(name, begin, end))
-    return tuple(joined)
-
-
-def knows_rates(view: View) -> bool:
-    """Return whether the learning rate is known at every checkpoint of the main line."""
-    rates = [s.first.learning_rate for s in trunk(view)]
-    return len(rates) > 1 and all(rate is not None for rate in rates)
 
 
 # --------------------------------------------------------------------- lines of text
@@ -151,7 +72,7 @@ def sparkline(values: Sequence[float | None], blocks: str = BLOCKS) -> str:
 
 def sparklines(view: View) -> list[str]:
     """Return a line for each scheme with two measured checkpoints, and what they show before."""
-    main = trunk(view)
+    main = view.axis.trunk
     count = min(len(main), LONGEST_LINE)
     edges = [len(main) * k // count for k in range(count + 1)] if main else []
     drawn: list[tuple[str, str, str]] = []

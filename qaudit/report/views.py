@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
-from qaudit.core.course import ends
+from qaudit.core.course import ends, on_trunk, place
 from qaudit.judge.scores import first_rows
 from qaudit.types import (
     FULL_PRECISION,
@@ -36,6 +37,28 @@ class SoupRow:
     difference: Comparison
     relative: Comparison | None
     is_best: bool  # the ingredient with the lowest loss under this scheme
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The course of a series: the unit and the place of every checkpoint, by its label.
+
+    `trunk` is the main line: of parallel ingredients, the longest one. What does not come later on
+    it begins another of its `runs`. In each of its `phases`, with begin and end, the learning rate
+    is held, falls or rises; None where that is not known all along it.
+    """
+
+    name: str
+    positions: dict[str, float]
+    stage_ends: dict[str, float]
+    trunk: tuple[Subject, ...]
+    runs: list[list[Subject]]
+    phases: list[tuple[str, float, float]] | None
+
+    def soup_position(self, k: int, of: int = 1) -> float:
+        """Return a place a little after the last checkpoint, of which a soup is only made."""
+        low, high = min(self.positions.values()), max(self.positions.values())
+        return high + min(0.045, 0.2 / of) * (k + 1) * (high - low)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +155,36 @@ class View:
         final = self.last.first.stage if self.last else None
         before = (s for s in reversed(self.checkpoints) if s.first.stage not in (None, final))
         return next(before, None)
+
+    @cached_property
+    def axis(self) -> Axis:
+        """Place checkpoints by tokens where all know theirs, else by step, else by their order."""
+        firsts = [s.first for s in self.checkpoints]
+        placed = place(firsts)
+        at = {s.label: x for s, x in zip(self.checkpoints, placed.positions, strict=True)}
+        stage_ends: dict[str, float] = {}
+        for s in self.checkpoints:
+            if (stage := s.first.stage) is not None:
+                stage_ends[stage] = max(stage_ends.get(stage, at[s.label]), at[s.label])
+        trunk = tuple(s for s, on in zip(self.checkpoints, on_trunk(firsts), strict=True) if on)
+        runs: list[list[Subject]] = []
+        for s in trunk:
+            if runs and at[s.label] > at[runs[-1][-1].label]:
+                runs[-1].append(s)
+            else:
+                runs.append([s])
+        phases: list[tuple[str, float, float]] | None = None
+        if len(trunk) > 1 and all(s.first.learning_rate is not None for s in trunk):
+            phases = []
+            for a, b in (pair for run in runs for pair in pairwise(run)):
+                begin, end = at[a.label], at[b.label]
+                before, after = a.first.learning_rate or 0.0, b.first.learning_rate or 0.0
+                same = math.isclose(before, after, rel_tol=1e-6)
+                name = "held" if same else "falls" if after < before else "rises"
+                if phases and phases[-1][0] == name:
+                    begin = phases.pop()[1]
+                phases.append((name, begin, end))
+        return Axis(placed.unit, at, stage_ends, trunk, runs, phases)
 
     @cached_property
     def documents(self) -> int:

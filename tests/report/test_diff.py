@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from qaudit.report.diff import FORMATS, render
+from qaudit.report.diff import FORMATS
 from qaudit.report.format import width_of
 from qaudit.types import Changed, Delta, Difference, Interval, Pick
 from tests.support.gate_sample import HOSTILE
@@ -65,7 +65,7 @@ def wide() -> Difference:
 
 
 def test_the_terminal_says_what_is_worse_first_and_leaves_out_what_is_the_same() -> None:
-    text = render(difference(), "terminal")
+    text = FORMATS["terminal"](difference())
     said = " ".join(text.split())
     assert "Losses: 1 worse, 1 better and 1 unchanged." in said
     assert "Added losses: 1 better, 2 inconclusive and 1 unchanged." in said
@@ -87,12 +87,12 @@ def test_the_terminal_says_what_is_worse_first_and_leaves_out_what_is_the_same()
 
 
 def test_a_pick_that_stays_is_said_to_stay() -> None:
-    assert "The pick stays `soup` at" in render(replace(difference(), picks=(PICK, PICK)), "md")
-    assert "Neither audit picks" in render(replace(difference(), picks=(None, None)), "md")
+    assert "The pick stays `soup` at" in FORMATS["md"](replace(difference(), picks=(PICK, PICK)))
+    assert "Neither audit picks" in FORMATS["md"](replace(difference(), picks=(None, None)))
 
 
 def test_audits_without_anything_in_common_are_said_to_have_nothing() -> None:
-    assert "nothing to compare" in render(replace(difference(), deltas=()), "md")
+    assert "nothing to compare" in FORMATS["md"](replace(difference(), deltas=()))
 
 
 SAMPLES = {"plain": difference(), "hostile": hostile(), "wide": wide()}
@@ -100,19 +100,19 @@ SAMPLES = {"plain": difference(), "hostile": hostile(), "wide": wide()}
 
 @pytest.mark.parametrize("found", SAMPLES.values(), ids=SAMPLES)
 def test_the_terminal_stays_within_80_columns(found: Difference) -> None:
-    assert [line for line in render(found, "terminal").splitlines() if width_of(line) > 80] == []
+    assert [line for line in FORMATS["terminal"](found).splitlines() if width_of(line) > 80] == []
 
 
 def test_many_rows_are_counted() -> None:
     many = difference(*(replace(ROW, subject=f"step{k}") for k in range(250)))
-    assert "and 50 rows more" in render(many, "terminal")
-    assert "and 50 rows more" in render(many, "md")
-    assert len(json.loads(render(many, "json"))["deltas"]) == 250
+    assert "and 50 rows more" in FORMATS["terminal"](many)
+    assert "and 50 rows more" in FORMATS["md"](many)
+    assert len(json.loads(FORMATS["json"](many))["deltas"]) == 250
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_no_name_brings_a_control_character_or_markup(form: str) -> None:
-    text = render(hostile(), form)
+    text = FORMATS[form](hostile())
     assert [c for c in text if not c.isprintable() and c != "\n"] == []
     if form == "md":
         outside = re.sub(r"`[^`\n]*`", "", text)
@@ -121,7 +121,7 @@ def test_no_name_brings_a_control_character_or_markup(form: str) -> None:
 
 
 def test_json_holds_every_number_and_null_where_there_is_none() -> None:
-    found = json.loads(render(difference(), "json"))
+    found = json.loads(FORMATS["json"](difference()))
     rows = {(row["subject"], row["scheme"]): row for row in found["deltas"]}
     row = rows["soup", "gptq-4bit"]
     assert (row["loss"], row["loss_low"], row["loss_high"]) == (0.01, 0.004, 0.016)

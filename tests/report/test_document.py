@@ -8,12 +8,12 @@ from qaudit.report import markdown, terminal
 from qaudit.report.document import (
     CodeBlock,
     Figure,
+    Lines,
     Page,
     Section,
     bullets,
     cell,
     fold,
-    lines,
     name_cell,
     paragraph,
     prose,
@@ -24,7 +24,7 @@ from qaudit.report.document import (
 from qaudit.report.format import width_of
 from qaudit.report.html import Blocks
 
-LINES = lines("4 bits: `soup`.", "Not covered: 1 in 21.")
+LINES = Lines((prose("4 bits: `soup`."), prose("Not covered: 1 in 21.")))
 ERRORS = table(
     ("subject", "gptq-4bit", "rtn-3bit"),
     (

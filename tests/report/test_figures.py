@@ -29,7 +29,7 @@ from qaudit.report.chart import (
 )
 from qaudit.report.folder import figures, write
 from qaudit.report.plots import DRAWERS
-from qaudit.report.series import axis, phases, pictures, trunk
+from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.types import AuditRecord, Subject
 from tests.support import sample
@@ -295,7 +295,7 @@ def test_the_margins_are_lines_with_names_and_noise_beneath_them_stays_flat() ->
 def test_the_line_is_the_relative_error_along_the_main_line() -> None:
     view = View(sample.audit())
     errors = [
-        100 * error.estimate for s in trunk(view) if (error := view.error(s.label, "gptq-3bit"))
+        100 * error.estimate for s in view.axis.trunk if (error := view.error(s.label, "gptq-3bit"))
     ]
     look = looks(view.schemes)["gptq-3bit"]
     lines = [
@@ -304,7 +304,7 @@ def test_the_line_is_the_relative_error_along_the_main_line() -> None:
         if (line.get_color(), line.get_linestyle()) == (look["color"], look["ls"])
     ]
     (main,) = lines
-    assert list(main.get_xdata()) == [float(s.first.tokens or 0) for s in trunk(view)]
+    assert list(main.get_xdata()) == [float(s.first.tokens or 0) for s in view.axis.trunk]
     assert list(main.get_ydata()) == errors
 
 
@@ -325,7 +325,7 @@ def test_runs_side_by_side_are_lines_of_their_own() -> None:
     assert len(lines) >= 2 * len(view.schemes)
     assert not {"half", "tenth"} & set(texts(drawing))
     assert "a line for each run" in drawing.note
-    assert all(phase.begin < phase.end for phase in phases(view, axis(view)))
+    assert all(begin < end for _, begin, end in view.axis.phases or ())
 
 
 def test_the_picture_of_accuracy_says_what_its_bands_hold() -> None:
@@ -394,8 +394,7 @@ def test_heights_are_spread_out_in_order() -> None:
 
 
 def test_the_learning_rate_is_read_in_phases() -> None:
-    view = View(sample.audit())
-    found = phases(view, axis(view))
-    assert [phase.name for phase in found] == ["held", "falls"]
-    assert found[0].end == found[1].begin == 5000 * 8192
-    assert phases(View(bare(("a", "b", "c"))), axis(View(bare(("a", "b", "c"))))) == ()
+    (held, falls) = View(sample.audit()).axis.phases or ()
+    assert (held[0], falls[0]) == ("held", "falls")
+    assert held[2] == falls[1] == 5000 * 8192
+    assert View(bare(("a", "b", "c"))).axis.phases is None
