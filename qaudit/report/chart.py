@@ -18,7 +18,6 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -31,7 +30,6 @@ from qaudit.types import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PALETTE = {  # the variable of the page: its light and its dark colour
     "ground": ("#ffffff", "#0d1117"),
@@ -81,29 +79,26 @@ STYLE = {
 }
 
 
-@dataclass
 class Chart:
-    """A figure in pixels from its upper left corner, with what is shown at its marks."""
+    """A figure in pixels from its upper left corner, with what is shown at its marks.
 
-    title: str
-    note: str
-    height: float  # beneath title and note
-    figure: Figure = field(init=False)
-    top: float = field(init=False)
-    tips: dict[str, list[str]] = field(init=False, default_factory=dict)  # by group
-    names: dict[str, str] = field(init=False, default_factory=dict)  # of series that can be hidden
+    The height it is made with is that beneath title and note.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, title: str, note: str, height: float) -> None:
         from matplotlib.figure import Figure
         from matplotlib.transforms import Affine2D
 
-        notes = wrapped(self.note, 128).splitlines()
+        notes = wrapped(note, 128).splitlines()
+        self.title, self.note = title, note
         self.top = MARGIN + 26 + 17 * len(notes)
-        self.height += self.top
+        self.height = height + self.top
+        self.tips: dict[str, list[str]] = {}  # by group
+        self.names: dict[str, str] = {}  # of series that can be hidden
         self.figure = Figure((WIDTH / DOTS, self.height / DOTS), dpi=DOTS)
         flip = Affine2D().scale(1 / WIDTH, -1 / self.height).translate(0, 1)
         self._pixels = flip + self.figure.transFigure
-        self.text(MARGIN, MARGIN + 13, self.title, fontsize=14 * POINT, fontweight="bold")
+        self.text(MARGIN, MARGIN + 13, title, fontsize=14 * POINT, fontweight="bold")
         for k, line in enumerate(notes):
             self.text(MARGIN, MARGIN + 33 + 17 * k, line, color=FAINT)
 
@@ -142,10 +137,9 @@ class Chart:
         finite = [p for p in points if math.isfinite(p[0]) and math.isfinite(p[1])]
         if finite:
             group = self.group(series)
-            self.tips[group] = [tip for _, _, tip in finite]
+            x, y, self.tips[group] = map(list, zip(*finite, strict=True))
             fill = look.get("mfc", look["color"]) if filled else GROUND
             style = look | {"ls": "none", "mew": POINT, "mfc": fill}
-            x, y = [p[0] for p in finite], [p[1] for p in finite]
             axes.plot(x, y, gid=group, clip_on=False, zorder=4, **style)
 
     def curve(
@@ -153,11 +147,11 @@ class Chart:
     ) -> None:
         """Draw a line through estimates and the band of their intervals."""
         style = {name: look[name] for name in ("color", "ls") if name in look}
-        x = [x for x, _ in points]
-        low, high = bounds([interval for _, interval in points])
+        x, intervals = [x for x, _ in points], [interval for _, interval in points]
+        low, high = bounds(intervals)
         band = {"color": look["color"], "alpha": 0.15, "lw": 0, "gid": self.group(series)}
         axes.fill_between(x, low, high, **band)
-        estimates = [interval.estimate for _, interval in points]
+        estimates = [interval.estimate for interval in intervals]
         axes.plot(x, estimates, gid=self.group(series), zorder=3, **style)
 
     def whiskers(
