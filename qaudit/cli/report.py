@@ -274,7 +274,7 @@ def publish(
 
 
 def repository(text: str) -> str:
-    from qaudit.hub.names import repository_of
+    from qaudit.hub.answers import repository_of
 
     ref = repository_of(text)
     if ref is None or ref.revision is not None or ref.subfolder is not None:

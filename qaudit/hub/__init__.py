@@ -1,6 +1,6 @@
 """The Hub: repositories -> checkpoints and texts on this machine, verified.
 
-    names <- connection <- api <- listing <- {series, fetch <- cache} <- {publish, published}
+    answers <- api <- listing <- {series, fetch <- cache} <- {publish, metadata}
 
 Nothing heavy is imported until a Hub is opened: a local audit and every report work without.
 """

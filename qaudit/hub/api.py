@@ -26,36 +26,37 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 
-from qaudit.errors import HubError, Interrupted
-from qaudit.hub.connection import (
+from qaudit.errors import HubError, Interrupted, UnreachableError
+from qaudit.hub.answers import (
+    COMMIT,
     ENDPOINT,
+    LOG_IN,
+    LONGEST_WAIT_SECONDS,
     RESUME,
+    TRIES,
+    TRIES_UNREACHED,
     Credentials,
     DroppedError,
+    GarbledError,
+    HubFile,
+    Kind,
     Request,
+    Revision,
     check_variables,
     dropped_response,
     endpoint_origin,
     environment_token,
-    hub_headers,
+    files_in,
+    is_repository,
     is_set,
-    next_wait_seconds,
+    matching,
     no_file,
     not_known_offline,
     origin_of,
     refusal,
-    session,
-)
-from qaudit.hub.names import (
-    COMMIT,
-    GarbledError,
-    HubFile,
-    Kind,
-    Revision,
-    files_in,
-    is_repository,
-    matching,
     revisions_in,
+    session,
+    wait_seconds,
 )
 from qaudit.version import __version__
 
@@ -283,7 +284,10 @@ class Client:
         try:
             if response.status_code not in (200, 206):
                 raise self._failure(response, request)
-            told = hub_headers(response, self.origin)
+            told: dict[str, str] = {}  # by the Hub itself, also where a redirect led elsewhere
+            for answer in (*response.history, response):
+                if origin_of(str(answer.url)) == self.origin:
+                    told |= answer.headers
             tag = told.get("x-linked-etag") or told.get("etag", "")
             for what, value, expected in (
                 ("commit", told.get("x-repo-commit", ""), request.revision),
@@ -359,19 +363,30 @@ class Client:
 
     def with_retries(self, request: Request, attempt: Callable[[], T]) -> T:
         """Repeat what broke off: a bounded number of times, each with a message."""
-        failures = 0
+        failures, call = 0, request.call
         while not self.stopped.is_set():
             try:
                 return attempt()
-            except DroppedError as dropped:
-                failures += 1
-                wait = next_wait_seconds(dropped, failures, request.call, self.endpoint)
-                if not self.stopped.is_set():
-                    why = f"the Hub asks to wait {wait:.0f} s ({dropped.status})"
-                    if dropped.wait_seconds is None:
-                        why = f"{request.call}: {dropped.reason}; trying again in {wait:.0f} s"
-                    self.say(why)
-                    self.pause(wait)
+            except DroppedError as error:
+                dropped, failures = error, failures + 1
+            wait = wait_seconds(dropped, failures, call)
+            if wait > LONGEST_WAIT_SECONDS:
+                raise UnreachableError(
+                    f"the Hub asks to wait {wait:.6g} s before it tells {call}",
+                    hint=f"when that time is over, {RESUME}; to be let in more often, {LOG_IN}",
+                ) from dropped
+            if failures >= (TRIES_UNREACHED if dropped.unreached else TRIES):
+                raise UnreachableError(
+                    f"`{self.endpoint}` does not tell {call}, asked {failures} times: "
+                    f"{dropped.reason}",
+                    hint=f"when it can be reached, {RESUME}",
+                ) from dropped
+            if not self.stopped.is_set():
+                why = f"the Hub asks to wait {wait:.0f} s ({dropped.status})"
+                if dropped.wait_seconds is None:
+                    why = f"{call}: {dropped.reason}; trying again in {wait:.0f} s"
+                self.say(why)
+                self.pause(wait)
         raise Interrupted(f"stopped while asking for {request.call}", hint=RESUME)
 
     def garbled(self, request: Request, why: str) -> GarbledAnswerError:

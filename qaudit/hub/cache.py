@@ -47,8 +47,7 @@ from filelock import FileLock, Timeout
 from qaudit.checkpoints.stamps import Stamp, hub_cache, own_cache, repo_folder
 from qaudit.errors import HubError, MachineError, not_written
 from qaudit.host import NO_LOCKS
-from qaudit.hub.connection import RESUME
-from qaudit.hub.names import HubFile, Kind, is_commit
+from qaudit.hub.answers import RESUME, HubFile, Kind, is_commit
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -253,12 +252,9 @@ class Ledger:
         data = f"\n{json.dumps(line)}\n".encode()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
+            with self.path.open("ab", buffering=0) as file:
                 while data:  # a short write means a full disk, and the next write raises
-                    data = data[os.write(file, data) :]
-            finally:
-                os.close(file)
+                    data = data[file.write(data) :]
         except OSError as error:
             raise not_kept(self.path, error) from error
 

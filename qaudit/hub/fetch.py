@@ -52,6 +52,7 @@ from qaudit.checkpoints.stamps import (
     weights_of,
 )
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
+from qaudit.hub.answers import LONGEST_WAIT_SECONDS, RESUME, DroppedError, HubFile, wait_seconds
 from qaudit.hub.api import Client
 from qaudit.hub.cache import (
     Claims,
@@ -63,9 +64,7 @@ from qaudit.hub.cache import (
     not_kept,
     not_read,
 )
-from qaudit.hub.connection import LONGEST_WAIT_SECONDS, RESUME, DroppedError, wait_seconds
 from qaudit.hub.listing import Listing
-from qaudit.hub.names import HubFile
 from qaudit.hub.series import PlacedFile, index_file, settings_files, weights_on_hub
 from qaudit.support.sizes import part_of, size
 from qaudit.types import SILENT, Checkpoint, TextFile, Watch

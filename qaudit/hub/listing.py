@@ -27,20 +27,22 @@ from typing import Any, TypeVar
 from qaudit.checkpoints.header import header_nbytes, tensors_in
 from qaudit.checkpoints.stamps import own_cache, repo_folder
 from qaudit.errors import HubError, MachineError, SourceError
-from qaudit.hub.api import Client
-from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read
-from qaudit.hub.connection import Request, no_revision, not_known_offline
-from qaudit.hub.names import (
+from qaudit.hub.answers import (
     GarbledError,
     HubFile,
     Kind,
+    Request,
     Revision,
     files_in,
     is_commit,
+    no_revision,
+    not_known_offline,
     plain_path,
     revisions_in,
     shapes_in,
 )
+from qaudit.hub.api import Client
+from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read
 from qaudit.support.keys import nearest
 from qaudit.types import digest
 from qaudit.whole import write_whole

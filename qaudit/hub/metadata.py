@@ -42,7 +42,7 @@ from qaudit.report.format import percent, printable
 from qaudit.report.views import View
 from qaudit.support.foreign import yaml_of
 from qaudit.support.keys import nearest
-from qaudit.types import FULL_PRECISION, AuditRecord, MeasurementRow, Subject, TextFile
+from qaudit.types import FULL_PRECISION, AuditRecord, MeasurementRow, Subject
 
 SOURCE = "qaudit"
 """The name of the source of our results in a model-index."""
@@ -209,7 +209,7 @@ def _root_of(front: str) -> MappingNode | None:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 2}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "it is not YAML"
-        raise OddError(f"{_printable(problem)}{line}") from error
+        raise OddError(f"{printable(problem)}{line}") from error
     if root is None:
         return None
     if not isinstance(root, MappingNode) or root.flow_style:
@@ -220,12 +220,8 @@ def _root_of(front: str) -> MappingNode | None:
     try:
         yaml_of(front)  # refuses aliases that stand for millions of items
     except ValueError as error:
-        raise OddError(_printable(str(error))) from error
+        raise OddError(printable(str(error))) from error
     return root
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _with_key(front: str, name: str, value: Any) -> str:
@@ -283,34 +279,39 @@ def metadata_of(
         bases = tuple(base for base in _repos(subject) if base != repo)
         wanted = replace(wanted, base_models=bases)
     text = next((t for t in audit.plan.texts if t.source == audit.plan.recipe.evaluation), None)
-    if text is not None:
-        results = _results(View(audit), subject, text, audit_url)
-        return replace(wanted, results=results), (*notes, NO_EVAL_RESULTS)
-    note = (
-        "nothing is written to `model-index`: a result names a data set of the Hub, "
-        "and this was measured on other text"
-    )
-    return wanted, (*(notes if wanted.base_models else ()), note, NO_EVAL_RESULTS)
+    if text is None:
+        note = (
+            "nothing is written to `model-index`: a result names a data set of the Hub, "
+            "and this was measured on other text"
+        )
+        return wanted, (*(notes if wanted.base_models else ()), note, NO_EVAL_RESULTS)
+    view = View(audit)
+    scores = [view.score(subject.label, scheme) for scheme in (FULL_PRECISION, *view.schemes)]
+    metrics = [_metric(view, s) for s in scores if s is not None and math.isfinite(s.perplexity)]
+    name = printable(f"{text.repo}: {text.path}")
+    result = {
+        "task": {"type": "text-generation"},
+        "dataset": {"name": name, "type": text.repo, "revision": text.commit},
+        "metrics": metrics,
+        "source": {"url": audit_url, "name": SOURCE},
+    }
+    return replace(wanted, results=(result,) if metrics else ()), (*notes, NO_EVAL_RESULTS)
 
 
 def _subject_of(
     audit: AuditRecord, repo: str, weights: Collection[str], label: str | None
 ) -> tuple[Subject | None, list[str]]:
-    measured = View(audit).subjects
+    measured = {s.label: s for s in View(audit).subjects}
     if label is not None:
-        subject = next((s for s in measured if s.label == label), None)
-        if subject is None:
-            raise UsageError(
-                f"nothing was measured of `{label}`",
-                hint=nearest(label, [s.label for s in measured]),
-            )
-        return subject, []
+        if label not in measured:
+            raise UsageError(f"nothing was measured of `{label}`", hint=nearest(label, measured))
+        return measured[label], []
     picked = audit.pick.subject if audit.pick else None
-    same = [s for s in measured if s.merge is None and s.first.files]
+    same = [s for s in measured.values() if s.merge is None and s.first.files]
     same = [s for s in same if all(f.sha256 in weights for f in s.first.files)]
     if same:
         return next((s for s in same if s.label == picked), same[-1]), []
-    pick = next((s for s in measured if s.label == picked), None)
+    pick = measured.get(picked or "")
     if pick is not None and pick.merge is not None and repo not in _repos(pick):
         note = f"`{repo}` is taken for `{pick.label}`, the pick"
         return pick, [f"{note}; name another with `--subject`"]
@@ -322,19 +323,6 @@ def _subject_of(
 
 def _repos(subject: Subject) -> list[str]:
     return list(dict.fromkeys(c.ref.location for c, _ in subject.members if c.commit))
-
-
-def _results(view: View, subject: Subject, text: TextFile, url: str) -> tuple[dict[str, Any], ...]:
-    scores = [view.score(subject.label, scheme) for scheme in (FULL_PRECISION, *view.schemes)]
-    metrics = [_metric(view, s) for s in scores if s is not None and math.isfinite(s.perplexity)]
-    name = printable(f"{text.repo}: {text.path}")
-    entry = {
-        "task": {"type": "text-generation"},
-        "dataset": {"name": name, "type": text.repo, "revision": text.commit},
-        "metrics": metrics,
-        "source": {"url": url, "name": SOURCE},
-    }
-    return (entry,) if metrics else ()
 
 
 def _metric(view: View, score: MeasurementRow) -> dict[str, Any]:

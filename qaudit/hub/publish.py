@@ -31,7 +31,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
+from operator import methodcaller
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,10 +45,9 @@ from qaudit.errors import (
     UsageError,
 )
 from qaudit.hub import Hub, open_hub
+from qaudit.hub.answers import LOG_IN, DroppedError, HubFile, Request, repository_of
 from qaudit.hub.api import GarbledAnswerError, checked
-from qaudit.hub.connection import LOG_IN, DroppedError, Request
 from qaudit.hub.metadata import metadata_of, with_metadata
-from qaudit.hub.names import HubFile, repository_of
 from qaudit.report import document as doc
 from qaudit.report.chart import dark
 from qaudit.report.folder import PICTURES, figures, render_block, render_card, render_page
@@ -192,6 +192,7 @@ def plan_of(
 def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: Count) -> Outcome:
     """Open the pull request, or add to the one that is open, unless it holds all of it."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     require_account(hub)
     if plan.is_done:
@@ -204,9 +205,12 @@ def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: 
         f"whether it takes the files for `{plan.repo}`", plan.repo, revision=branch, writes=True
     )
     additions = [CommitOperationAdd(a.path, a.content) for a in plan.additions]
+    disable_progress_bars()
     for start in range(0, len(additions), _AT_A_TIME):
         some = additions[start : start + _AT_A_TIME]
-        hub.client.ask(request, partial(_upload, plan.repo, some, where))
+        with warnings.catch_warnings(action="ignore"):
+            upload = methodcaller("preupload_lfs_files", plan.repo, some, **where)
+            hub.client.ask(request, upload)
         if ignored := [a.path_in_repo for a in some if a._should_ignore]:
             raise HubError(
                 f"`.gitignore` of `{plan.repo}` leaves out `{ignored[0]}`",
@@ -214,6 +218,7 @@ def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: 
             )
         progress(start + len(some), len(additions))
     where |= {"commit_message": title, "commit_description": description}
+    where["parent_commit"] = plan.commit
     operations: list[Any] = [*additions, *map(CommitOperationDelete, plan.removed)]
     try:
         commit = _commit(plan, operations, where, hub, request)
@@ -221,14 +226,6 @@ def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: 
     except LostReplyError as lost:
         url = _search(plan, hub, lost).url
     return Outcome("updated" if plan.onto else "opened", url, plan)
-
-
-def _upload(repo: str, some: Any, where: Mapping[str, Any], api: HfApi) -> None:
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    disable_progress_bars()
-    with warnings.catch_warnings(action="ignore"):
-        api.preupload_lfs_files(repo, some, **where)
 
 
 def _commit(
@@ -240,9 +237,7 @@ def _commit(
     def send(api: HfApi) -> CommitInfo:
         try:
             with warnings.catch_warnings(action="ignore"):
-                commit: CommitInfo = api.create_commit(
-                    plan.repo, operations, parent_commit=plan.commit, **where
-                )
+                commit: CommitInfo = api.create_commit(plan.repo, operations, **where)
                 return commit
         except ValueError as error:
             if "metadata in README" not in str(error):
@@ -271,11 +266,15 @@ def _own_pull_requests(repo: str, hub: Hub) -> list[Discussion]:
 
     def read(api: HfApi) -> list[Discussion]:
         author = api.whoami()["name"]
-        ours = api.get_repo_discussions(repo, author=author, discussion_type="pull_request")
-        return [d for d in ours if d.is_pull_request and d.author == author]
+        every = api.get_repo_discussions(repo, author=author, discussion_type="pull_request")
+        return [
+            d
+            for d in every
+            if d.is_pull_request and d.author == author and d.status in ("open", "draft")
+            if d.title.endswith(MARK)
+        ]
 
     ours = hub.client.ask(Request(f"the pull requests of `{checked(repo)}`", repo), read)
-    ours = [d for d in ours if d.status in ("open", "draft") and d.title.endswith(MARK)]
     return sorted(ours, key=lambda discussion: -discussion.num)
 
 
@@ -348,18 +347,18 @@ def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> 
     weights = frozenset(file.identity for file in listed.values())
     url = f"{hub.client.endpoint}/{repo}/blob/main/{AUDIT}"
     metadata, notes = metadata_of(folder.audit, repo, subject, weights=weights, audit_url=url)
-    before = ""
-    if (file := listed.get(README)) is not None:
+    before, file = b"", listed.get(README)
+    if file is not None:
         if file.nbytes > _LARGEST_README_NBYTES:
             hint = "shorten it on the Hub first"
             raise HubError(f"`{README}` of `{repo}` is too long", hint=hint)
-        readme = hub.fetcher.files(repo, commit, README, [file], show=False) / README
-        try:
-            before = readme.read_bytes().decode()
-        except UnicodeDecodeError as error:
-            hint = "write it anew in UTF-8 on the Hub first"
-            raise HubError(f"`{README}` of `{repo}` is not UTF-8", hint=hint) from error
-    after, edit_notes = with_metadata(before, metadata, repo)
+        before = (hub.fetcher.files(repo, commit, README, [file], show=False) / README).read_bytes()
+    try:
+        readme = before.decode()
+    except UnicodeDecodeError as error:
+        hint = "write it anew in UTF-8 on the Hub first"
+        raise HubError(f"`{README}` of `{repo}` is not UTF-8", hint=hint) from error
+    after, edit_notes = with_metadata(readme, metadata, repo)
     has_page = f"{FOLDER}/{PAGE}" in folder.files
     try:
         after = put_block(after, render_block(folder.audit, FOLDER, has_page=has_page))
@@ -368,7 +367,7 @@ def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> 
     additions = [Addition(README, after.encode())]
     additions += [Addition(path, data) for path, data in sorted(folder.files.items())]
     notes = (*folder.notes, *notes, *edit_notes)
-    return plan_of(repo, place, additions, _STALE, (before, after), notes)
+    return plan_of(repo, place, additions, _STALE, (readme, after), notes)
 
 
 def title_of(message: str) -> str:

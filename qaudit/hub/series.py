@@ -48,8 +48,7 @@ from qaudit.checkpoints.stamps import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOK
 from qaudit.core.doubts import NO_WEIGHTS
 from qaudit.errors import HubError, QauditError, UsageError
 from qaudit.families import Family, find, load
-from qaudit.hub.connection import check_variables
-from qaudit.hub.names import HubFile, Revision, is_commit, repository_of
+from qaudit.hub.answers import HubFile, Revision, check_variables, is_commit, repository_of
 from qaudit.support.keys import first_of, nearest
 from qaudit.types import HUB, Checkpoint, Recipe, Ref, WeightFile
 

@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from qaudit.checkpoints.stamps import folder_of, text_path
-from qaudit.errors import HubError, QauditError, SourceError, UnreachableError, UsageError
+from qaudit.errors import HubError, SourceError, UnreachableError, UsageError
 from qaudit.hub import Hub
-from qaudit.hub.names import is_repository
+from qaudit.hub.answers import is_repository
 from qaudit.items.prepare import Reading, read_items
 from qaudit.items.tokens import ItemText, item_text
 from qaudit.sandbox import Templates
@@ -86,8 +87,7 @@ def read_corpus(
     protocol = make_protocol(recipe, plan.context, plan.item_context)
     searches = any(subject.is_search for subject in plan.subjects)
     corpus, sources = cut_texts(recipe, paths, tokenizer, protocol, places, searches=searches)
-    named = (("strata", recipe.strata), ("choices", recipe.choices))
-    sources += [(role, name) for role, name in named if name]
+    sources += [(role, name) for role in ("strata", "choices") if (name := getattr(recipe, role))]
     if borrowed:
         sources.append(("tokenizer", f"{borrowed.ref.location}@{borrowed.commit}"))
     recorded: list[tuple[str, str]] = []
@@ -95,26 +95,21 @@ def read_corpus(
         text = on_hub.get(name)
         recorded.append((role, pinned(text) if text else name))
         recorded += [(f"{role}_sha256", text.sha256)] if text else []
-    notes = (*corpus.notes, *notes)
-    rollouts = corpus.rollouts
+    notes, rollouts = (*corpus.notes, *notes), corpus.rollouts
     if rollouts and all(rollouts.weights_sha256 != s.content for s in plan.subjects):
-        notes = (
-            *notes,
+        note = (
             f"the rollouts were written by `{rollouts.target}`, whose weights are none of those "
-            "that are measured: they are text like any other",
+            "that are measured: they are text like any other"
         )
-    corpus = replace(
-        corpus,
-        notes=notes,
-        sources=tuple(recorded),
-        has_chat_template=recipe.chat_template is not None or has_template(places),
-    )
+        notes = (*notes, note)
+    has_chat_template = recipe.chat_template is not None or has_template(places)
+    corpus = replace(corpus, notes=notes, sources=tuple(recorded))
+    corpus = replace(corpus, has_chat_template=has_chat_template)
     if not recipe.tasks:
         return corpus
     context = plan.item_context or plan.context
     reading = Reading(recipe, plan.texts, tokenizer_sha256(places), context)
-    items, failed = read_items(reading, tokenizer, failed or {})
-    return _with_items(corpus, items, failed)
+    return _with_items(corpus, *read_items(reading, tokenizer, failed or {}))
 
 
 def cut_texts(
@@ -214,20 +209,30 @@ def find_texts(listing: Listing, recipe: Recipe) -> tuple[TextFile, ...]:
     texts: dict[str, TextFile] = {}
     for role, source in hub_sources(recipe):
         if source not in texts:
-            try:
+            with _needed(role, source):
                 texts[source] = find_text(listing, source)
-            except (HubError, UnreachableError) as error:
-                raise _cannot_be_had(role, source, error) from error
     return tuple(texts.values())
 
 
 def fetch_texts(fetcher: Fetcher, recipe: Recipe, texts: Sequence[TextFile]) -> None:
     """Fetch and check the texts of a plan; where one cannot be had, the scan ends here."""
     for role, source in hub_sources(recipe):
-        try:
+        with _needed(role, source):
             fetcher.text(planned_text(texts, source))
-        except (HubError, UnreachableError) as error:
-            raise _cannot_be_had(role, source, error) from error
+
+
+@contextmanager
+def _needed(role: str, source: str) -> Iterator[None]:
+    """Say of a text that cannot be had what it is for."""
+    try:
+        yield
+    except (HubError, UnreachableError) as error:
+        what = "multiple-choice items" if role == "choices" else f"{role} text"
+        hint = error.hint and f"{error.hint}{'' if error.hint.endswith('?') else ';'} "
+        raise type(error)(
+            f"the {what} `{source}` cannot be had: {error.message}",
+            hint=f"{hint}or give another text with `--{role}`",
+        ) from error
 
 
 def hub_sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -239,22 +244,13 @@ def hub_sources(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def planned_text(texts: Sequence[TextFile], source: str) -> TextFile:
-    for text in texts:
-        if text.source == source:
-            return text
-    raise SourceError(
-        f"the text `{source}` was not looked up when the audit was planned",
-        hint="plan the audit again",
-    )
-
-
-def _cannot_be_had(role: str, source: str, error: QauditError) -> QauditError:
-    what = "multiple-choice items" if role == "choices" else f"{role} text"
-    hint = error.hint and f"{error.hint}{'' if error.hint.endswith('?') else ';'} "
-    return type(error)(
-        f"the {what} `{source}` cannot be had: {error.message}",
-        hint=f"{hint}or give another text with `--{role}`",
-    )
+    text = next((text for text in texts if text.source == source), None)
+    if text is None:
+        raise SourceError(
+            f"the text `{source}` was not looked up when the audit was planned",
+            hint="plan the audit again",
+        )
+    return text
 
 
 def is_hub_text(source: str) -> bool:
@@ -269,7 +265,13 @@ def find_text(listing: Listing, source: str) -> TextFile:
     try:
         file = listing.file(repo, commit, path, kind="dataset")
     except HubError as error:
-        raise HubError(error.message, hint=_near(listing, repo, commit, path, error)) from error
+        folder, _, name = path.rpartition("/")
+        near = ""
+        with suppress(HubError):  # the folder is not there either
+            files = listing.client.files(repo, commit, folder, kind="dataset")
+            near = nearest(name, [f.path.rpartition("/")[2] for f in files if is_text(f.path)])
+        hint = near if near.startswith("did you mean") else error.hint
+        raise HubError(error.message, hint=hint) from error
     return TextFile(source, repo, commit, path, file.nbytes, file.identity)
 
 
@@ -282,31 +284,29 @@ def pinned(text: TextFile) -> str:
 def parse_source(source: str) -> tuple[str, str | None, str]:
     """Return repository, revision and path of a source, or refuse it by what is wrong with it."""
     location = split_field(source)[0]
-    if len(source) > _LONGEST or not source.isprintable():
-        raise _refused(source, "holds characters that no name has, or too many of them")
     match = _SOURCE.fullmatch(location)
-    if match is None:
-        raise _refused(source, "is not a file of a dataset", hint=_form(location))
-    repo, path = match["repo"], match["path"]
-    revision = unquote(match["revision"]) if match["revision"] else None
-    if not is_repository(repo):
-        raise _refused(source, f"names a dataset `{repo}`, which no dataset can be called")
-    if revision is not None and (_NO_REVISION.search(revision) or not revision.isprintable()):
-        raise _refused(source, "names a revision as no revision can be called")
-    if "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
-        hint = f"name a file in it: {location}FILE" if path[-1:] == "/" else f"write it as {FORM}"
-        raise _refused(source, "does not name a file inside the dataset", hint=hint)
-    if not is_text(path):
-        hint = f"text is {KINDS}"
+    repo, revision, path = match.group("repo", "revision", "path") if match else ("", None, "")
+    revision = unquote(revision) if revision else None
+    why, hint = "", f"write it as {FORM}"
+    if len(source) > _LONGEST or not source.isprintable():
+        why = "holds characters that no name has, or too many of them"
+    elif match is None:
+        why, hint = "is not a file of a dataset", _form(location)
+    elif not is_repository(repo):
+        why = f"names a dataset `{repo}`, which no dataset can be called"
+    elif revision is not None and (_NO_REVISION.search(revision) or not revision.isprintable()):
+        why = "names a revision as no revision can be called"
+    elif "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        why = "does not name a file inside the dataset"
+        hint = f"name a file in it: {location}FILE" if path[-1:] == "/" else hint
+    elif not is_text(path):
+        why, hint = "is not text that can be read", f"text is {KINDS}"
         if "." not in path.rpartition("/")[2]:
             hint = f"name a file in it: {location}/FILE; {hint}"
-        raise _refused(source, "is not text that can be read", hint=hint)
+    if why:
+        shown = "".join(c if c.isprintable() else "?" for c in source[:200])
+        raise UsageError(f"the text `{shown}` {why}", hint=hint)
     return repo, revision, path
-
-
-def _refused(source: str, why: str, *, hint: str = f"write it as {FORM}") -> UsageError:
-    shown = "".join(c if c.isprintable() else "?" for c in source[:200])
-    return UsageError(f"the text `{shown}` {why}", hint=hint)
 
 
 def _form(location: str) -> str:
@@ -318,13 +318,3 @@ def _form(location: str) -> str:
     if not rest.startswith("datasets/") and is_repository("/".join(re.split("[/@]", rest)[:2])):
         return f"if that is a dataset, write hf://datasets/{rest}"
     return f"write it as {FORM}"
-
-
-def _near(listing: Listing, repo: str, commit: str, path: str, error: HubError) -> str:
-    folder, _, name = path.rpartition("/")
-    try:
-        files = listing.client.files(repo, commit, folder, kind="dataset")
-    except HubError:  # the folder is not there either
-        return error.hint
-    near = nearest(name, [f.path.rpartition("/")[2] for f in files if is_text(f.path)])
-    return near if near.startswith("did you mean") else error.hint

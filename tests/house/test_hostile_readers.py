@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import QauditError
-from qaudit.hub import names
-from qaudit.hub.names import GarbledError
+from qaudit.hub import answers
+from qaudit.hub.answers import GarbledError
 from qaudit.text.documents import read_choices
 from qaudit.text.tokenizer import Cutter, load_tokenizer
 from qaudit.types import Document, Protocol
@@ -30,7 +30,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5),
     max_leaves=12,
 )
-PARSERS = [names.revisions_in, names.files_in, names.shapes_in]
+PARSERS = [answers.revisions_in, answers.files_in, answers.shapes_in]
 
 
 @given(rows=st.lists(JSON, max_size=4))

@@ -21,16 +21,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import HubError, Interrupted, QauditError, UnreachableError, UsageError
-from qaudit.hub.api import Client
-from qaudit.hub.connection import (
+from qaudit.hub.answers import (
     LONGEST_WAIT_SECONDS,
     TRIES,
     TRIES_UNREACHED,
     DroppedError,
+    GarbledError,
+    HubFile,
+    files_in,
+    is_repository,
     requested_wait_seconds,
     wait_seconds,
 )
-from qaudit.hub.names import GarbledError, HubFile, files_in, is_repository
+from qaudit.hub.api import Client
 from tests.support.hub import Hub
 
 REPO = "alice/tiny"

@@ -26,10 +26,9 @@ from qaudit.checkpoints import stamps
 from qaudit.checkpoints.stamps import content_read, folder_of, text_path
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub import fetch as fetch_module
+from qaudit.hub.answers import DroppedError, HubFile
 from qaudit.hub.cache import Snapshot
-from qaudit.hub.connection import DroppedError
 from qaudit.hub.fetch import Fetcher, Transfer
-from qaudit.hub.names import HubFile
 from qaudit.hub.series import settings_files
 from qaudit.types import Checkpoint, TextFile, WeightFile
 from tests.support.fetching import (

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from qaudit.checkpoints.safetensors import headers
 from qaudit.errors import HubError
+from qaudit.hub.answers import HubFile, is_commit
 from qaudit.hub.api import Client
 from qaudit.hub.listing import FIRST_NBYTES, Listing
-from qaudit.hub.names import HubFile, is_commit
 from tests.support.hub import Hub
 
 REPO, SHARDED = "alice/tiny", "alice/sharded"

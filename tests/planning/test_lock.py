@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.errors import UsageError
-from qaudit.hub.names import HubFile
+from qaudit.hub.answers import HubFile
 from qaudit.planning import pin
 from qaudit.saved.parts import digest_of, write_plan
 from qaudit.types import (

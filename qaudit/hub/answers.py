@@ -1,7 +1,12 @@
-"""Around each request: the environment's variables, what a failure is called, when to try again.
+"""What the Hub answers: names that are checked, failures by what they are called, and waits.
 
-Variables are read at every call: two clients of one process may have different settings, and a
-variable that is set after a module was loaded counts.
+Names in an answer become paths on this machine and sizes become promises about its disk: a commit
+is forty hexadecimal digits, a size is a whole number, a path stays below the folder it is joined
+to. One bad entry refuses the whole answer, because a listing with holes would price, fetch and
+identify something else than what was requested.
+
+Variables of the environment are read at every call: two clients of one process may have different
+settings, and a variable that is set after a module was loaded counts.
 
 The Hub hides what an account may not see: without a token, a private repository and a missing one
 give the same 401, often without any code. The message then names both. A gated repository, a
@@ -21,18 +26,177 @@ import re
 import time
 import unicodedata
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from qaudit.errors import HubError, UnreachableError, UsageError
-from qaudit.hub.names import Kind
+from qaudit.errors import HubError, UsageError
+from qaudit.types import Ref
 
 if TYPE_CHECKING:  # a local audit checks the variables and needs no connection
     import httpx2
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+_KIND = re.compile("branch|tag")
+_LARGEST_FILE = 1 << 53  # past it JSON numbers lose their last digits elsewhere
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255  # bytes; what file systems take
+_REPOSITORY = re.compile(r"\w([\w.-]{0,94}\w)?(/\w([\w.-]{0,94}\w)?)?", re.ASCII)
+
+
+T = TypeVar("T")
+Kind = Literal["model", "dataset"]
+"""What a repository holds."""
+
+
+class GarbledError(ValueError):
+    """An answer is not what the Hub sends."""
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A name that a repository gives to a commit."""
+
+    name: str
+    commit: str
+    kind: Literal["branch", "tag"]
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file at one commit, known by the hash of its bytes before any of them is fetched."""
+
+    path: str
+    nbytes: int
+    git_id: str  # of the bytes, or of the LFS pointer that stands for them
+    sha256: str | None  # of the bytes, where they are kept by LFS
+
+    @classmethod
+    def identified(cls, path: str, nbytes: int, identity: str) -> HubFile:
+        if identity.startswith("git:"):
+            return cls(path, nbytes, identity.removeprefix("git:"), None)
+        return cls(path, nbytes, "", identity)
+
+    @property
+    def blob(self) -> str:
+        """Return the name of the file of the shared cache that holds these bytes."""
+        return self.sha256 or self.git_id
+
+    @property
+    def identity(self) -> str:
+        return self.sha256 or f"git:{self.git_id}"
+
+
+def is_commit(text: str) -> bool:
+    return COMMIT.fullmatch(text) is not None
+
+
+def revisions_in(rows: Any) -> tuple[Revision, ...]:
+    """Read the name, commit and kind of each revision."""
+    revisions: dict[str, Revision] = {}
+    for name, commit, kind in rows_in(rows, 3):
+        plain_path(name, "the name of a revision")
+        matching(COMMIT, commit, f"the commit of `{name}`")
+        matching(_KIND, kind, f"the kind of `{name}`")
+        _add(revisions, f"{kind} `{name}`", Revision(name, commit, kind))
+    return tuple(revisions.values())
+
+
+def files_in(rows: Any) -> tuple[HubFile, ...]:
+    """Read the path, size, git id and sha256 of each file in a tree."""
+    files: dict[str, HubFile] = {}
+    for path, nbytes, git_id, sha256 in rows_in(rows, 4):
+        plain_path(path, "the path of a file")
+        whole_number(nbytes, path)
+        matching(COMMIT, git_id, f"the git id of `{path}`")
+        if sha256 is not None:
+            matching(SHA256, sha256, f"the sha256 of `{path}`")
+        _add(files, f"file `{path}`", HubFile(path, nbytes, git_id, sha256))
+    for path in [file.path for file in files.values()]:
+        while path := path.rpartition("/")[0]:
+            if f"file `{path}`" in files:
+                raise GarbledError(f"`{path}` is both a file and a folder")
+    return tuple(sorted(files.values(), key=lambda file: file.path))
+
+
+def shapes_in(rows: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Read the name, dtype and shape of each tensor."""
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, dtype, shape in rows_in(rows, 3):
+        if not isinstance(name, str) or not isinstance(dtype, str) or not isinstance(shape, list):
+            raise GarbledError("an entry is not a tensor")
+        _add(shapes, name, (dtype, tuple(whole_number(n, "a tensor") for n in shape)))
+    return shapes
+
+
+def is_repository(text: str) -> bool:
+    """Return whether a text is `name` or `owner/name` by the rules of the Hub."""
+    plain = _REPOSITORY.fullmatch(text) is not None
+    return plain and not any(part in text for part in ("--", "..")) and not text.endswith(".git")
+
+
+def repository_of(target: str, *, glob: bool = False) -> Ref | None:
+    """Return what `[hf://]org/name[@revision][//folder]` names; None for any other text."""
+    ref = Ref.parse(target)
+    owner, slash, name = ref.location.partition("/")
+    name = owner + slash + (re.sub(r"[*?\[\]]", "x", name) if glob else name)
+    odd = target.endswith(("@", "//")) or "@" in (ref.revision or "")
+    return ref if "/" in name and is_repository(name) and not odd else None
+
+
+def rows_in(value: Any, columns: int) -> list[Sequence[Any]]:
+    if not isinstance(value, list):
+        raise GarbledError("it is not a list")
+    if any(not isinstance(row, list | tuple) or len(row) != columns for row in value):
+        raise GarbledError(f"an entry of it does not have {columns} parts")
+    return value
+
+
+def _add(table: dict[str, T], name: str, value: T) -> None:
+    if name in table:
+        raise GarbledError(f"it names {name} twice")
+    table[name] = value
+
+
+def plain_path(value: Any, what: str) -> str:
+    """Return a relative path of plain segments, which cannot leave its folder."""
+    if not isinstance(value, str) or not value:
+        raise GarbledError(f"{what} is missing")
+    segments = value.split("/")
+    if any(segment in ("", ".", "..") for segment in segments) or "\\" in value:
+        raise GarbledError(f"{what} is {quoted(value)}, which is not a plain relative path")
+    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in value):
+        raise GarbledError(f"{what} is {quoted(value)}, which holds control characters")
+    longest = max(len(segment.encode()) for segment in segments)
+    if len(value.encode()) > _LONGEST_PATH or longest > _LONGEST_NAME:
+        raise GarbledError(f"{what} is longer than a file's name may be")
+    return value
+
+
+def whole_number(value: Any, path: str) -> int:
+    """Return a whole number that JSON holds exactly."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST_FILE:
+        raise GarbledError(f"the size of `{path}` is {quoted(value)}")
+    return value
+
+
+def matching(pattern: re.Pattern[str], value: Any, what: str) -> str:
+    """Return a text that a pattern matches."""
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise GarbledError(f"{what} is {quoted(value)}, which is no such id")
+    return value
+
+
+def quoted(value: Any) -> str:
+    """Return a foreign value for a message: escaped and short."""
+    text = ascii(value)
+    return f"`{text[:80]}...`" if len(text) > 80 else f"`{text}`"
+
+
+# ---------------------------------------------------------------------------- the environment
 
 ENDPOINT = "https://huggingface.co"
 Origin = tuple[str, str, int]
@@ -124,29 +288,20 @@ LONGEST_WAIT_SECONDS = 360.0
 
 _WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _WAITS_LIMITED_SECONDS = (15.0, 30.0, 60.0, 120.0, 120.0)  # past the end of a window
-_HUB_HEADERS = ("x-repo-commit", "x-linked-etag", "etag", "x-linked-size")
 _RATE_LIMIT = re.compile(r'"\w+"\s*;\s*r\s*=\s*(\d{1,9})\s*;\s*t\s*=\s*(\d{1,9})')
 
 
+@dataclass(eq=False)
 class DroppedError(Exception):
-    """A transfer broke off: the bytes before that are good, and the rest can be requested again.
+    """A transfer broke off: the bytes before that are good, and the rest can be requested again."""
 
-    `unreached`: no connection was made, so there is not even a status.
-    """
+    reason: str
+    wait_seconds: float | None = None  # as the server requested it
+    status: int | None = None
+    unreached: bool = False  # no connection was made, so there is not even a status
 
-    def __init__(
-        self,
-        reason: str,
-        wait_seconds: float | None = None,
-        *,
-        status: int | None = None,
-        unreached: bool = False,
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.wait_seconds = wait_seconds  # as the server requested it
-        self.status = status
-        self.unreached = unreached
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True)
@@ -287,22 +442,6 @@ def requested_wait_seconds(status: int, headers: Mapping[str, str], now: float) 
     return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now)
 
 
-def next_wait_seconds(dropped: DroppedError, failures: int, call: str, endpoint: str) -> float:
-    """Return how long to wait before a request is sent again, or raise if that is of no use."""
-    wait = wait_seconds(dropped, failures, call)
-    if wait > LONGEST_WAIT_SECONDS:
-        raise UnreachableError(
-            f"the Hub asks to wait {wait:.6g} s before it tells {call}",
-            hint=f"when that time is over, {RESUME}; to be let in more often, {LOG_IN}",
-        ) from dropped
-    if failures >= (TRIES_UNREACHED if dropped.unreached else TRIES):
-        raise UnreachableError(
-            f"`{endpoint}` does not tell {call}, asked {failures} times: {dropped.reason}",
-            hint=f"when it can be reached, {RESUME}",
-        ) from dropped
-    return wait
-
-
 def wait_seconds(dropped: DroppedError, failures: int, call: str) -> float:
     """Return how long to wait after so many failures: as requested, or longer each time."""
     if dropped.wait_seconds is not None:
@@ -318,12 +457,3 @@ def dropped_response(response: httpx2.Response) -> DroppedError | None:
         return None
     wait = requested_wait_seconds(status, response.headers, time.time())
     return DroppedError(f"it answers {status}", wait, status=status)
-
-
-def hub_headers(response: httpx2.Response, origin: Origin) -> dict[str, str]:
-    """Return what the Hub itself says of a file, also where a redirect led elsewhere."""
-    headers: dict[str, str] = {}
-    for answer in (*response.history, response):
-        if origin_of(str(answer.url)) == origin:
-            headers |= {k: answer.headers[k] for k in _HUB_HEADERS if k in answer.headers}
-    return headers
