@@ -12,18 +12,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.configuration import read_configuration, unreadable
-from qaudit.checkpoints.safetensors import (
-    ADAPTER,
-    ADAPTER_WEIGHTS,
-    WeightFolder,
-    unread_tensors,
-)
+from qaudit.checkpoints.safetensors import ADAPTER, ADAPTER_WEIGHTS, WeightFolder, unread_tensors
 from qaudit.checkpoints.stamps import own_folder
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.support.lazy import Tensor
@@ -32,6 +27,7 @@ from qaudit.types import Checkpoint
 from qaudit.whole import read_regular
 
 _PREFIX = "base_model.model."
+_WITH_PEFT = "merge it into its base with PEFT (`merge_and_unload`), and scan the result"
 _PARTS = {
     "lora_A.weight": "A", "lora_B.weight": "B", "lora_magnitude_vector": "magnitude",
     "lora_magnitude_vector.weight": "magnitude", "lora_embedding_A": "embedding_A",
@@ -58,10 +54,6 @@ class AdapterSettings:
     rank_stabilized: bool
     fan_in_fan_out: bool
 
-    def scale(self, module: str, rank: int) -> float:
-        alpha = float(_by_pattern(self.alpha_pattern, module, self.alpha))
-        return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
-
 
 def read_adapter(folder: Path) -> AdapterSettings:
     """Read `adapter_config.json`, or refuse what is not merged as PEFT merges it."""
@@ -72,28 +64,43 @@ def read_adapter(folder: Path) -> AdapterSettings:
             f"`{path}` is of type `{str(kind)[:40]}`, and adapters of type `LORA` are merged",
             hint="merge it into its base with its own library, and scan the result",
         )
-    for key in _OTHER_ARITHMETIC:
-        if table.get(key):
-            raise ConfigurationError(
-                f"`{path}` sets `{key}`, and such adapters are not merged here",
-                hint="merge it into its base with PEFT (`merge_and_unload`), and scan the result",
-            )
-    base, revision = table.get("base_model_name_or_path"), table.get("revision")
+    for key in filter(table.get, _OTHER_ARITHMETIC):
+        raise ConfigurationError(
+            f"`{path}` sets `{key}`, and such adapters are not merged here", hint=_WITH_PEFT
+        )
+    base, revision = (table.get(key) for key in ("base_model_name_or_path", "revision"))
     try:
         return AdapterSettings(
-            base=str(base) if base else None,
-            revision=str(revision) if revision else None,
-            rank=_number(table, "r", int),
-            alpha=_number(table, "lora_alpha", float),
-            rank_pattern=_pattern(table, "rank_pattern"),
-            alpha_pattern=_pattern(table, "alpha_pattern"),
-            rank_stabilized=bool(table.get("use_rslora")),
-            fan_in_fan_out=bool(table.get("fan_in_fan_out")),
+            str(base) if base else None,
+            str(revision) if revision else None,
+            int(_number(table, "r")),
+            _number(table, "lora_alpha"),
+            _pattern(table, "rank_pattern"),
+            _pattern(table, "alpha_pattern"),
+            bool(table.get("use_rslora")),
+            bool(table.get("fan_in_fan_out")),
         )
     except (TypeError, ValueError, re.error) as error:
         raise ConfigurationError(
             f"`{path}` cannot be read: {error}", hint="take the file that PEFT wrote"
         ) from error
+
+
+def _pattern(table: Mapping[str, Any], key: str) -> dict[str, float]:
+    patterns = table.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise ValueError(f"`{key}` is no table")
+    for pattern in patterns:
+        if reason := slow_reason(pattern):
+            raise ValueError(f"`{key}` has the pattern `{pattern[:60]}`: {reason}")
+    return {pattern: _number(patterns, pattern) for pattern in patterns}
+
+
+def _number(table: Mapping[str, Any], key: str) -> float:
+    value = table.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1 << 20:
+        raise ValueError(f"`{key}` is {str(value)[:40]}, which is no positive number")
+    return float(value)
 
 
 def open_checkpoint(
@@ -106,8 +113,9 @@ def open_checkpoint(
     """Open the weights of a checkpoint, of an adapter with those of its base."""
     if checkpoint.base is None or not checkpoint.is_adapter:
         return WeightFolder(folder(checkpoint), allow_pickle=allow_pickle, without=without)
-    unread = unread_tensors([folder(checkpoint.base)], [checkpoint.base])
-    base = WeightFolder(folder(checkpoint.base), allow_pickle=allow_pickle, without=unread)
+    place = folder(checkpoint.base)
+    unread = unread_tensors([place], [checkpoint.base])
+    base = WeightFolder(place, allow_pickle=allow_pickle, without=unread)
     return AdaptedWeights(base, folder(checkpoint), allow_pickle=allow_pickle)
 
 
@@ -137,6 +145,7 @@ class AdaptedWeights:
     def __init__(self, base: WeightFolder, folder: Path, *, allow_pickle: bool = False) -> None:
         """Open an adapter's folder beside the weights of its base; check every name and shape."""
         self._base, self._folder = base, folder
+        self.names, self.shape = base.names, base.shape
         self._settings = read_adapter(folder)
         name = next((n for n in ADAPTER_WEIGHTS if (folder / n).is_file()), None)
         if name is None:
@@ -169,12 +178,6 @@ class AdaptedWeights:
                 )
             self._check(tensor)
 
-    def names(self) -> Sequence[str]:
-        return self._base.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._base.shape(name)
-
     def read(self, name: str) -> Tensor:
         weight_RC = self._base.read(name)
         if name in self._whole:
@@ -187,7 +190,8 @@ class AdaptedWeights:
         a, b = (parts[f"embedding_{k}" if is_embedding else k] for k in "AB")
         change_RC, rank = (b @ a).T if is_embedding else b @ a, len(a)
         transposed = self._settings.fan_in_fan_out and not is_embedding
-        change_RC = change_RC.mul_(self._settings.scale(module, rank))
+        alpha = _by_pattern(self._settings.alpha_pattern, module, self._settings.alpha)
+        change_RC.mul_(alpha / (math.sqrt(rank) if self._settings.rank_stabilized else rank))
         merged_RC = (weight_RC.T if transposed else weight_RC).float() + change_RC
         if "magnitude" in parts:
             norm_R = merged_RC.norm(dim=1, keepdim=True)
@@ -212,7 +216,7 @@ class AdaptedWeights:
             raise SourceError(
                 f"the adapter `{self._folder}` changes `{name}` of shape {list(shape)}; "
                 "adapters of matrices are merged",
-                hint="merge it into its base with PEFT (`merge_and_unload`), and scan the result",
+                hint=_WITH_PEFT,
             )
         rank = int(_by_pattern(self._settings.rank_pattern, module, self._settings.rank))
         rows, columns = shape[::-1] if self._settings.fan_in_fan_out else shape
@@ -249,20 +253,3 @@ def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> f
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
     return default
-
-
-def _pattern(table: Mapping[str, Any], key: str) -> dict[str, float]:
-    patterns = table.get(key) or {}
-    if not isinstance(patterns, dict):
-        raise ValueError(f"`{key}` is no table")
-    for pattern in patterns:
-        if reason := slow_reason(pattern):
-            raise ValueError(f"`{key}` has the pattern `{pattern[:60]}`: {reason}")
-    return {pattern: _number(patterns, pattern, float) for pattern in patterns}
-
-
-def _number(table: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = table.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1 << 20:
-        raise ValueError(f"`{key}` is {str(value)[:40]}, which is no positive number")
-    return kind(value)

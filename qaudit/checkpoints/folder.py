@@ -119,10 +119,9 @@ def with_base(
     checkpoint: Checkpoint, find_on_hub: Callable[[str, str | None], Checkpoint]
 ) -> Checkpoint:
     """Return an adapter with the model that it changes: a folder on this machine, or of the Hub."""
-    folder = own_folder(checkpoint)
     if not holds_adapter(checkpoint):
         return checkpoint
-    where, revision = _base_of(folder)
+    where, revision = _base_of(own_folder(checkpoint))
     if isinstance(where, Path):
         base = _with_files(Checkpoint(Ref(str(where)), where.resolve().name), where)
     else:
@@ -165,10 +164,9 @@ def _base_of(folder: Path) -> tuple[Path | str, str | None]:
 
 def weights_nbytes(checkpoint: Checkpoint) -> int:
     """Return the bytes of the weights of a checkpoint, without reading them."""
-    try:
+    with suppress(OSError):
         return sum(path.stat().st_size for path in weight_files(own_folder(checkpoint)))
-    except OSError:
-        return 0
+    return 0
 
 
 def _existing(target: str) -> Path:
@@ -267,22 +265,20 @@ def _family_in(folders: Iterable[Path]) -> Family | None:
 
 def is_copy(one: Path, other: Path) -> bool:
     """Return whether two folders hold equal weights; nothing is hashed that differs at a glance."""
-    pairs = [weight_files(folder) for folder in (one, other)]
-    if not pairs[0] or [p.name for p in pairs[0]] != [p.name for p in pairs[1]]:
+    files = [weight_files(folder) for folder in (one, other)]
+    if not files[0] or [p.name for p in files[0]] != [p.name for p in files[1]]:
         return False
-    try:
-        if any(_glance(a) != _glance(b) for a, b in zip(*pairs, strict=True)):
-            return False
-        return all(hash_of(a) == hash_of(b) for a, b in zip(*pairs, strict=True))
-    except OSError:
-        return False
+    pairs = [*zip(*files, strict=True)]
+    with suppress(OSError):
+        alike = all(_glance(a) == _glance(b) for a, b in pairs)
+        return alike and all(hash_of(a) == hash_of(b) for a, b in pairs)
+    return False
 
 
 def _glance(path: Path) -> tuple[int, list[bytes]]:
     """Return the size of a file and a few of its bytes, spread over it."""
-    size = path.stat().st_size
+    size, parts = path.stat().st_size, []
     with open_regular(path) as file:
-        parts = []
         for k in range(_GLANCES):
             file.seek(size * k // _GLANCES)
             parts.append(file.read(_GLANCE_NBYTES))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,11 @@ def read_trainer_state(folder: Path) -> TrainerState:
     if not path.is_file():
         return TrainerState()
     try:
-        return _parsed(json.loads(read_regular(path, _LARGEST_NBYTES).decode()))
+        state = json.loads(read_regular(path, _LARGEST_NBYTES).decode())
+        if not isinstance(state, dict):
+            raise ValueError("it is not a table of keys")
+        tokens = _count(state, "num_input_tokens_seen") or None
+        return TrainerState(_count(state, "global_step"), tokens, dict(_rates(state)))
     except (OSError, ValueError, RecursionError) as error:
         why = "it nests too deep" if isinstance(error, RecursionError) else error
         raise SourceError(
@@ -57,14 +61,12 @@ def read_trainer_state(folder: Path) -> TrainerState:
         ) from error
 
 
-def _parsed(state: Any) -> TrainerState:
-    if not isinstance(state, dict):
-        raise ValueError("it is not a table of keys")
+def _rates(state: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
+    """Yield each step and the learning rate logged at it, those that were logged first last."""
     log = state.get("log_history") or []
     if not isinstance(log, list):
         raise ValueError("`log_history` is not a list")
-    rates: dict[int, float] = {}
-    for line in log:
+    for line in reversed(log):
         if not isinstance(line, dict):
             raise ValueError("a line of `log_history` is not a table of keys")
         step, rate = line.get("step"), line.get("learning_rate")
@@ -74,9 +76,7 @@ def _parsed(state: Any) -> TrainerState:
             raise ValueError("a `learning_rate` of `log_history` is not a number")
         if not 0 <= rate < _LARGEST_NUMBER:
             raise ValueError("a `learning_rate` of `log_history` is out of range")
-        rates.setdefault(step, float(rate))
-    tokens = _count(state, "num_input_tokens_seen") or None
-    return TrainerState(_count(state, "global_step"), tokens, rates)
+        yield step, float(rate)
 
 
 def _count(state: Mapping[str, Any], key: str) -> int | None:
@@ -145,10 +145,8 @@ def as_series(groups: Iterable[CheckpointGroup]) -> tuple[Checkpoint, ...]:
     together = [candidate for group in groups if group.alone for candidate in group.candidates]
     series: list[Checkpoint] = []
     for group in groups:
-        if not group.alone:
-            series += in_order(group.candidates)
-        elif together:
-            series += in_order(together)
+        series += in_order(together if group.alone else group.candidates)
+        if group.alone:
             together = []
     return tell_apart(series)
 
@@ -173,11 +171,9 @@ def tell_apart(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
             raise UsageError(f"`{where}` is given {times} times", hint="name each of them once")
     above: list[tuple[str, ...]] = []
     for c in labelled:
-        if c.commit is None:
-            above.append(own_folder(c).absolute().parts[1:-1])
-        else:
-            revision = (c.ref.revision or "main",) if c.ref.subfolder else ()
-            above.append((*c.ref.location.split("/"), *revision))
+        revision = (c.ref.revision or "main",) if c.ref.subfolder else ()
+        on_hub = (*c.ref.location.split("/"), *revision)
+        above.append(on_hub if c.commit else own_folder(c).absolute().parts[1:-1])
     for depth in range(1, max(map(len, above), default=0) + 1):
         twice = {label for label, times in Counter(c.label for c in labelled).items() if times > 1}
         if not twice:

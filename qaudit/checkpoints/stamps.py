@@ -33,10 +33,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from qaudit.errors import MachineError, SourceError
 from qaudit.types import Checkpoint, Subject, TextFile, WeightFile, digest
@@ -106,11 +106,8 @@ HashKind = Literal["sha256", "git"]
 SETTLED_NS = 2_000_000_000
 """How long a file must have been left alone before its stamp is trusted."""
 
-_PIECE = 1 << 20
 
-
-@dataclass(frozen=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Size, times and inode of a file: one of them changes when the file does.
 
     The number of the device is left out: each mount of a network share has its own.
@@ -122,16 +119,9 @@ class Stamp:
     inode: int
 
     @classmethod
-    def of(cls, path: Path) -> Stamp:
-        return cls._of(path.stat())
-
-    @classmethod
-    def of_link(cls, path: Path) -> Stamp:
-        """Read the stamp of a file, and of the link itself if it is one."""
-        return cls._of(path.lstat())
-
-    @classmethod
-    def _of(cls, stat: os.stat_result) -> Stamp:
+    def of(cls, path: Path, *, follow_symlinks: bool = True) -> Stamp:
+        """Read the stamp of a file, or of the link itself if it is one."""
+        stat = path.stat(follow_symlinks=follow_symlinks)
         return cls(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
@@ -168,12 +158,10 @@ def remember_written(path: Path, file_hash: str, kind: HashKind = "sha256") -> N
 
 def known_hash(path: Path, kind: HashKind = "sha256") -> str | None:
     """Return the hash that is remembered for a file as it is now, without reading it."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         record = json.loads(read_regular(_place(path, kind)).decode())
-        if record["stamp"] == asdict(Stamp.of(path)):
+        if record["stamp"] == Stamp.of(path)._asdict():
             return str(record["hash"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     return None
 
 
@@ -186,10 +174,8 @@ def computed_hash(path: Path, kind: HashKind = "sha256") -> str:
         if kind == "sha256":
             return hashlib.file_digest(file, "sha256").hexdigest()
         head = b"blob %d\0" % os.fstat(file.fileno()).st_size
-        git_hash = hashlib.sha1(head, usedforsecurity=False)
-        while piece := file.read(_PIECE):
-            git_hash.update(piece)
-        return git_hash.hexdigest()
+        by_git = partial(hashlib.sha1, head, usedforsecurity=False)
+        return hashlib.file_digest(file, by_git).hexdigest()
 
 
 def content_read(
@@ -206,7 +192,7 @@ def content_read(
 
 
 def _store(path: Path, stamp: Stamp, kind: HashKind, file_hash: str) -> None:
-    record = {"path": str(path), "stamp": asdict(stamp), "hash": file_hash}
+    record = {"path": str(path), "stamp": stamp._asdict(), "hash": file_hash}
     with suppress(MachineError):
         write_whole(_place(path, kind), json.dumps(record))
 
@@ -219,15 +205,10 @@ CONFIGURATION = "config.json"
 QUANTIZATION = ("quantize_config.json", "quant_config.json")  # of older quantized repositories
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TOKENIZER = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model",  # sentencepiece
-    "chat_template*",
-    "additional_chat_templates/*.jinja",
-)
+    "chat_template*", "additional_chat_templates/*.jinja",
+)  # fmt: skip
 LARGEST_SETTINGS_NBYTES = 100_000_000
 """A larger file is no setting, whatever its name."""
 
@@ -318,10 +299,9 @@ def unchanged_files(
 
 
 def _stamp(path: Path) -> Stamp | None:
-    try:
+    with suppress(OSError):
         return Stamp.of(path)
-    except OSError:
-        return None
+    return None
 
 
 def _changed(checkpoint: Checkpoint) -> SourceError:

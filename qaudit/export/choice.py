@@ -166,27 +166,25 @@ def _what_ships(
 
 
 def _subject(label: str, subjects: Sequence[Subject]) -> Subject:
-    for subject in subjects:
-        if subject.label == label:
-            if subject.is_search:
-                raise UsageError(
-                    f"`{label}` is a search that found no soup yet",
-                    hint="scan it first, and export the audit",
-                )
-            return subject
-    raise UsageError(
-        f"there is no subject `{label}`", hint=nearest(label, [s.label for s in subjects])
-    )
+    labelled = {subject.label: subject for subject in reversed(subjects)}
+    if label not in labelled:
+        near = nearest(label, [subject.label for subject in subjects])
+        raise UsageError(f"there is no subject `{label}`", hint=near)
+    if labelled[label].is_search:
+        raise UsageError(
+            f"`{label}` is a search that found no soup yet",
+            hint="scan it first, and export the audit",
+        )
+    return labelled[label]
 
 
 def _measured_scheme(text: str, record: AuditRecord) -> Scheme:
     specs = {row.scheme: row.spec for row in record.measurements}
     spec = specs.get(text) or parse_scheme(text).spec
-    measured = parse_schemes(record.plan.specs)
-    for scheme in measured:
-        if scheme.spec == spec:
-            return scheme
-    raise UsageError(
-        f"`{text}` was not measured in this audit",
-        hint=f"measured are {', '.join(scheme.short for scheme in measured)}",
-    )
+    measured = {scheme.spec: scheme for scheme in parse_schemes(record.plan.specs)}
+    if spec not in measured:
+        raise UsageError(
+            f"`{text}` was not measured in this audit",
+            hint=f"measured are {', '.join(scheme.short for scheme in measured.values())}",
+        )
+    return measured[spec]

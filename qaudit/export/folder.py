@@ -33,14 +33,7 @@ from qaudit.engine.block_pass import open_weights
 from qaudit.engine.kept_weights import KeptRest, LinearHashes, kept_groups, rest_sha256
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Task
-from qaudit.errors import (
-    MachineError,
-    NotShipping,
-    QauditError,
-    SchemeError,
-    SourceError,
-    UsageError,
-)
+from qaudit.errors import MachineError, NotShipping, SchemeError, SourceError, UsageError
 from qaudit.executors.part import Ready, make_ready
 from qaudit.export import contents
 from qaudit.export.choice import ExportChoice
@@ -58,16 +51,10 @@ from qaudit.planning.resolve import whole
 from qaudit.planning.survey import refuse, shapes_of
 from qaudit.policy import policy_named
 from qaudit.report.folder import render_card
+from qaudit.saved import exports
 from qaudit.saved.audits import read_audit, to_json
 from qaudit.saved.codec import FILE
-from qaudit.saved.exports import (
-    ExportRecord,
-    kept_folder,
-    key_of,
-    read_export,
-    write_export,
-    write_table,
-)
+from qaudit.saved.exports import ExportRecord, kept_folder
 from qaudit.saved.parts import PLAN
 from qaudit.saved.results import ResultFile, ResultStore, read_measurement, sha256_of
 from qaudit.saved.signature import may_sign, signed_export
@@ -118,7 +105,7 @@ def export_quantized(
         contents.whole_folder(out, begun) as folder,
     ):
         _write(choice, packing, made, folder, shard_nbytes, out.name)
-    if choice.is_named or read_export(out).audit_sha256 in (None, choice.audit_sha256):
+    if choice.is_named or exports.read_export(out).audit_sha256 in (None, choice.audit_sha256):
         return out
     alone = read_audit(out / contents.EVIDENCE).verdict
     if alone is not None and alone.status != "ship":
@@ -153,18 +140,16 @@ def _write(
         documents = {CONFIGURATION: form.whole_config(read_configuration(source), config)}
         for file, document in (documents | dict.fromkeys(form.config_files, config)).items():
             (folder / file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    (folder / contents.EVIDENCE).mkdir()
-    judged = _judged_alone(choice, made, folder / contents.EVIDENCE) if made.results else choice
-    shutil.copyfile(source / CONFIGURATION, folder / contents.EVIDENCE / CONFIGURATION)
+    evidence = folder / contents.EVIDENCE
+    evidence.mkdir()
+    judged = _judged_alone(choice, made, evidence) if made.results else choice
+    shutil.copyfile(source / CONFIGURATION, evidence / CONFIGURATION)
     if judged.record is not None and judged.audit_file is not None:
         card = render_card(judged.record, pictures_at=None)  # lines of text in place of plots
-        (folder / contents.EVIDENCE / "card.md").write_text(card, encoding="utf-8")
-        for name in (judged.audit_file.name, PLAN):
-            path = judged.audit_file.with_name(name)
-            if (
-                path.is_file() and path.parent != folder / contents.EVIDENCE
-            ):  # judged alone, it is there
-                shutil.copyfile(path, folder / contents.EVIDENCE / name)
+        (evidence / "card.md").write_text(card, encoding="utf-8")
+        for name in (judged.audit_file.name, PLAN) if judged is choice else ():
+            if (path := judged.audit_file.with_name(name)).is_file():
+                shutil.copyfile(path, evidence / name)
     plugin = formats().origin(form.name)  # None of a format that is built in
     record = ExportRecord(
         schema="1",
@@ -189,8 +174,8 @@ def _write(
     )
     if judged is choice and may_sign(choice.record, choice.folder):
         record = signed_export(record)
-    write_export(record, folder)
-    settings = read_configuration(folder if form.has_settings else folder / contents.EVIDENCE)
+    exports.write_export(record, folder)
+    settings = read_configuration(folder if form.has_settings else evidence)
     card = contents.export_card(judged, record, form, settings, choice.repo or place)
     (folder / contents.README).write_text(card, encoding="utf-8")
 
@@ -253,9 +238,9 @@ def _must_hold(scheme: Mixture, form: Format) -> None:
     raise UsageError(f"`{scheme.short}` {doubt}", hint=", or ".join(ways))
 
 
-def _refusals(scheme: Mixture, form: Format) -> dict[int, QauditError]:
+def _refusals(scheme: Mixture, form: Format) -> dict[int, SchemeError | SourceError]:
     """Return why a format does not hold a mixture's members, by their bits."""
-    refusals: dict[int, QauditError] = {}
+    refusals: dict[int, SchemeError | SourceError] = {}
     for bits in scheme.widths:
         try:
             try_format(scheme.member(bits), form)
@@ -343,7 +328,7 @@ def _kept_as_judged(choice: ExportChoice, form: Format, begun: Path, watch: Watc
     if measured is None or measured.identity is None:
         return None
     evidence = choice.folder / "evidence"
-    folder = kept_folder(evidence, key_of(measured))
+    folder = kept_folder(evidence, exports.key_of(measured))
     beside = kept_folder(evidence, choice.subject.content)
     if not folder.is_dir() or not beside.is_dir():  # towers, which nothing reads, are not kept
         return None
@@ -385,7 +370,7 @@ def _quantized(choice: ExportChoice, form: Format, begun: Path, watch: Watch) ->
     task = Task.unplanned(choice.subject, text, (scheme,), full_precision=True)
     unmeasured = replace(task, corpus=text.without_evaluation()).changed(full_precision=False)
     for path in task.with_tables(store.folder).tables.values() if choice.table else ():
-        write_table(choice.table, path)
+        exports.write_table(choice.table, path)
     before = measured_of(choice)
     hashes = before.linears_sha256 if before else {}
 
@@ -413,17 +398,13 @@ def _quantized(choice: ExportChoice, form: Format, begun: Path, watch: Watch) ->
         if choice.record is None or is_alike:
             folder, written, _ = made(unmeasured)
         if choice.record is not None and not (is_alike and written == hashes):
-            watch.note(
-                "this machine rounds otherwise than that of the audit: quantized once more"
-                if is_alike
-                else _why_measured(choice, has_hashes=bool(hashes))
-            )
+            rounds = "this machine rounds otherwise than that of the audit: quantized once more"
+            watch.note(rounds if is_alike else _why_measured(choice, has_hashes=bool(hashes)))
             folder, written, results = made(task)
             names = written.keys() | hashes.keys()
             differing = sum(written.get(name) != hashes.get(name) for name in names)
-            if not differing:
-                results = ()
-            elif hashes:
+            results = results if differing else ()
+            if differing and hashes:
                 count = f"{differing} of {len(hashes)}"
                 watch.note(f"{count} linears are not those of the audit: the file is judged alone")
         yield Made(folder, named, identity, text.protocol.calibration_seed, results)

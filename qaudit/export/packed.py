@@ -20,6 +20,8 @@ from qaudit.model.stored_names import Unfused
 from qaudit.settings import EXAMPLE_SCHEME
 from qaudit.support.lazy import Tensor, torch
 
+_UNSCALED = f"export a scheme that scales no columns, such as {EXAMPLE_SCHEME}"
+
 
 @dataclass(eq=False)
 class Packed:
@@ -148,10 +150,8 @@ def scale_of_rows(scheme: Scheme, source: FoldSource, fold_C: Tensor, scale_C: T
 def divided_codes(name: str, stored: StoredWeight, scale_R: Tensor) -> IntegerCodes:
     """Divide the rows of a quantized linear by dividing its scales; codes stay."""
     if not isinstance(stored, IntegerCodes):
-        raise SchemeError(
-            f"`{name}` has no scales that could take those of the linears behind it",
-            hint=f"export a scheme that scales no columns, such as {EXAMPLE_SCHEME}",
-        )
+        what = f"`{name}` has no scales that could take those of the linears behind it"
+        raise SchemeError(what, hint=_UNSCALED)
     return replace(stored, scales_RG=divided(name, stored.scales_RG.cpu(), scale_R))
 
 
@@ -167,6 +167,6 @@ def divided(name: str, tensor: Tensor, scale_R: Tensor, *, one_plus: bool = Fals
         raise SchemeError(
             f"`{name}` is stored in {str(tensor.dtype).removeprefix('torch.')}, which does not "
             "hold its numbers divided by the scales of the linears behind it",
-            hint=f"export a scheme that scales no columns, such as {EXAMPLE_SCHEME}",
+            hint=_UNSCALED,
         )
     return held

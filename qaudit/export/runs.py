@@ -303,9 +303,14 @@ class AsItRuns:
 
 
 def run(
-    choice: ExportChoice, folder: Path, record: ExportRecord, audited: Evidence, runtime: Program,
-    policy: Policy, watch: Watch,
-) -> AsItRuns:  # fmt: skip
+    choice: ExportChoice,
+    folder: Path,
+    record: ExportRecord,
+    audited: Evidence,
+    runtime: Program,
+    policy: Policy,
+    watch: Watch,
+) -> AsItRuns:
     """Run an exported folder; how far losses may differ is in the policy."""
     ready = make_ready(choice.plan, choice.options, choice.hub)
     context, limit = ready.corpus.protocol.context, pad_until([folder])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,17 +66,15 @@ class Verification:
             return "The weights match the export's own record."
         if self.run is None:
             return "The weights are those that were audited; the model was not run."
-        if self.run.agrees is None:
-            return (
-                "The weights are those that were audited; whether the runtime's loss is within "
-                f"the limit cannot be decided on {self.run.documents} documents."
-            )
-        if not self.run.agrees:
-            return (
-                "The weights are those that were audited, and the runtime computes something else "
-                "with them."
-            )
-        return "This is what was audited."
+        if self.run.agrees:
+            return "This is what was audited."
+        audited = "The weights are those that were audited"
+        if self.run.agrees is False:
+            return f"{audited}, and the runtime computes something else with them."
+        return (
+            f"{audited}; whether the runtime's loss is within the limit cannot be decided on "
+            f"{self.run.documents} documents."
+        )
 
 
 def verify(
@@ -104,11 +102,11 @@ def verify(
         differences += () if trusted else (_NOT_SIGNED,)
     measurement = None if choice is None else measured_of(choice)
     unhashed = choice is not None and not (measurement and measurement.linears_sha256)
+    result = Verification(record, differences, trusted=trusted, unhashed=unhashed)
     if choice is None or audit is None:
-        why = _NO_AUDIT_TO_RUN if trusted else _NOTHING_TO_TRUST
-        return Verification(record, differences, why_not_run=why, trusted=trusted)
+        return replace(result, why_not_run=_NO_AUDIT_TO_RUN if trusted else _NOTHING_TO_TRUST)
     if differences:
-        return Verification(record, differences, trusted=trusted, unhashed=unhashed)
+        return result
     from qaudit.export.runs import run, runtime_for
 
     program = runtime_for(record.format, runtime)
@@ -116,13 +114,10 @@ def verify(
         why, how = f"{' and '.join(missing)} is not installed", install(*missing)
         if runtime is not None:
             raise MachineError(f"`{runtime}` cannot run it: {why}", hint=how)
-        return Verification(
-            record, (), why_not_run=why, install=how, trusted=trusted, unhashed=unhashed
-        )
+        return replace(result, why_not_run=why, install=how)
     held_to = held_to or policy_named(choice.plan.recipe.policy)
     evidence = _evidence(record, audit)
-    as_it_runs = run(choice, folder, record, evidence, program, held_to, watch)
-    return Verification(record, (), as_it_runs, trusted=trusted, unhashed=unhashed)
+    return replace(result, run=run(choice, folder, record, evidence, program, held_to, watch))
 
 
 _NO_AUDIT_TO_RUN = "the documents and losses to compare with are in the audit: add `--audit`"
@@ -211,14 +206,15 @@ def _check_weights(
     """Yield every tensor of an exported folder that is not what was measured; note all shapes."""
     linears = {f"{linear}.weight": sha256 for linear, sha256 in record.dense.items()}
     hashes = {**linears, **record.rest}
-    weights: QuantizedWeights | WeightFolder
+    weights: QuantizedWeights | WeightFolder | None = None
     try:
         weights = open_quantized(folder / form.file if form.file else folder, base=list(hashes))
     except QauditError as error:
         yield error.message
-        if form.file:
-            return
-        weights, hashes = WeightFolder(folder), dict(record.rest)
+        with suppress(QauditError):  # what is not quantized is compared all the same
+            weights, hashes = WeightFolder(folder), dict(record.rest)
+    if weights is None:
+        return
     names, dtype = set(weights.names()), _dtype(record)
     for number, (name, sha256) in enumerate(hashes.items()):
         watch.count("tensors", number, len(hashes))

@@ -150,7 +150,9 @@ class Snapshot(RepoCache):
         try:
             pointer.parent.mkdir(parents=True, exist_ok=True)
             passing.symlink_to(Path(*[".."] * (path.count("/") + 2), "blobs", blob))
-            ledger.add(pointer, Stamp.of_link(passing), blob, downloaded=downloaded)
+            ledger.add(
+                pointer, Stamp.of(passing, follow_symlinks=False), blob, downloaded=downloaded
+            )
             passing.replace(pointer)
         except OSError as error:
             raise not_kept(pointer, error) from error
@@ -264,7 +266,7 @@ class Ledger:
             self._read_on()
             entry = self._entries.get(_key(path))
         try:
-            return entry is not None and _file(Stamp.of_link(path)) == entry
+            return entry is not None and _file(Stamp.of(path, follow_symlinks=False)) == entry
         except (FileNotFoundError, NotADirectoryError):
             return False
 
