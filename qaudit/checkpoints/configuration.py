@@ -137,11 +137,9 @@ def _check(table: Mapping[str, Any]) -> None:
     architectures = table.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
         raise ValueError(f"`architectures` is {_shown(architectures)}, which is no list of names")
-    for key, kind, what in (
-        ("model_type", str, "a name"),
-        ("quantization_config", dict, "a table of keys"),
-    ):
-        if not isinstance(table.get(key, kind()), kind | None):
+    kinds = {"model_type": (str, "a name"), "quantization_config": (dict, "a table of keys")}
+    for key, (kind, what) in kinds.items():
+        if not isinstance(table.get(key), kind | None):
             raise ValueError(f"`{key}` is {_shown(table[key])}, which is not {what}")
 
 

@@ -125,29 +125,20 @@ class Stamp(NamedTuple):
         return cls(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
-def hash_of(
-    path: Path, kind: HashKind = "sha256", *, now_ns: Callable[[], int] = time.time_ns
-) -> str:
+def hash_of(path: Path, kind: HashKind = "sha256") -> str:
     """Return the hash of a file's bytes, from memory where the file has not changed since."""
     stamp = Stamp.of(path)
     recorded = known_hash(path, kind)
     if recorded is not None:
         return recorded
     computed = computed_hash(path, kind)
-    remember(path, stamp, computed, kind, now_ns=now_ns)
+    remember(path, stamp, computed, kind)
     return computed
 
 
-def remember(
-    path: Path,
-    stamp: Stamp,
-    file_hash: str,
-    kind: HashKind = "sha256",
-    *,
-    now_ns: Callable[[], int] = time.time_ns,
-) -> None:
+def remember(path: Path, stamp: Stamp, file_hash: str, kind: HashKind = "sha256") -> None:
     """Store the hash of a file that had this stamp before it was read, unless in doubt."""
-    if Stamp.of(path) == stamp and now_ns() - stamp.changed_ns > SETTLED_NS:
+    if Stamp.of(path) == stamp and time.time_ns() - stamp.changed_ns > SETTLED_NS:
         _store(path, stamp, kind, file_hash)
 
 

@@ -86,7 +86,6 @@ def export_quantized(
     form: str,
     out: Path,
     *,
-    shard_nbytes: int = SHARD_NBYTES,
     converter: Path | None = None,
     watch: Watch = SILENT,
 ) -> Path:
@@ -104,7 +103,7 @@ def export_quantized(
         _quantized(choice, packing, begun, watch) as made,
         contents.whole_folder(out, begun) as folder,
     ):
-        _write(choice, packing, made, folder, shard_nbytes, out.name)
+        _write(choice, packing, made, folder, out.name)
     if choice.is_named or exports.read_export(out).audit_sha256 in (None, choice.audit_sha256):
         return out
     alone = read_audit(out / contents.EVIDENCE).verdict
@@ -119,12 +118,10 @@ def export_quantized(
     return out
 
 
-def _write(
-    choice: ExportChoice, form: Format, made: Made, folder: Path, shard_nbytes: int, place: str
-) -> None:
+def _write(choice: ExportChoice, form: Format, made: Made, folder: Path, place: str) -> None:
     """Write weights, what runtimes read beside them, and what `verify` compares them with."""
     source = folder_of(choice.subject.first)
-    shards = ShardWriter(folder, shard_nbytes)
+    shards = ShardWriter(folder, SHARD_NBYTES)
     packed = Packed(form, made.weights, shards)
     for linears, quantized in kept_groups(made.folder):
         packed.add(choice.scheme, linears, quantized)

@@ -12,7 +12,6 @@ The folder is made under another name and renamed when it is complete.
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,13 +50,15 @@ def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch 
     note_doubts(soup, watch)
     from qaudit.engine.block_pass import open_weights  # imports torch: after the message
 
+    identity = digest(["soup", soup.label, soup.content, __version__])
+
     with (
-        contents.begun_folder(out, _identity(soup)) as begun,
+        contents.begun_folder(out, identity) as begun,
         _downloads(soup, hub, (out, begun), options.disk_budget) as downloads,
         downloads.ready(soup),
     ):
         weights = open_weights(soup, allow_pickle=options.allow_pickle, folder=downloads.folder)
-        return write_soup(soup, out, weights=weights, hub=hub, begun=begun, watch=watch)
+        return write_soup(soup, out, weights, begun, hub, watch)
 
 
 def note_doubts(subject: Subject, watch: Watch) -> None:
@@ -86,19 +87,15 @@ def _downloads(
 def write_soup(
     soup: Subject,
     out: Path,
-    *,
-    shard_nbytes: int = SHARD_NBYTES,
-    weights: Weights | None = None,
+    weights: Weights,
+    begun: Path,
     hub: Hub | None = None,
-    begun: Path | None = None,
     watch: Watch = SILENT,
 ) -> Path:
     """Write a soup's weights and everything that is needed to load them; return the folder.
 
-    Without `weights` that are merged already, members are merged from their own folders; `begun`
-    is the folder of unfinished work, if it is held already.
+    `begun` is the folder of unfinished work.
     """
-    contents.must_be_new(out)
     folders = {member.label: folder_of(member) for member, _ in soup.members}
     for folder in folders.values():
         if not (folder / "config.json").is_file():
@@ -111,19 +108,14 @@ def write_soup(
             f"`{pair[0]}` and `{pair[1]}` cannot be merged: their tokenizers differ",
             hint="a soup needs members that were trained on the same tokens",
         )
-    if weights is None:
-        from qaudit.engine.block_pass import open_weights
-
-        weights = open_weights(soup, allow_pickle=False)
-    held = nullcontext(begun) if begun else contents.begun_folder(out, _identity(soup))
-    with held as work, contents.whole_folder(out, work) as partial:
+    with contents.whole_folder(out, begun) as partial:
         needed, free = soup.first.nbytes, shutil.disk_usage(partial).free
         if needed > free:
             raise MachineError(
                 f"the soup takes {size(needed)} and {size(free)} are free at `{partial}`",
                 hint="give a folder on another disk with `--out`",
             )
-        shards, names = ShardWriter(partial, shard_nbytes), list(weights.names())
+        shards, names = ShardWriter(partial, SHARD_NBYTES), list(weights.names())
         for number, name in enumerate(names):
             watch.count("tensors", number, len(names))
             shards.add({name: weights.read(name).contiguous()})
@@ -132,7 +124,3 @@ def write_soup(
         contents.copy_settings(folder_of(soup.first), partial)
         (partial / contents.README).write_text(contents.soup_card(soup, hub), encoding="utf-8")
     return out
-
-
-def _identity(soup: Subject) -> str:
-    return digest(["soup", soup.label, soup.content, __version__])

@@ -75,8 +75,7 @@ def power_of_two(exponents: Tensor) -> Tensor:
 def wide(scales: Tensor, name: str) -> Tensor:
     """Return scales in float32; refuse any that are not finite."""
     scales = scales.float()
-    if not bool(torch.isfinite(scales).all()):
-        count = int((~torch.isfinite(scales)).sum())
+    if count := int((~torch.isfinite(scales)).sum()):
         raise refused(name, f"has {count} of {scales.numel()} scales that are not finite numbers")
     return scales
 
@@ -126,9 +125,8 @@ def affine(
     if zeros_RG is None:
         return scaled(name, centered_RC.sub_(middle), scales_RG, group_of_C)
     if symmetric and bool((zeros_RG != middle).any()):
-        raise contradiction(
-            f"the quantization configuration has {symmetric}, and `{name}` zero points"
-        )
+        what = f"the quantization configuration has {symmetric}, and `{name}` zero points"
+        raise contradiction(what)
     centered_RC.sub_(zeros_RG.float().index_select(1, group_of_C))
     return scaled(name, centered_RC, scales_RG, group_of_C)
 

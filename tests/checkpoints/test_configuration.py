@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,25 +185,31 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
+def hash_at(path: Path, now_ns: Callable[[], int]) -> str:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stamps.time, "time_ns", now_ns)
+        return hash_of(path)
+
+
 def test_a_file_is_read_once(weights: Path, reads: list[Path]) -> None:
     link = weights.with_name("link.safetensors")
     link.symlink_to(weights)
-    found = {hash_of(path, now_ns=later) for path in (weights, weights, link)}
+    found = {hash_at(path, later) for path in (weights, weights, link)}
     assert found == {hashlib.sha256(b"weights").hexdigest()}
     assert len(reads) == 1
 
 
 def test_a_file_that_just_changed_is_not_remembered(weights: Path, reads: list[Path]) -> None:
     changed = weights.stat().st_ctime_ns
-    hash_of(weights, now_ns=lambda: changed + SETTLED_NS)
+    hash_at(weights, lambda: changed + SETTLED_NS)
     assert known_hash(weights) is None
-    hash_of(weights, now_ns=lambda: changed + SETTLED_NS + 1)
+    hash_at(weights, lambda: changed + SETTLED_NS + 1)
     assert known_hash(weights) is not None
     assert len(reads) == 2
 
 
 def test_other_bytes_of_equal_length_and_date_are_another_file(weights: Path) -> None:
-    hash_of(weights, now_ns=later)
+    hash_at(weights, later)
     before = weights.stat()
     while weights.stat().st_ctime_ns == before.st_ctime_ns:  # until the clock has ticked
         weights.write_bytes(b"WEIGHTS")
@@ -221,17 +228,17 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
         return found
 
     monkeypatch.setattr(stamps, "computed_hash", read)
-    hash_of(weights, now_ns=later)
+    hash_at(weights, later)
     assert known_hash(weights) is None
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", "null", '{"stamp": 1}', "\0"])
 def test_a_damaged_memory_is_none(weights: Path, damage: str) -> None:
-    found = hash_of(weights, now_ns=later)
+    found = hash_at(weights, later)
     (place,) = (own_cache() / "stamps").iterdir()
     place.write_text(damage)
     assert known_hash(weights) is None
-    assert hash_of(weights, now_ns=later) == found == known_hash(weights)
+    assert hash_at(weights, later) == found == known_hash(weights)
 
 
 def test_a_memory_that_cannot_be_written_costs_only_time(
@@ -239,7 +246,7 @@ def test_a_memory_that_cannot_be_written_costs_only_time(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "file" / "cache"))
-    assert hash_of(weights, now_ns=later) == hashlib.sha256(b"weights").hexdigest()
+    assert hash_at(weights, later) == hashlib.sha256(b"weights").hexdigest()
     assert known_hash(weights) is None
 
 

@@ -22,7 +22,6 @@ from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes.gptq import Gptq
 from qaudit.core.schemes.rtn import RoundToNearest
 from qaudit.engine.kept_weights import sha256_of
-from qaudit.export.folder import export_quantized
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.report.format import spread
 from qaudit.saved.exports import read_export
@@ -199,7 +198,7 @@ def test_scales_are_folded_into_norms_biases_and_earlier_linears(qaudit: Run, pl
 def test_shards_have_an_index(qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     what = (*WHERE, "--scheme", SCHEMES[2], "-q")
     assert qaudit("export", *what, "--out", "one").code == 0
-    monkeypatch.setitem(export_quantized.__kwdefaults__, "shard_nbytes", 20_000)
+    monkeypatch.setattr("qaudit.export.folder.SHARD_NBYTES", 20_000)
     assert qaudit("export", *what, "--out", "many").code == 0
     one, many = tensors_of(place / "one"), tensors_of(place / "many")
     assert len(list((place / "many").glob("*.safetensors"))) > 1

@@ -15,11 +15,11 @@ from qaudit.checkpoints.folder import find_all
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.block_pass import open_weights
 from qaudit.errors import MachineError, SourceError
-from qaudit.export.soup import write_soup
 from qaudit.recipe.soups import resolve_soups
 from qaudit.types import Recipe, Subject
 from tests.support.filled import filled
 from tests.support.models import save_model, save_tokenizer
+from tests.support.soups import write_soup
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_the_written_soup_is_the_measured_one(
     run: Path, tmp_path: Path, text: str, shard_nbytes: int
 ) -> None:
     soup = soup_of(run, text)
-    out = write_soup(soup, tmp_path / "soup", shard_nbytes=shard_nbytes)
+    out = write_soup(soup, tmp_path / "soup", shard_nbytes)
     measured, written = open_weights(soup, allow_pickle=False), WeightFolder(out)
     assert set(written.names()) == set(measured.names())
     for name in filled(measured.names()):
@@ -51,7 +51,7 @@ def test_the_written_soup_is_the_measured_one(
 
 def test_transformers_loads_it_and_computes_with_its_weights(run: Path, tmp_path: Path) -> None:
     soup = soup_of(run, "step1+step2")
-    out = write_soup(soup, tmp_path / "soup", shard_nbytes=20_000)
+    out = write_soup(soup, tmp_path / "soup", 20_000)
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     measured = open_weights(soup, allow_pickle=False)
     state = model.state_dict()

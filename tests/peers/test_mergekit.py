@@ -16,11 +16,11 @@ import yaml
 
 from qaudit.checkpoints.folder import find_all
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.export.soup import write_soup
 from qaudit.recipe.soups import resolve_soups
 from qaudit.types import Recipe
 from tests.support.filled import filled
 from tests.support.models import save_model, save_tokenizer
+from tests.support.soups import write_soup
 
 pytestmark = pytest.mark.peers
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from qaudit.checkpoints.safetensors import ShardWriter, WeightFolder
 from qaudit.checkpoints.stamps import is_gguf
@@ -211,12 +213,12 @@ def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> No
     """Write the template with the tensors of parts in place of its own."""
     gguf = library()
     header, source = read_header(template), gguf.GGUFReader(template)
-    places = _Tensors(parts)
-    names = _names_in(header, places.names())
+    stored = _stored_in(parts)
+    names = _names_in(header, list(stored))
     writer = gguf.GGUFWriter(out, header.architecture)
     writer.data_alignment = source.alignment
     every = [name for members in names.values() for name in members]
-    kinds = [kind for kind in map(places.kind, every) if kind in TYPES]
+    kinds = [kind for _, _, kind in map(stored.__getitem__, every) if kind in TYPES]
     most = max(kinds, key=kinds.count)
     changed = {
         "general.file_type": _MIXES.get(mix, _FILE_TYPES[most]),
@@ -231,69 +233,57 @@ def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> No
         writer.add_uint32(key, value)
     order = {tensor.name: tensor for tensor in source.tensors}
     for name, dense in names.items():
+        shape, dtype, raw = order[name].data.shape, order[name].data.dtype, None
         if dense:
-            shape, dtype, kind = places.described(dense[0])
+            folder, key, kind = stored[dense[0]]
+            shape, dtype = folder.shape(key), np.dtype(_NUMBERS.get(kind, np.uint8))
+            if kind == "BF16":  # as bytes
+                shape = (*shape[:-1], 2 * shape[-1])
             if reading.expert_in(dense[0]) is not None:
                 shape = (len(dense), *shape)
-            raw = gguf.GGMLQuantizationType[kind] if kind in (*TYPES, "BF16") else None
-        else:
-            shape, dtype, raw = order[name].data.shape, order[name].data.dtype, None
+            raw = gguf.GGMLQuantizationType[kind] if kind not in _NUMBERS else None
         writer.add_tensor_info(name, shape, dtype, int(prod(shape)) * dtype.itemsize, raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, dense in names.items():
-        writer.write_tensor_data(places.array(header, name, dense) if dense else order[name].data)
+        array = _array(header, name, dense, stored) if dense else order[name].data
+        writer.write_tensor_data(array)
     writer.close()
 
 
-class _Tensors:
-    """The tensors of an export by dense names, as a GGUF file stores them."""
+_NUMBERS = {"F32": np.float32, "F16": np.float16}
+_Stored = tuple[WeightFolder, str, str]
+"""Where a tensor of an export is, under which name, and in which type."""
 
-    def __init__(self, parts: Sequence[Path]) -> None:
-        self._files: dict[str, tuple[WeightFolder, str]] = {}
-        for path in parts:
-            folder = WeightFolder(path.parent)
-            for key in folder.names():
-                stem, _, kind = key.rpartition(".")
-                self._files[f"{stem}.weight" if kind in TYPES else key] = (folder, key)
 
-    def names(self) -> Sequence[str]:
-        return list(self._files)
+def _stored_in(parts: Sequence[Path]) -> dict[str, _Stored]:
+    """Return the tensors of an export by dense names; vectors are in float32."""
+    stored: dict[str, _Stored] = {}
+    for path in parts:
+        folder = WeightFolder(path.parent)
+        for key, info in folder.infos.items():
+            stem, _, kind = key.rpartition(".")
+            if kind in TYPES:
+                stored[f"{stem}.weight"] = folder, key, kind
+            else:
+                narrow = len(info.shape) > 1 and info.dtype in ("F16", "BF16")
+                stored[key] = folder, key, info.dtype if narrow else "F32"
+    return stored
 
-    def kind(self, name: str) -> str:
-        """Return the type in which a tensor is stored; vectors are in float32."""
-        folder, key = self._files[name]
-        info = folder.infos[key]
-        suffix = key.rpartition(".")[2]
-        if suffix in TYPES:
-            return suffix
-        return info.dtype if len(info.shape) > 1 and info.dtype in ("F16", "BF16") else "F32"
 
-    def described(self, name: str) -> tuple[tuple[int, ...], Any, str]:
-        """Return the shape and the dtype of what is written, and its type."""
-        import numpy as np
-
-        folder, key = self._files[name]
-        shape, kind = tuple(folder.shape(key)), self.kind(name)
-        if kind == "BF16":
-            return (*shape[:-1], 2 * shape[-1]), np.dtype(np.uint8), kind
-        dtype = {"F32": np.float32, "F16": np.float16}.get(kind, np.uint8)
-        return shape, np.dtype(dtype), kind
-
-    def array(self, header: GgufHeader, place: str, names: Sequence[str]) -> Any:
-        """Return the written array of a tensor, as llama.cpp has it."""
-        import numpy as np
-
-        heads, arrays = reading.heads_of(header, place), []
-        for name in names:
-            folder, key = self._files[name]
-            tensor, kind = folder.read(key), self.kind(name)
-            if kind == "F32":
-                tensor = tensor.float()
-            elif kind == "BF16":
-                tensor = tensor.view(torch.uint8)
-            array = tensor.numpy()
-            arrays.append(reading.turned(array, heads, 2).copy() if heads else array)
-        array = arrays[0] if reading.expert_in(names[0]) is None else np.stack(arrays)
-        return array + np.float32(1) if reading.adds_one(header, place) else array
+def _array(
+    header: GgufHeader, place: str, names: Sequence[str], stored: Mapping[str, _Stored]
+) -> Any:
+    """Return the written array of a tensor, as llama.cpp has it; experts are stacked."""
+    heads, arrays = reading.heads_of(header, place), []
+    for folder, key, kind in map(stored.__getitem__, names):
+        tensor = folder.read(key)
+        if kind == "F32":
+            tensor = tensor.float()
+        elif kind == "BF16":
+            tensor = tensor.view(torch.uint8)
+        array = tensor.numpy()
+        arrays.append(reading.turned(array, heads, 2).copy() if heads else array)
+    array = arrays[0] if reading.expert_in(names[0]) is None else np.stack(arrays)
+    return array + np.float32(1) if reading.adds_one(header, place) else array

@@ -30,9 +30,7 @@ Wanted = dict[str, tuple[Any, ...]]
 """By key, what llama.cpp takes where there is none, and what computes as the base."""
 
 UNKNOWN = "a file without it"
-_NO_ARITHMETIC = (
-    "context_length", "vocab_size", "tensor_data_layout", "rope.scaling.finetuned",
-)  # fmt: skip
+_NO_ARITHMETIC = "context_length", "vocab_size", "tensor_data_layout", "rope.scaling.finetuned"
 _ROTATED = 4  # of SmolLM3: the last of so many layers is not rotated
 _LAYER_NORM_EPSILON = 1e-5  # of OLMo and DBRX, which have it in their code
 _EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
@@ -287,8 +285,8 @@ def _window_keys(architecture: str, stored: Table, get: _Values) -> Wanted:
     window = get("sliding_window") or 0
     if get("use_sliding_window") is False:
         window = 0
+    layers = get.layers
     if alternates := ARCHITECTURES[architecture].period:
-        layers = get.layers
         listed = isinstance(stored.get(_PATTERN), list)
         fixed = _every(alternates, layers) if listed else alternates
         usual = 4096 if architecture == "gemma2" else 0
@@ -297,16 +295,11 @@ def _window_keys(architecture: str, stored: Table, get: _Values) -> Wanted:
         return {_WINDOW: (window, window)}
     if not window and not stored.get(_WINDOW):
         return {_WINDOW: (0, 0), _PATTERN: (None, stored.get(_PATTERN))}
-    layers = get.layers
     sliding = _slides(get, layers, 4)
-    wanted: Wanted = {
-        _WINDOW: (0, window),
-        _PATTERN: (_every(4, layers), sliding),
-    }
+    pattern: tuple[Any, ...] = (_every(4, layers), sliding)
     if isinstance(period := stored.get(_PATTERN), int):
-        accepted = period if _every(period, layers) == sliding else sliding
-        wanted[_PATTERN] = (period, accepted)
-    return wanted
+        pattern = (period, period if _every(period, layers) == sliding else sliding)
+    return {_WINDOW: (0, window), _PATTERN: pattern}
 
 
 def _slides(get: _Values, layers: int, period: int) -> list[bool]:
@@ -345,11 +338,9 @@ def rope_factors(config: Table, pairs: int) -> list[float] | None:
 
 
 @cache
-def _defaults() -> Mapping[str, Table]:
+def _defaults() -> Any:
     """Return what transformers takes where a configuration has none, by model type."""
-    text = Path(__file__).with_name("defaults.json").read_text(encoding="utf-8")
-    table: Mapping[str, Table] = json.loads(text)
-    return table
+    return json.loads(Path(__file__).with_name("defaults.json").read_text(encoding="utf-8"))
 
 
 class _Values:
@@ -364,12 +355,8 @@ class _Values:
         usual = {**_USUAL, **_defaults().get(self.type, {})}
         self._written = written  # `null` is no default, but nothing
         self._default = {name: value for name, value in usual.items() if name not in config}
-        tables = [
-            written.get("rope_parameters"),
-            written.get("rope_scaling"),
-            written,
-            self._default,
-        ]
+        ropes = (written.get(key) for key in ("rope_parameters", "rope_scaling"))
+        tables = [*ropes, written, self._default]
         if isinstance(tables[0], Mapping):  # of OLMo 3, by the kind of layer
             tables.insert(0, tables[0].get("full_attention"))
         self._rope = [table for table in tables if isinstance(table, Mapping)]
