@@ -35,8 +35,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.planning.machine import Footprint, choose_column_loop
-from qaudit.planning.price import Load
-from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.planning.sizes import Load, Sizes, TextSize
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.support.sizes import size
 from qaudit.types import Window

@@ -53,9 +53,8 @@ from qaudit.engine.batches import make_batches
 from qaudit.model.blocks import BlockModel
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.tokens import Feed
-from qaudit.planning.price import Load
+from qaudit.planning.sizes import Load, Sizes, TextSize
 from qaudit.planning.machine import Footprint
-from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.types import Protocol, Window

@@ -39,8 +39,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.planning.machine import Footprint
-from qaudit.planning.price import Load
-from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.planning.sizes import Load, Sizes, TextSize
 from qaudit.text.documents import python_part
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, RolloutText, Window
 

@@ -75,7 +75,8 @@ from qaudit.model.blocks import Weights
 from qaudit.model.config import is_remote
 from qaudit.model.proven import reads_trees
 from qaudit.model.stored_names import names_of, skeleton_of_names
-from qaudit.planning.price import ROUND_TOKENS, with_shipped
+from qaudit.planning.price import with_shipped
+from qaudit.planning.sizes import ROUND_TOKENS
 from qaudit.saved.exports import kept_folder
 from qaudit.saved.results import ResultFile, ResultStore
 from qaudit.types import FULL_PRECISION, Corpus, Evidence, Measurement

@@ -21,8 +21,7 @@ from qaudit.core.scheme import Calibration, Scheme, Shipped
 from qaudit.errors import MachineError, UsageError
 from qaudit.formats.packing import formats
 from qaudit.host import GPU_NODES, free_disk_nbytes, has_bf16_units, has_gpu_driver, shares_disk
-from qaudit.planning.price import ROUND_TOKENS, Load
-from qaudit.planning.sizes import Sizes, beside_notes
+from qaudit.planning.sizes import ROUND_TOKENS, Load, Sizes, beside_notes
 from qaudit.support.lazy import torch
 from qaudit.support.sizes import size, typed_size
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from qaudit.checkpoints.stamps import hub_cache
 from qaudit.core.registry import origins, parse_schemes
+from qaudit.core.scheme import Calibration, Scheme
 from qaudit.diagnostics.registry import origins_of
 from qaudit.downloads.downloads import RECORD_FILE, price_traffic
+from qaudit.errors import UsageError
 from qaudit.host import available_nbytes, default_stream_limit, free_disk_nbytes
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.series import is_hub
@@ -26,7 +28,6 @@ from qaudit.planning.machine import Footprint, choose_audited, choose_column_loo
 from qaudit.planning.price import (
     ITEMSIZE,
     START_SECONDS,
-    Load,
     Pricing,
     begins_again_notes,
     calibrated,
@@ -38,19 +39,30 @@ from qaudit.planning.price import (
     passes_of,
     price_otherwise,
     reading_shipped,
+    refuse_classes,
     seconds_range,
     with_draws,
+    with_scheme,
     with_shipped,
 )
-from qaudit.planning.resolve import choose, needs_hub, proposed_soups, reads_hub
-from qaudit.planning.sizes import text_size
-from qaudit.planning.survey import LONGEST_CONTEXT, allowed_notes, expert_notes
+from qaudit.planning.resolve import (
+    all_shipped,
+    needs_hub,
+    proposed_soups,
+    reads_hub,
+    resolve,
+    without_unread,
+)
+from qaudit.planning.sizes import Load, text_size
+from qaudit.planning.survey import LONGEST_CONTEXT, Survey, allowed_notes, expert_notes, refuse
+from qaudit.policy import policy_named
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
 from qaudit.saved.audits import checkpoints_of
 from qaudit.saved.exports import pinned_tables
 from qaudit.saved.parts import PLAN, write_plan
 from qaudit.saved.signature import signing_key
 from qaudit.settings import RunOptions
+from qaudit.support.keys import nearest
 from qaudit.support.sizes import size
 from qaudit.text.corpus import make_protocol
 from qaudit.types import (
@@ -134,6 +146,49 @@ def folder_name(targets: Sequence[str]) -> str:
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[: LONGEST_NAME - 9]}-{digest(list(targets))[:8]}"
+
+
+def choose(
+    recipe: Recipe, options: RunOptions, hub: Hub | None, resolved: Resolved | None
+) -> tuple[Resolved, tuple[Scheme, ...], Survey, Hub | None]:
+    """Return what a recipe chooses, all of it permitted, and how large its models are."""
+    schemes = pinned_tables(parse_schemes(recipe.schemes), (options.out or Path()) / "evidence")
+    refuse_classes(recipe, schemes, None)
+    learned = [s.short for s in schemes if s.calibration is Calibration.WHOLE_BLOCK]
+    if recipe.routing == "reference" and learned:  # mini-batches are cut anew
+        raise UsageError(
+            f"`--set routing=reference` replays the choice of experts in whole batches, and "
+            f"`{learned[0]}` learns on other ones",
+            hint=f"leave `{learned[0]}` out, or `--set routing=reference`",
+        )
+    for scheme in schemes:
+        scheme.must_be_installed()
+    policy_named(recipe.policy)  # a wrong policy is refused before anything is fetched
+    resolved = resolved or resolve(recipe, hub)
+    read = checkpoints_of(resolved.subjects)
+    if hub is None and reads_hub(resolved):
+        hub = open_hub()
+    allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
+    refuse(read, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    if recipe.reference is not None:
+        reference = reference_in(resolved.subjects, recipe.reference)
+        if reference is None or reference.is_search:
+            labels = [subject.label for subject in resolved.subjects]
+            raise UsageError(
+                f"the reference `{recipe.reference}` is not one of the {len(labels)} subjects "
+                "that are measured",
+                hint=f"name it as a target, too; {nearest(recipe.reference, labels)}",
+            )
+    resolved, unread_notes = without_unread(resolved, hub)
+    files, shipped = all_shipped(resolved.subjects, resolved.shipped, hub, schemes)
+    schemes = (*schemes, *shipped)
+    subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
+    resolved = replace(resolved, subjects=subjects, shipped=files)
+    seen = Survey(hub, allow_pickle=allow_pickle, code=trust_remote_code)
+    seen.notes += unread_notes
+    seen.look_at_all(subjects)
+    refuse_classes(recipe, schemes, seen.largest)
+    return resolved, schemes, seen, hub
 
 
 KEPT_SECONDS = 300.0  # of a pass, after which the engine keeps it at a block

@@ -22,8 +22,6 @@ import numpy as np
 import psutil
 
 from qaudit.core.gram import SAMPLE
-from qaudit.core.linears import STEP_TOKENS
-from qaudit.core.mixture import FITTED, SCORED
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Scheme, Shipped, class_of_stored
 from qaudit.core.statistics import detectable, excess
@@ -31,7 +29,7 @@ from qaudit.diagnostics.diagnostic import DiagnosticWork
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import UsageError
 from qaudit.host import has_bf16_units, has_gpu_driver
-from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.planning.sizes import Load, Sizes, TextSize
 from qaudit.settings import SEARCHED_AT
 from qaudit.support.lazy import torch
 from qaudit.types import (
@@ -50,7 +48,6 @@ from qaudit.types import (
 )
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-ROUND_TOKENS = 1_000_000  # of items of several tasks that go through blocks together
 SPREAD = 4.0  # of a time before anything is measured
 START_SECONDS = (3.0, 20.0)  # to load libraries, to cut text and to write the report
 SERIAL = 1 / 20  # of the work of one core, which other cores do not share
@@ -70,58 +67,6 @@ A number is an activation that a linear reads (norms, gates, residuals), a logit
 one candidate of its scale. Single steps took 150 to 450 on a processor with AVX-512: half of the
 time of a model with hidden size 64, nothing beside the products of one with 7 B parameters.
 """
-
-
-@dataclass(frozen=True)
-class Load:
-    """What goes through a model side by side."""
-
-    schemes: tuple[Scheme, ...]
-    text: TextSize
-    streams: int  # models that are evaluated
-
-    @classmethod
-    def of(cls, schemes: Sequence[Scheme], text: TextSize, full_precision: int = 1) -> Load:
-        return cls(tuple(schemes), text, len(schemes) + full_precision)
-
-    @property
-    def with_streams(self) -> int:
-        """How many schemes calibrate on what they made of earlier linears."""
-        return sum(scheme.calibration.has_stream for scheme in self.schemes)
-
-    @property
-    def calibrated(self) -> int:
-        """How many streams the calibration text goes through."""
-        shared = any(scheme.calibration.reads_full_precision for scheme in self.schemes)
-        return self.with_streams + shared
-
-    @property
-    def learns(self) -> bool:
-        return any(scheme.calibration is Calibration.WHOLE_BLOCK for scheme in self.schemes)
-
-    @property
-    def mixes_bits(self) -> bool:
-        return any(scheme.mixes_bits for scheme in self.schemes)
-
-    @property
-    def choosing_tokens(self) -> int:
-        """Tokens that the bits of mixtures are chosen on."""
-        return min(FITTED + SCORED, self.text.calibration_tokens)
-
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of a mini-batch that is learned on."""
-        return min(max(STEP_TOKENS, self.text.context), self.text.calibration_tokens)
-
-    @property
-    def round_tokens(self) -> int:
-        """Tokens that are evaluated together."""
-        return self.text.evaluation_tokens + self.item_round_tokens
-
-    @property
-    def item_round_tokens(self) -> int:
-        """Tokens of items that are evaluated together: rounds of whole tasks."""
-        return max(self.text.largest_task_tokens, min(self.text.item_tokens, ROUND_TOKENS))
 
 
 def flops(sizes: Sizes, load: Load) -> float:

@@ -26,8 +26,7 @@ from qaudit.checkpoints.configuration import is_own_code, read_configuration
 from qaudit.checkpoints.folder import family_of
 from qaudit.checkpoints.safetensors import INDEX, weight_map
 from qaudit.checkpoints.stamps import folder_of, hash_of, is_gguf, weights_of
-from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Calibration, Scheme, Shipped, label_for
+from qaudit.core.scheme import Scheme, Shipped, label_for
 from qaudit.errors import HubError, QauditError, SourceError, UsageError
 from qaudit.formats.gguf import reading as gguf
 from qaudit.formats.gguf.header import bits_in, header_by, read_header
@@ -43,16 +42,12 @@ from qaudit.hub.series import find_all, is_hub, parse, revisions_of, weights_on_
 from qaudit.items.prepare import find_item_files
 from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.rules import content_findings
-from qaudit.planning.price import refuse_classes, with_scheme
-from qaudit.planning.survey import Survey, refuse
-from qaudit.policy import policy_named
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.recipe.soups import members_of, needed, resolve_soups
 from qaudit.report.format import listing
 from qaudit.saved.audits import checkpoints_of
-from qaudit.saved.exports import pinned_tables
 from qaudit.saved.results import sha256_of
-from qaudit.settings import EXAMPLE_SCHEMES, RunOptions
+from qaudit.settings import EXAMPLE_SCHEMES
 from qaudit.support.keys import first_of, nearest
 from qaudit.support.sizes import size
 from qaudit.text.texts import find_texts, hub_sources, with_default_texts
@@ -65,7 +60,6 @@ from qaudit.types import (
     Subject,
     WeightFile,
     digest,
-    reference_in,
 )
 
 
@@ -456,46 +450,3 @@ def _called(name: str, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
         if name in (c.label, c.label.rpartition("/")[2], place):
             named.append(c)
     return named[0] if len(named) == 1 else None
-
-
-def choose(
-    recipe: Recipe, options: RunOptions, hub: Hub | None, resolved: Resolved | None
-) -> tuple[Resolved, tuple[Scheme, ...], Survey, Hub | None]:
-    """Return what a recipe chooses, all of it permitted, and how large its models are."""
-    schemes = pinned_tables(parse_schemes(recipe.schemes), (options.out or Path()) / "evidence")
-    refuse_classes(recipe, schemes, None)
-    learned = [s.short for s in schemes if s.calibration is Calibration.WHOLE_BLOCK]
-    if recipe.routing == "reference" and learned:  # mini-batches are cut anew
-        raise UsageError(
-            f"`--set routing=reference` replays the choice of experts in whole batches, and "
-            f"`{learned[0]}` learns on other ones",
-            hint=f"leave `{learned[0]}` out, or `--set routing=reference`",
-        )
-    for scheme in schemes:
-        scheme.must_be_installed()
-    policy_named(recipe.policy)  # a wrong policy is refused before anything is fetched
-    resolved = resolved or resolve(recipe, hub)
-    read = checkpoints_of(resolved.subjects)
-    if hub is None and reads_hub(resolved):
-        hub = open_hub()
-    allow_pickle, trust_remote_code = options.allow_pickle, options.trust_remote_code
-    refuse(read, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    if recipe.reference is not None:
-        reference = reference_in(resolved.subjects, recipe.reference)
-        if reference is None or reference.is_search:
-            labels = [subject.label for subject in resolved.subjects]
-            raise UsageError(
-                f"the reference `{recipe.reference}` is not one of the {len(labels)} subjects "
-                "that are measured",
-                hint=f"name it as a target, too; {nearest(recipe.reference, labels)}",
-            )
-    resolved, unread_notes = without_unread(resolved, hub)
-    files, shipped = all_shipped(resolved.subjects, resolved.shipped, hub, schemes)
-    schemes = (*schemes, *shipped)
-    subjects = tuple(with_scheme(s, schemes) if s.is_search else s for s in resolved.subjects)
-    resolved = replace(resolved, subjects=subjects, shipped=files)
-    seen = Survey(hub, allow_pickle=allow_pickle, code=trust_remote_code)
-    seen.notes += unread_notes
-    seen.look_at_all(subjects)
-    refuse_classes(recipe, schemes, seen.largest)
-    return resolved, schemes, seen, hub

@@ -23,6 +23,9 @@ from typing import Any
 from qaudit.checkpoints.configuration import unreadable
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import folder_of, text_path
+from qaudit.core.linears import STEP_TOKENS
+from qaudit.core.mixture import FITTED, SCORED
+from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import ConfigurationError, CorpusError, ModelError
 from qaudit.items.names import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted, sizes_here
@@ -32,6 +35,8 @@ from qaudit.text.rollouts import read_rollouts
 from qaudit.text.texts import cut_texts, is_hub_text
 from qaudit.text.tokenizer import tokenizer_sha256
 from qaudit.types import Checkpoint, Protocol, Recipe, TextFile
+
+ROUND_TOKENS = 1_000_000  # of items of several tasks that go through blocks together
 
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 _PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
@@ -188,6 +193,58 @@ class TextSize:
                 "time and memory assume one window for each document"
             )
         return tuple(notes)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What goes through a model side by side."""
+
+    schemes: tuple[Scheme, ...]
+    text: TextSize
+    streams: int  # models that are evaluated
+
+    @classmethod
+    def of(cls, schemes: Sequence[Scheme], text: TextSize, full_precision: int = 1) -> Load:
+        return cls(tuple(schemes), text, len(schemes) + full_precision)
+
+    @property
+    def with_streams(self) -> int:
+        """How many schemes calibrate on what they made of earlier linears."""
+        return sum(scheme.calibration.has_stream for scheme in self.schemes)
+
+    @property
+    def calibrated(self) -> int:
+        """How many streams the calibration text goes through."""
+        shared = any(scheme.calibration.reads_full_precision for scheme in self.schemes)
+        return self.with_streams + shared
+
+    @property
+    def learns(self) -> bool:
+        return any(scheme.calibration is Calibration.WHOLE_BLOCK for scheme in self.schemes)
+
+    @property
+    def mixes_bits(self) -> bool:
+        return any(scheme.mixes_bits for scheme in self.schemes)
+
+    @property
+    def choosing_tokens(self) -> int:
+        """Tokens that the bits of mixtures are chosen on."""
+        return min(FITTED + SCORED, self.text.calibration_tokens)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a mini-batch that is learned on."""
+        return min(max(STEP_TOKENS, self.text.context), self.text.calibration_tokens)
+
+    @property
+    def round_tokens(self) -> int:
+        """Tokens that are evaluated together."""
+        return self.text.evaluation_tokens + self.item_round_tokens
+
+    @property
+    def item_round_tokens(self) -> int:
+        """Tokens of items that are evaluated together: rounds of whole tasks."""
+        return max(self.text.largest_task_tokens, min(self.text.item_tokens, ROUND_TOKENS))
 
 
 def text_size(

@@ -19,8 +19,7 @@ from qaudit.errors import is_out_of_memory
 from qaudit.executors.part import _free_for_streams
 from qaudit.model.device import free_nbytes
 from qaudit.planning.machine import Footprint
-from qaudit.planning.price import Load
-from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.planning.sizes import Load, Sizes, TextSize
 from tests.support.awkward import NAMES, SHAPES, made, short
 from tests.support.passes import opened, run, tallies_of
 from tests.support.pretended_device import pretended

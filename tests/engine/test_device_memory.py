@@ -17,8 +17,7 @@ from qaudit.engine.tasks import Task
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError
 from qaudit.planning.machine import Footprint
-from qaudit.planning.price import Load
-from qaudit.planning.sizes import Sizes, TextSize, with_config
+from qaudit.planning.sizes import Load, Sizes, TextSize, with_config
 from qaudit.saved.results import ResultStore
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Subject, Window

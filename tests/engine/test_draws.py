@@ -15,8 +15,8 @@ from qaudit.core.registry import parse_schemes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task
 from qaudit.engine.tokens import perturbed, perturbed_inputs
-from qaudit.planning.price import Load, Pricing, flops, passes_of, price_otherwise
-from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.planning.price import Pricing, flops, passes_of, price_otherwise
+from qaudit.planning.sizes import Load, Sizes, TextSize
 from qaudit.saved.results import ResultStore
 from qaudit.types import (
     Checkpoint,

@@ -11,8 +11,8 @@ from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.errors import MachineError, ModelError
 from qaudit.planning import price
 from qaudit.planning.machine import Footprint
-from qaudit.planning.price import ROUND_TOKENS, Load, begins_again_notes, flops
-from qaudit.planning.sizes import Sizes, TextSize, with_config
+from qaudit.planning.price import begins_again_notes, flops
+from qaudit.planning.sizes import ROUND_TOKENS, Load, Sizes, TextSize, with_config
 from qaudit.planning.survey import expert_notes
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import Protocol

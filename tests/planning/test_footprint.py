@@ -18,8 +18,7 @@ from qaudit.core.scheme import Shipped
 from qaudit.errors import MachineError
 from qaudit.planning import machine as module
 from qaudit.planning.machine import Footprint
-from qaudit.planning.price import Load
-from qaudit.planning.sizes import Sizes, TextSize
+from qaudit.planning.sizes import Load, Sizes, TextSize
 from qaudit.settings import DEFAULT_SCHEMES
 from tests.support.models import save_model, text, write_documents
 from tests.support.toys import tokenizer
@@ -165,7 +164,7 @@ import json, os, sys, threading, time
 from pathlib import Path
 import qaudit.engine.hidden_states as hidden_states
 import qaudit.engine.measure as rounds
-import qaudit.planning.price as cost
+import qaudit.planning.sizes as cost
 import qaudit.planning.machine as footprint
 import qaudit.text.texts as texts
 from dataclasses import replace
