@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,6 @@ from qaudit.types import FULL_PRECISION, AuditRecord, Gate, Interval, Pick, Plan
 
 if TYPE_CHECKING:
     import pandas
-
-    from qaudit.report import document as doc
 
 
 class Table(tuple[Any, ...]):
@@ -186,33 +184,18 @@ def _bounds(name: str, interval: Interval | None) -> dict[str, float | None]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
-def _of_verdict(verdict: Verdict) -> str:
+def _of_verdict(verdict: Verdict, form: str) -> str:
     from qaudit.report import document as doc
-    from qaudit.report import markdown
-
-    headline, table = _screen(verdict)
-    return markdown.render_blocks((doc.paragraph(tuple(doc.strong(headline))), table))
-
-
-def _as_text(verdict: Verdict) -> str:
-    from qaudit.report import document as doc
-    from qaudit.report import terminal
-
-    headline, table = _screen(verdict)
-    return terminal.render(doc.Page("", doc.prose(headline), (table,))).rstrip()
-
-
-def _as_html(verdict: Verdict) -> str:
-    from qaudit.report.html import Blocks, element, text
-
-    headline, table = _screen(verdict)
-    return element("p", element("strong", text(headline))) + Blocks({}).all([table], "Verdict")
-
-
-def _screen(verdict: Verdict) -> tuple[str, doc.TableBlock]:
+    from qaudit.report import html, markdown, terminal
     from qaudit.report.verdict import answer, table
 
-    return answer(verdict).replace("`", ""), table(verdict.classes)
+    headline, classes = answer(verdict).replace("`", ""), table(verdict.classes)
+    if form == "text":
+        return terminal.render(doc.Page("", doc.prose(headline), (classes,))).rstrip()
+    if form == "md":
+        return markdown.render_blocks((doc.paragraph(tuple(doc.strong(headline))), classes))
+    head = html.element("p", html.element("strong", html.text(headline)))
+    return head + html.Blocks({}).all([classes], "Verdict")
 
 
 def _of_gate(gate: Gate) -> str:
@@ -234,7 +217,11 @@ def _of_pick(pick: Pick) -> str:
 
 
 # Values import no report, so their views are added here, where the API begins.
-for _kind, _view in ((Verdict, _of_verdict), (Gate, _of_gate), (Pick, _of_pick)):
-    setattr(_kind, "_repr_markdown_", _view)  # noqa: B010 - not an attribute that mypy knows
-setattr(Verdict, "_repr_html_", _as_html)  # noqa: B010
-setattr(Verdict, "__str__", _as_text)  # noqa: B010
+for _kind, _name, _view in (
+    (Verdict, "__str__", partialmethod(_of_verdict, "text")),
+    (Verdict, "_repr_markdown_", partialmethod(_of_verdict, "md")),
+    (Verdict, "_repr_html_", partialmethod(_of_verdict, "html")),
+    (Gate, "_repr_markdown_", _of_gate),
+    (Pick, "_repr_markdown_", _of_pick),
+):
+    setattr(_kind, _name, _view)

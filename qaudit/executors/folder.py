@@ -19,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -235,12 +236,6 @@ class PartState:
     since: float  # when it began the subject
     records: tuple[tuple[str, float], ...]  # that it wrote, with the seconds of each
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """K and N."""
-        number, _, count = self.name.partition("/")
-        return int(number), int(count)
-
 
 @dataclass(frozen=True)
 class RunStatus:
@@ -290,35 +285,27 @@ def run_status(out: Path, *, quick: bool = False) -> RunStatus:
     )
     at_work = [part for part in parts if part.state == "running"]
     missing = {unit.content: unit for unit in state.missing}
-    cuts = {count: parts_of(run, state.units, count) for count in {p.place[1] for p in at_work}}
+    cut_into = cache(lambda count: parts_of(run, state.units, count))
     taken = []
-    for number, count in (part.place for part in at_work):
-        units = cuts[count][number] if number < len(cuts[count]) else ()
+    for part in at_work:
+        number, count = map(int, part.name.split("/"))
+        units = cut_into(count)[number] if number < len(cut_into(count)) else ()
         taken.append([unit for unit in units if unit.content in missing])
     covered = {unit.content for units in taken for unit in units}
-    pace = _pace(run, out, parts)
+    # The cost that a part measures in a second, from all that parts measured.
+    rounds = (read_round(run, out, number) for number in range(FIRST, last_round(out) + 1))
+    every = [unit for passes in rounds for unit in units_of(passes)]
+    costs = {unit_path(run, unit, out).name: cost_of(unit) for unit in every}
+    finished = [(costs[name], s) for part in parts for name, s in part.records if name in costs]
+    cost, spent = sum(cost for cost, _ in finished), sum(s for _, s in finished)
     seconds = None
-    if pace and at_work:
-        now = time.time()
-        seconds = max(
-            max(
-                0.0,
-                sum(map(cost_of, units)) / pace - (max(0.0, now - part.since) if units else 0.0),
-            )
-            for part, units in zip(at_work, taken, strict=True)
-        )
+    if cost and spent and at_work:
+        now, seconds = time.time(), 0.0
+        for part, lacking_units in zip(at_work, taken, strict=True):
+            since = max(0.0, now - part.since) if lacking_units else 0.0
+            seconds = max(seconds, sum(map(cost_of, lacking_units)) * spent / cost - since)
     waiting = tuple(unit.label for content, unit in missing.items() if content not in covered)
     return RunStatus(state, parts, seconds, waiting)
-
-
-def _pace(run: Run, out: Path, parts: Sequence[PartState]) -> float | None:
-    """Return the cost that a part measures in a second, from all that parts measured."""
-    rounds = (read_round(run, out, number) for number in range(FIRST, last_round(out) + 1))
-    units = [unit for passes in rounds for unit in units_of(passes)]
-    costs = {unit_path(run, unit, out).name: cost_of(unit) for unit in units}
-    finished = [(costs[name], s) for part in parts for name, s in part.records if name in costs]
-    seconds = sum(s for _, s in finished)
-    return sum(cost for cost, _ in finished) / seconds if seconds else None
 
 
 def _start(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

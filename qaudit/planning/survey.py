@@ -243,46 +243,35 @@ def refuse(
     checkpoints: Sequence[Checkpoint], *, allow_pickle: bool, trust_remote_code: bool
 ) -> None:
     allowed = {"pickle": allow_pickle, "remote_code": trust_remote_code}
-    refused = {need: some for need, some in _needing(checkpoints).items() if not allowed[need]}
+    refused = [each for each in _needing(checkpoints) if not allowed[each[0]]]
     if not refused:
         return
-    reasons = [
-        f"{_some(needing)} {_PERMISSIONS[need][1]}{_why(need, needing)}"
-        for need, needing in refused.items()
-    ]
-    flags = " ".join(f"`{_PERMISSIONS[need][0]}`" for need in refused)
+    flags = " ".join(f"`{_PERMISSIONS[need][0]}`" for need, _, _ in refused)
     raise UsageError(
-        "; ".join(reasons),
+        "; ".join(f"{which} {_PERMISSIONS[need][1]}{why}" for need, which, why in refused),
         hint=f"pass {flags} if you trust where it comes from; "
-        + "; ".join(_PERMISSIONS[need][2] for need in refused),
+        + "; ".join(_PERMISSIONS[need][2] for need, _, _ in refused),
     )
 
 
 def allowed_notes(checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
     """Return a note for everything that was allowed and is going to be done."""
-    return tuple(
-        f"{_some(needing)}: {_PERMISSIONS[need][3]}{_why(need, needing)}"
-        for need, needing in _needing(checkpoints).items()
-    )
+    needing = _needing(checkpoints)
+    return tuple(f"{which}: {_PERMISSIONS[need][3]}{why}" for need, which, why in needing)
 
 
-def _needing(checkpoints: Sequence[Checkpoint]) -> dict[Need, list[Checkpoint]]:
-    needing = {need: [c for c in checkpoints if need in c.requires] for need in _PERMISSIONS}
-    return {need: some for need, some in needing.items() if some}
-
-
-def _some(checkpoints: Sequence[Checkpoint]) -> str:
-    first = checkpoints[0]
-    where = "" if first.label == first.ref.location else f" of `{first.ref.location}`"
-    more = f" (like {len(checkpoints) - 1} more)" if len(checkpoints) > 1 else ""
-    return f"`{first.label}`{where}{more}"
-
-
-def _why(need: Need, checkpoints: Sequence[Checkpoint]) -> str:
+def _needing(checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[Need, str, str]]:
+    """Yield what is needed, which checkpoints need it, and why, where a family says it."""
     by_name = {family.family: family.why_required for family in families.all_families()}
-    whys = (by_name.get(c.family or "", {}).get(need) for c in checkpoints)
-    reasons = dict.fromkeys(why for why in whys if why)
-    return f" ({'; '.join(reasons)})" if reasons else ""
+    for need in _PERMISSIONS:
+        needing = [c for c in checkpoints if need in c.requires]
+        if not needing:
+            continue
+        first, whys = needing[0], (by_name.get(c.family or "", {}).get(need) for c in needing)
+        where = "" if first.label == first.ref.location else f" of `{first.ref.location}`"
+        more = f" (like {len(needing) - 1} more)" if len(needing) > 1 else ""
+        reasons = "; ".join(dict.fromkeys(why for why in whys if why))
+        yield need, f"`{first.label}`{where}{more}", f" ({reasons})" if reasons else ""
 
 
 MOST_TREES = 32
