@@ -203,16 +203,16 @@ def executor_of(prepared: Prepared, execution: Execution, progress: Progress) ->
         return Slurm(
             run,
             out,
+            progress,
             parts=execution.parts,
             sbatch=[word for text in execution.slurm for word in shlex.split(text)],
             options=options,
             detach=execution.detach,
-            watch=progress,
         )
     from qaudit.executors.queues import Pool, cpu_workers, gpu_workers
 
     workers = cpu_workers(execution.workers) if gpus is None else gpu_workers(gpus)
-    return Pool(run, out, workers, options, progress)
+    return Pool(run, out, progress, workers=workers, options=options)
 
 
 # ------------------------------------------------------------------ in parts

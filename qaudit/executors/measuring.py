@@ -68,29 +68,24 @@ class _Job:
         return UnitOutcome(self.label, results, failed=failed)
 
 
+@dataclass(eq=False)
 class Measuring:
     """Measures tasks, subject by subject."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        folder: Path,
-        hub: Hub | None,
-        machine: Machine,
-        watch: Watch,
-        store: ResultStore,
-        series: Sequence[Subject] = (),
-    ) -> None:
-        """Use a machine; `folder` has the record of downloads.
+    plan: Plan
+    folder: Path  # with the record of downloads
+    hub: Hub | None
+    machine: Machine
+    watch: Watch
+    store: ResultStore
+    # All subjects of the plan, where only a part of them is visited: the checkpoint before one of
+    # them may then be fetched for diagnostics alone.
+    series: Sequence[Subject] = ()
+    seconds_waited: float = 0.0  # for downloads
 
-        `series` is all subjects of the plan, where only a part of them is visited: the checkpoint
-        before one of them may then be fetched for diagnostics alone.
-        """
-        self._plan, self._folder, self._hub = plan, folder, hub
-        self._machine, self._watch, self._store, self._series = machine, watch, store, series
-        remove_stale(store.folder)  # of processes that were killed while they wrote
-        self.diagnoses = Diagnoses((), (), machine, store)
-        self.seconds_waited = 0.0  # for downloads
+    def __post_init__(self) -> None:
+        remove_stale(self.store.folder)  # of processes that were killed while they wrote
+        self.diagnoses = Diagnoses((), (), self.machine, self.store)
 
     def visit(
         self, tasks: Sequence[Task], diagnosed: Collection[str] = ()
@@ -106,34 +101,34 @@ class Measuring:
         first, total = len(jobs) - len(pending) - len(twins), len(jobs)
         waited = self.seconds_waited
         units = [WorkUnit(tuple(t.pass_ for t in job.tasks)) for job in by_label.values()]
-        self._watch.expect({unit.label: cost_of(unit) for unit in units})
+        self.watch.expect({unit.label: cost_of(unit) for unit in units})
         budget = self._budget
         with Downloads(
-            self._hub,
+            self.hub,
             [*map(self._needs, pending.values())],
             others=[self._needs(job) for job, _ in twins],
             # the texts are downloaded beside the weights
-            disk_budget_nbytes=budget and budget - missing_nbytes(self._plan.texts),
-            record=self._folder / RECORD_FILE,
+            disk_budget_nbytes=budget and budget - missing_nbytes(self.plan.texts),
+            record=self.folder / RECORD_FILE,
         ) as downloads:
             for number, subject in enumerate(downloads.order, first):
                 job = by_label[subject.label]
-                self._watch.subject(number, total, subject.label, len(job.tasks))
+                self.watch.subject(number, total, subject.label, len(job.tasks))
                 with self._failing(job), downloads.ready(self._needs(job)):
                     job.tasks = tuple(replace(task, folder=downloads.folder) for task in job.tasks)
                     if job.subject.is_search:
-                        machine = replace(self._machine, keeps_weights=())  # of its many trials
-                        job.event = search(job.tasks, machine, self._store, self._watch.block)
+                        machine = replace(self.machine, keeps_weights=())  # of its many trials
+                        job.event = search(job.tasks, machine, self.store, self.watch.block)
                     # Passes are measured here: a function more would lengthen the way to a scheme.
                     for task, results in zip(job.tasks, job.results, strict=False):
                         watch = None
                         if job.is_diagnosed and task is job.tasks[0]:
-                            watch = self.diagnoses.watch(task, self._watch.block)
-                        place = self._machine, self._store, self._watch.block
+                            watch = self.diagnoses.watch(task, self.watch.block)
+                        place = self.machine, self.store, self.watch.block
                         job.filed.append(measure(task, *place, watch, results))
                     job.event = job.event or job.measured(job.filed)
                     if (whole := job.diagnosed(job.event)) is not None:
-                        self.diagnoses.take(whole, self._watch.block)
+                        self.diagnoses.take(whole, self.watch.block)
                 self.seconds_waited = waited + downloads.seconds_waited
                 assert job.event is not None, "its weights were released with an event"
                 yield job.event
@@ -143,25 +138,25 @@ class Measuring:
                 reason = f"its weights are those of `{first_job.label}`: {error.message}"
                 yield UnitOutcome(job.label, error=SourceError(reason, hint=error.hint))
                 continue
-            filed = [look_up(task, self._machine, self._store).results for task in job.tasks]
+            filed = [look_up(task, self.machine, self.store).results for task in job.tasks]
             if job.is_diagnosed:
                 self.diagnoses.find(job.tasks[0], first_job.label)
             yield replace(job.measured(filed), failed=first_job.event.failed)
-        self._watch.subject(total, total, "")
+        self.watch.subject(total, total, "")
 
     def _jobs(self, tasks: Sequence[Task], diagnosed: Collection[str]) -> list[_Job]:
         groups = [tuple(some) for _, some in groupby(tasks, lambda task: task.subject)]
         subjects = [some[0].subject for some in groups if some[0].subject.label in diagnosed]
-        recipe, series = self._plan.recipe, self._series or subjects
+        recipe, series = self.plan.recipe, self.series or subjects
         requested = parse_diagnostics(recipe.diagnostics) if subjects else ()
         diagnostics = [diagnostic for diagnostic in requested if diagnostic.reads_weights]
         self.diagnoses = Diagnoses(
             diagnostics,
             series,
-            self._machine,
-            self._store,
+            self.machine,
+            self.store,
             recipe.confidence,
-            evicts=self._budget is not None and not self._series,
+            evicts=self._budget is not None and not self.series,
         )
         jobs = [_Job(some, is_diagnosed=some[0].subject in subjects) for some in groups]
         if any(diagnostic.reads_previous for diagnostic in diagnostics):
@@ -171,11 +166,11 @@ class Measuring:
 
     @property
     def _budget(self) -> int | None:
-        return None if self._plan.traffic is None else self._plan.traffic.nbytes_disk_budget
+        return None if self.plan.traffic is None else self.plan.traffic.nbytes_disk_budget
 
     def _needs(self, job: _Job) -> Subject:
         beside = [file for task in job.tasks for file in task.pass_.beside]
-        if job.before is not None and self._series:
+        if job.before is not None and self.series:
             beside.append(job.before)
         return with_shipped(job.subject, beside)
 
@@ -183,7 +178,7 @@ class Measuring:
         self, job: _Job, pending: dict[tuple[str, ...], _Job], twins: list[tuple[_Job, _Job]]
     ) -> UnitOutcome | None:
         """Return a result that needs no weights; add the job to `pending` or `twins` otherwise."""
-        place = self._machine, self._store
+        place = self.machine, self.store
         keys: tuple[str, ...] = (job.label,)
         event: UnitOutcome | None = None
         try:

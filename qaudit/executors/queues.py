@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from qaudit.executors.folder import parts_of, show
 from qaudit.executors.records import Due, Executor, state_of
 from qaudit.host import default_stream_limit
 from qaudit.saved.parts import FOLDER
-from qaudit.types import SILENT, Run, Watch, WorkUnit
+from qaudit.types import WorkUnit
 from qaudit.whole import write_whole
 
 PARTS_PER_WORKER = 4
@@ -72,34 +73,28 @@ def gpu_workers(text: str) -> Workers:
     return {f"GPU {name}": {**order, "CUDA_VISIBLE_DEVICES": name} for name in names[:count]}
 
 
+@dataclass(eq=False, kw_only=True)
 class Pool(Executor):
     """The executor of one machine with several GPUs."""
 
-    def __init__(
-        self,
-        run: Run,
-        out: Path,
-        workers: Workers,
-        options: Sequence[str] = (),
-        watch: Watch = SILENT,
-    ) -> None:
-        """Run parts on workers; `options` go to each `qaudit part`."""
-        super().__init__(run, out, watch)
-        self._workers = workers
-        self._options = [*options]
+    workers: Workers
+    options: Sequence[str] = ()  # of each `qaudit part`
+
+    def __post_init__(self) -> None:
         # Each process would take as much as one alone.
-        if not any(word.startswith("stream_memory=") for word in options):
-            self._options += ["--set", f"stream_memory={default_stream_limit() // len(workers)}B"]
+        if not any(word.startswith("stream_memory=") for word in self.options):
+            each = default_stream_limit() // len(self.workers)
+            self.options = [*self.options, "--set", f"stream_memory={each}B"]
 
     def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
         """Run the parts that lack something, until each has ended or failed twice."""
-        count = PARTS_PER_WORKER * len(self._workers)
+        count = PARTS_PER_WORKER * len(self.workers)
         state = state_of(self.run, self.out, number)
         parts = parts_of(self.run, units, count)
         waiting = deque(_holding(parts, (*state.missing, *state.failed)))
         tries = dict.fromkeys(waiting, 0)
         running: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
-        free, shown = list(self._workers), 0.0
+        free, shown = list(self.workers), 0.0
         try:
             while (waiting and free) or running:
                 while waiting and free:
@@ -129,8 +124,8 @@ class Pool(Executor):
         command = [sys.executable, "-m", "qaudit", "part", str(self.out.absolute()), "--part"]
         with (folder / f"{part}-of-{count}.log").open("ab") as log:
             return subprocess.Popen(
-                [*command, f"{part}/{count}", *self._options],
-                env={**os.environ, **self._workers[worker]},
+                [*command, f"{part}/{count}", *self.options],
+                env={**os.environ, **self.workers[worker]},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -185,28 +180,18 @@ class Detached(Due):
     code = 0
 
 
+@dataclass(eq=False, kw_only=True)
 class Slurm(Executor):
     """The executor of a cluster."""
 
-    def __init__(
-        self,
-        run: Run,
-        out: Path,
-        *,
-        parts: int,
-        sbatch: Sequence[str] = (),
-        options: Sequence[str] = (),
-        detach: bool = False,
-        watch: Watch = SILENT,
-    ) -> None:
-        """Submit at most `parts` tasks; `sbatch` are its options, `options` those of the part."""
-        super().__init__(run, out, watch)
-        self._parts, self._sbatch, self._options = parts, sbatch, options
-        self._detach = detach
+    parts: int  # tasks of an array at most
+    sbatch: Sequence[str] = ()  # its options
+    options: Sequence[str] = ()  # of `qaudit part`
+    detach: bool = False
 
     def await_units(self, number: int, units: Sequence[WorkUnit]) -> None:
         """Submit the parts that lack something and are not queued; follow them to their end."""
-        count = min(self._parts, len(units))
+        count = min(self.parts, len(units))
         job_file = self.out / FOLDER / JOBS
         state = state_of(self.run, self.out, number)
         lacking = _holding(parts_of(self.run, units, count), state.missing)
@@ -220,8 +205,8 @@ class Slurm(Executor):
                 script=shlex.quote(str(script)),
                 here=_quoted(str(Path.cwd())),
                 log=_quoted(f"{str(folder).replace('%', '%%')}/%a-of-{count}.log"),
-                options="\n".join(f"#SBATCH {option}" for option in self._sbatch),
-                command=shlex.join([*command, *self._options]),
+                options="\n".join(f"#SBATCH {option}" for option in self.sbatch),
+                command=shlex.join([*command, *self.options]),
                 count=count,
             )
             write_whole(script, text)
@@ -229,7 +214,7 @@ class Slurm(Executor):
             jobs = [*jobs, answer.partition(";")[0]]
             write_whole(job_file, json.dumps({"round": number, "parts": count, "jobs": jobs}))
             self.watch.note(f"submitted parts {_ranges(submit)} of {count} as job {jobs[-1]}")
-        if self._detach and lacking:
+        if self.detach and lacking:
             raise Detached(number, state.missing, len(units))
         while _queued(jobs):
             show(self.out, self.watch)

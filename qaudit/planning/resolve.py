@@ -131,8 +131,7 @@ def resolve_soup(recipe: Recipe, hub: Hub | None = None) -> Subject:
             f"`{recipe.soups[0]}` makes {len(soups)} soups", hint="write one of them by its members"
         )
     for checkpoint, _ in soups[0].members:
-        if _is_empty(checkpoint):
-            raise _without_weights(f"`{checkpoint.label}`, a member,", checkpoint)
+        _must_have_weights(f"`{checkpoint.label}`, a member,", checkpoint)
     return soups[0]
 
 
@@ -164,8 +163,7 @@ def _with_files(chosen: Sequence[Checkpoint], hub: Hub | None) -> tuple[Checkpoi
         """Return the checkpoint of a repository that an adapter was trained on."""
         listing, target = (hub or open_hub()).listing, f"hf://{repo}@{revision or 'main'}"
         (base,) = with_files(listing, find_all((target,), None, lambda: listing))
-        if _is_empty(base):
-            raise _without_weights(f"`{repo}`, which an adapter was trained on,", base)
+        _must_have_weights(f"`{repo}`, which an adapter was trained on,", base)
         return base
 
     found = []
@@ -193,17 +191,15 @@ def _subjects(
     ]
     targets = {Ref.parse(target) for target in recipe.targets}
     named = {(ref.location, ref.revision) for ref in targets if ref.revision}
-    for checkpoint in filter(_is_empty, alone):  # and not only in a series that is requested
+    for checkpoint in alone:
         place = checkpoint.ref.location, checkpoint.ref.revision
+        # It is named, and not only in a series that is requested.
         if checkpoint.label in recipe.checkpoints or place in named:
-            raise _without_weights(f"`{checkpoint.ref}`", checkpoint)
+            _must_have_weights(f"`{checkpoint.ref}`", checkpoint)
     soups = resolve_soups(recipe, read)
     for soup in soups:
         for checkpoint, _ in soup.members:
-            if _is_empty(checkpoint):
-                raise _without_weights(
-                    f"`{checkpoint.label}`, a member of `{soup.label}`,", checkpoint
-                )
+            _must_have_weights(f"`{checkpoint.label}`, a member of `{soup.label}`,", checkpoint)
     subjects = tuple(Subject(c.label, ((c, 1.0),)) for c in alone if not _is_empty(c))
     if not subjects and not soups:
         raise SourceError(
@@ -214,12 +210,13 @@ def _subjects(
     return subjects, soups
 
 
-def _without_weights(what: str, checkpoint: Checkpoint) -> SourceError:
-    why = f": {checkpoint.suspect[0]}" if checkpoint.suspect else ""
-    return SourceError(
-        f"{what} holds no weights{why}",
-        hint=f"leave it out; `qaudit series {checkpoint.ref.location}` lists the others",
-    )
+def _must_have_weights(what: str, checkpoint: Checkpoint) -> None:
+    if _is_empty(checkpoint):
+        why = f": {checkpoint.suspect[0]}" if checkpoint.suspect else ""
+        raise SourceError(
+            f"{what} holds no weights{why}",
+            hint=f"leave it out; `qaudit series {checkpoint.ref.location}` lists the others",
+        )
 
 
 _CONFIGURATIONS = ("config.json", "quantize_config.json", "quant_config.json")

@@ -143,4 +143,5 @@ def test_workers_share_the_memory_for_hidden_states(
 ) -> None:
     monkeypatch.setattr("qaudit.executors.queues.default_stream_limit", lambda: 1000)
     run: Any = None
-    assert queues.Pool(run, tmp_path, queues.cpu_workers(4), options)._options == expected
+    pool = queues.Pool(run, tmp_path, workers=queues.cpu_workers(4), options=options)
+    assert [*pool.options] == expected
