@@ -84,31 +84,22 @@ def report(
         plots_at = folder / PICTURES if unfinished is None else None
         print_result(render(saved, form, plots_at, shown_at=str(folder)))
         return code
-    card = render_card(
-        saved,
-        pictures_at=None
-        if sparklines or (unfinished is not None and plots is None)
-        else _pictures(folder, into, plots),
-        has_dark=any((plots or folder / PICTURES).glob("*-dark.svg")),
-    )
+    place, pictures_at = plots or folder / PICTURES, None
+    has_pictures = not sparklines and (unfinished is None or plots is not None)
+    if has_pictures and into is None:
+        pictures_at = PICTURES if plots is None else plots.as_posix()
+    elif has_pictures and into is not None and place.is_dir():
+        pictures_at = Path(os.path.relpath(place.resolve(), into.resolve().parent)).as_posix()
+    elif has_pictures:
+        say(f"no pictures in {place}: the card has lines of text instead; `--plots` draws them")
+    has_dark = any(place.glob("*-dark.svg"))
+    card = render_card(saved, pictures_at=pictures_at, has_dark=has_dark)
     if into is None:
         print_result(card)
     else:
         write_block(card, into)
         say(f"wrote the card into {into}")
     return code
-
-
-def _pictures(folder: Path, into: Path | None, plots: Path | None) -> str | None:
-    from qaudit.report.folder import PICTURES
-
-    if into is None:
-        return PICTURES if plots is None else plots.as_posix()
-    place = plots or folder / PICTURES
-    if not place.is_dir():
-        say(f"no pictures in {place}: the card has lines of text instead; `--plots` draws them")
-        return None
-    return Path(os.path.relpath(place.resolve(), into.resolve().parent)).as_posix()
 
 
 _AUDIT = "An output folder, its audit.json, or a published one (`org/name@v1`)."

@@ -216,20 +216,14 @@ def write_block(card: str, readme: Path) -> None:
 def must_take_files(out: Path) -> None:
     """Refuse an output folder that cannot be written to, before hours go into what is written."""
     must_be_outside(out)
-    places = (out, *out.parents)
+    places, hint = (out, *out.parents), "name another with `--out`"
     if broken := next((p for p in places if p.is_symlink() and not p.exists()), None):
-        raise UsageError(
-            f"`{broken}` is a link that leads nowhere", hint="name another with `--out`"
-        )
+        raise UsageError(f"`{broken}` is a link that leads nowhere", hint=hint)
     place = next(place for place in places if place.exists())
     if not place.is_dir():
-        raise UsageError(
-            f"`{place}` is a file, and results need a folder", hint="name another with `--out`"
-        )
+        raise UsageError(f"`{place}` is a file, and results need a folder", hint=hint)
     if not os.access(place, os.W_OK | os.X_OK):
-        raise MachineError(
-            f"`{place}` takes no files: permission denied", hint="name another with `--out`"
-        )
+        raise MachineError(f"`{place}` takes no files: permission denied", hint=hint)
 
 
 def must_be_outside(out: Path) -> None:
