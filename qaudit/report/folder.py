@@ -122,10 +122,9 @@ def card(view: View) -> doc.Page:
         doc.Section("Policy checks", policy_section(view), 2),
         doc.Section("Not measured", skipped_section(view), 3),
     )
-    page = (*doc.words("Every subject, scheme and number is on the page, "), *doc.code(html.FILE))
+    page = f"Every subject, scheme and number is on the page, `{html.FILE}`."
     again = (doc.paragraph("Measured by:"), *reproduce_section(view)[:1])
-    blocks: list[doc.Block] = [*first_screen(view), *again]
-    blocks.append(doc.paragraph((*page, *doc.words("."))))
+    blocks: list[doc.Block] = [*first_screen(view), *again, doc.paragraph(page)]
     blocks += (section for section in sections if section.blocks)
     return doc.Page(name_of(view), doc.prose(measured(view)), tuple(blocks), is_folded=True)
 

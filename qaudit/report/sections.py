@@ -89,9 +89,9 @@ def _items(findings: Sequence[Finding], most: int) -> list[doc.Inline]:
 
 
 def _item(finding: Finding) -> doc.Inline:
-    hint = (*doc.words(" "), *doc.emphasis(f"{finding.hint}.")) if finding.hint else ()
+    hint = doc.emphasis(f"{finding.hint}.") if finding.hint else ()
     rule = doc.strong(doc.words(finding.rule))
-    return (*rule, *doc.words(" "), *doc.prose(f"{finding.message}."), *hint)
+    return doc.paragraph(rule, f"{finding.message}.", hint).runs
 
 
 COLUMNS: doc.Columns[Noise] = {
