@@ -93,34 +93,20 @@ def with_three_bits(schemes: Sequence[Scheme]) -> Scheme | None:
     return next((scheme for scheme in schemes if getattr(scheme, "bits", None) == 3), None)
 
 
-_BY_PATH = {
-    "attention.dense": "o",  # GPT-NeoX; elsewhere `dense` may be anything
-    "self_attention.dense": "o",  # Bloom, Falcon
-    "self_attn.dense": "o",  # Phi
-    "attn.c_proj": "o",
-    "mlp.c_proj": "down",
+_ROLES = {
+    "q": ("q_proj",),
+    "k": ("k_proj",),
+    "v": ("v_proj",),
+    "qkv": ("qkv_proj", "query_key_value", "c_attn"),
+    "o": ("o_proj", "out_proj", "attn.c_proj"),
+    "gate": ("gate_proj",),
+    "gate+up": ("gate_up_proj",),
+    "up": ("up_proj", "fc1", "fc_in", "c_fc", "dense_h_to_4h"),
+    "down": ("down_proj", "fc2", "fc_out", "dense_4h_to_h", "mlp.c_proj"),
 }
-_BY_NAME = {
-    "q_proj": "q",
-    "k_proj": "k",
-    "v_proj": "v",
-    "o_proj": "o",
-    "out_proj": "o",
-    "qkv_proj": "qkv",
-    "query_key_value": "qkv",
-    "c_attn": "qkv",
-    "gate_proj": "gate",
-    "gate_up_proj": "gate+up",
-    "up_proj": "up",
-    "fc1": "up",
-    "fc_in": "up",
-    "c_fc": "up",
-    "dense_h_to_4h": "up",
-    "down_proj": "down",
-    "fc2": "down",
-    "fc_out": "down",
-    "dense_4h_to_h": "down",
-}
+_BY_NAME = {name: role for role, names in _ROLES.items() for name in names}
+# Of GPT-NeoX, of Bloom and Falcon, of Phi; elsewhere `dense` may be anything.
+_BY_NAME |= dict.fromkeys(("attention.dense", "self_attention.dense", "self_attn.dense"), "o")
 
 
 def role_of(linear: str) -> str:
@@ -131,5 +117,5 @@ def role_of(linear: str) -> str:
     its parts. An unknown name is a role of its own.
     """
     parts = linear.split(".")
-    by_path = _BY_PATH.get(".".join(parts[-2:]))
+    by_path = _BY_NAME.get(".".join(parts[-2:])) if len(parts) > 1 else None
     return by_path or _BY_NAME.get(parts[-1], parts[-1])

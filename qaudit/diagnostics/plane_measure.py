@@ -52,19 +52,19 @@ def measure_plane(case: Case) -> list[PlaneRow]:
     parameters = cast(Plane, case.parameters)
     choice = DocumentChoice.of(case.corpus, parameters.documents, "a slice")
     before = case.previous_weights() if parameters.grid else None
+    previous = None if before is None or case.previous is None else case.previous.label
     scheme = parameters.scheme_among(case.task.schemes)
     anchor = Anchor(inner=scheme, keeps=before is not None)
-    previous = None if before is None or case.previous is None else case.previous.label
     notes = ["weights moved and run in float32"]
     with unchanged_files(case.subject, case.task.folder):
         weights = case.weights()
         losses = _line(case, choice, anchor, weights, 0.0)
-        for a in parameters.along:
-            if before is not None and previous is not None and a != 0.0:
+        if before is not None and previous is not None:
+            for a in (a for a in parameters.along if a != 0.0):
                 moved = Between((case.subject.label, previous), weights, before, a)
                 losses |= _line(case, choice, anchor, moved, a)
-    if parameters.grid and previous is None:
-        notes.append("the checkpoint before is not on disk: only the line was measured")
+        elif parameters.grid:
+            notes.append("the checkpoint before is not on disk: only the line was measured")
     tokens_D = np.array([sum(w.scored for w in part) for part in choice.windows])
     middle_D, confidence = losses[0.0, 0.0], case.confidence
     return [
@@ -92,12 +92,8 @@ def _line(
     """Return the losses of the chosen documents at each point along the quantization."""
     first = a == 0.0
     along = cast(Plane, case.parameters).along
-    points = [b for b in along if b != 0.0 and (b != 1.0 or not first)]
-    schemes: dict[float, Scheme] = {b: Along(anchor=anchor, part=b) for b in points}
-    if first:
-        schemes = {1.0: anchor, **schemes}
-    specs = {0.0: FULL_PRECISION, **{b: scheme.spec for b, scheme in schemes.items()}}
-    machine = replace(case.machine, dtype=torch.float32)
+    schemes: dict[float, Scheme] = {1.0: anchor} if first else {}
+    schemes |= {b: Along(anchor=anchor, part=b) for b in along if b != 0.0 and b not in schemes}
     corpus, limit = case.corpus, case.task.pad_until
     context = corpus.protocol.context
     windows = [window for part in choice.windows for window in part]
@@ -106,18 +102,18 @@ def _line(
         make_batches(windows, context, pad_until=limit),
         compared=False,
     )
-
-    def report(done: int, total: int, what: str) -> None:
-        case.progress(done, total, f"plane a={a:g}: {what}")
-
+    machine = replace(case.machine, dtype=torch.float32)
     with opened_states(machine) as states:
-        route = Route(case.folder, weights, machine)
-        tallies = route.follow(feed, [*schemes.values()], states, report)
-    losses: dict[Point, Array] = {}
-    for b, spec in specs.items():
-        loss_D, _ = document_sums(
-            feed.evaluation, tallies[spec].nll, windows, len(corpus.documents)
+        tallies = Route(case.folder, weights, machine).follow(
+            feed,
+            [*schemes.values()],
+            states,
+            lambda done, total, what: case.progress(done, total, f"plane a={a:g}: {what}"),
         )
+    losses: dict[Point, Array] = {}
+    for b, spec in {0.0: FULL_PRECISION, **{b: s.spec for b, s in schemes.items()}}.items():
+        nll, count = tallies[spec].nll, len(corpus.documents)
+        loss_D, _ = document_sums(feed.evaluation, nll, windows, count)
         losses[a, b] = loss_D[list(choice.documents)]
     return losses
 

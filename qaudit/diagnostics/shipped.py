@@ -37,38 +37,29 @@ def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, t
     rows: list[ShippedRow] = []
     findings: list[Finding] = []
     for subject in table.subjects:
-        ranked, more = _ranked(table, subject.label)
-        rows += ranked
-        findings += more
+        # Schemes that were measured beside the files of a base may dominate them.
+        first = {m.scheme: m for m in reversed(table.measurements) if m.subject == subject.label}
+        quantized = [m for m in first.values() if m.scheme != FULL_PRECISION]
+        files = [m for m in quantized if is_shipped(m.spec)]
+        level = statistics.simultaneous(table.confidence, len(files) * (len(quantized) - 1))
+        for file in sorted(files, key=lambda m: (_divergence(m), m.scheme)):
+            row, leads = _ranked(table, file, quantized, level)
+            rows.append(row)
+            cell = file.subject, file.scheme
+            if leads:
+                best = max(leads, key=lambda name: leads[name].estimate)
+                lead, more = leads[best], len(leads) - 1
+                message = (
+                    f"`{file.scheme}` is dominated by `{best}`, which takes no more bytes and "
+                    f"diverges by {lead.estimate:.2g} nats per token less"
+                    + (f", as by {more} more" if more else "")
+                )
+                hint = f"take `{best}`"
+                findings.append(Finding("QA042", "info", *cell, message, hint, lead, margin=0.0))
+            for note in row.looks_broken:
+                hint = "compare it with another file of this model, or quantize it again"
+                findings.append(Finding("QA043", "warn", *cell, f"`{file.scheme}` {note}", hint))
     return replace(diagnostics, shipped=tuple(rows)), tuple(findings)
-
-
-def _ranked(table: Measurements, subject: str) -> tuple[list[ShippedRow], list[Finding]]:
-    """Rank the files of one base; schemes that were measured beside them may dominate them."""
-    first = {m.scheme: m for m in reversed(table.measurements) if m.subject == subject}
-    quantized = [m for m in first.values() if m.scheme != FULL_PRECISION]
-    files = [m for m in quantized if is_shipped(m.spec)]
-    level = statistics.simultaneous(table.confidence, len(files) * (len(quantized) - 1))
-    rows: list[ShippedRow] = []
-    findings: list[Finding] = []
-    for file in sorted(files, key=lambda m: (_divergence(m), m.scheme)):
-        leads = _leads(table, file, quantized, level)
-        broken = tuple(note for note in file.notes if note.startswith(LOOKS_BROKEN))
-        rows.append(_row(table, file, tuple(leads), broken))
-        cell = file.subject, file.scheme
-        if leads:
-            best = max(leads, key=lambda name: leads[name].estimate)
-            more = f", as by {len(leads) - 1} more" if len(leads) > 1 else ""
-            message = (
-                f"`{file.scheme}` is dominated by `{best}`, which takes no more bytes and diverges "
-                f"by {leads[best].estimate:.2g} nats per token less{more}"
-            )
-            hint = f"take `{best}`"
-            findings.append(Finding("QA042", "info", *cell, message, hint, leads[best], margin=0.0))
-        for note in broken:
-            hint = "compare it with another file of this model, or quantize it again"
-            findings.append(Finding("QA043", "warn", *cell, f"`{file.scheme}` {note}", hint))
-    return rows, findings
 
 
 def is_shipped(spec: str) -> bool:
@@ -81,12 +72,12 @@ def _divergence(one: Measurement) -> float:
     return mean.estimate if mean else float("inf")
 
 
-def _leads(
+def _ranked(
     table: Measurements, file: Measurement, others: Sequence[Measurement], level: float
-) -> dict[str, Interval]:
-    """Return the files that dominate one, and by how many nats per token.
+) -> tuple[ShippedRow, dict[str, Interval]]:
+    """Return the row of a file, what dominates it, and by how many nats per token.
 
-    It takes no more bytes and diverges less, paired by document.
+    That takes no more bytes and diverges less, paired by document.
     """
     leads: dict[str, Interval] = {}
     for other in others:
@@ -98,14 +89,8 @@ def _leads(
         lead = estimated(table, cells, statistics.change, confidence=level, sums=divergences)
         if lead is not None and lead.interval.low > 0:
             leads[other.scheme] = lead.interval
-    return leads
-
-
-def _row(
-    table: Measurements, file: Measurement, dominated_by: tuple[str, ...], broken: tuple[str, ...]
-) -> ShippedRow:
     pairs = dict(pair.split("=", 1) for pair in file.spec.split(":") if "=" in pair)
-    return ShippedRow(
+    row = ShippedRow(
         subject=file.subject,
         scheme=file.scheme,
         spec=file.spec,
@@ -113,9 +98,10 @@ def _row(
         bits=int(pairs["bits"]) if pairs.get("bits", "").isdigit() else None,
         nbytes=file.nbytes,
         kl=mean_of(file.evidence, "kl", table.confidence),
-        dominated_by=dominated_by,
-        looks_broken=broken,
+        dominated_by=tuple(leads),
+        looks_broken=tuple(note for note in file.notes if note.startswith(LOOKS_BROKEN)),
     )
+    return row, leads
 
 
 COLUMNS = ("file", "format", "size", "KL, nats", "added loss, nats", "agreement, %", "dominated by")

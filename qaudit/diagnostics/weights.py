@@ -5,7 +5,7 @@ Tensors and other subjects are in `audit.json`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,39 +58,32 @@ def summarize(rows: Rows, before: Mapping[str, str]) -> Rows:
 
 
 def section(view: View) -> doc.Section:
-    rows = view.audit.diagnostics.weights
-    blocks = [block for label in view.of_interest for block in _subject(view, label, rows)]
+    blocks: list[doc.Block] = []
+    for label in view.of_interest:
+        rows = (row for row in view.audit.diagnostics.weights if row.part == "role")
+        if roles := [row for row in rows if row.subject == label]:
+            blocks += _subject(view, label, roles)
     return doc.Section("Why", tuple(blocks), 4)
 
 
-def _subject(view: View, label: str, rows: tuple[WeightRow, ...]) -> list[doc.Block]:
-    roles = [row for row in rows if row.subject == label and row.part == "role"]
-    if not roles:
-        return []
+def _subject(view: View, label: str, roles: Sequence[WeightRow]) -> Iterator[doc.Block]:
     schemes = dict.fromkeys(name for role in roles for name in role.perturbation)
     main = view.main.scheme if view.main else ""
-    scheme = main if main in schemes else next(iter(schemes), None)
+    scheme = main if main in schemes else next(iter(schemes), "")
     names = ["role", "excess kurtosis", "range / deviation"]
-    names += [] if scheme is None else [f"moved by {scheme}, %"]
+    names += [f"moved by {scheme}, %"] if scheme else []
     cells: list[doc.Cells] = []
     for role in roles:
+        moved = role.perturbation.get(scheme)
         numbers = [role.kurtosis, role.effective_range]
-        if scheme is not None:
-            moved = role.perturbation.get(scheme)
-            numbers.append(None if moved is None else 100 * moved)
-        shown = (or_dash(value, "{:.3g}".format) for value in numbers)
-        cells.append((doc.name_cell(role.name), *shown))
-    blocks: list[doc.Block] = [
-        doc.paragraph(f"The weights of `{label}`, by role."),
-        doc.table(names, cells),
-    ]
+        numbers += [None if moved is None else 100 * moved] if scheme else []
+        cells.append((doc.name_cell(role.name), *(or_dash(v, "{:.3g}".format) for v in numbers)))
+    yield doc.paragraph(f"The weights of `{label}`, by role.")
+    yield doc.table(names, cells)
     score = view.score(label, scheme) if scheme else None
     if score is not None and score.output_error is not None:
-        blocks.append(
-            doc.paragraph(
-                f"R_L, the squared error of the last block's output as a part of its square, is "
-                f"{spread(score.output_error)} under {scheme}. Kurtosis does not predict what "
-                "quantization costs across optimizers; R_L did (2509.23500)."
-            )
+        yield doc.paragraph(
+            f"R_L, the squared error of the last block's output as a part of its square, is "
+            f"{spread(score.output_error)} under {scheme}. Kurtosis does not predict what "
+            "quantization costs across optimizers; R_L did (2509.23500)."
         )
-    return blocks
