@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 from qaudit.core.spectrum import signs
 from qaudit.host import return_large_blocks, share_one_arena
-from qaudit.diagnostics.curvature_hessian import LossHessian
+from qaudit.diagnostics.curvature_measure import LossHessian
 from qaudit.diagnostics.curvature_measure import PassShape, product_nbytes
 torch.set_num_threads(1)
 share_one_arena()

@@ -32,7 +32,7 @@ from qaudit.core.spectrum import (
     find_ends,
     signs,
 )
-from qaudit.diagnostics.curvature_hessian import LossHessian, cut
+from qaudit.diagnostics.curvature_measure import LossHessian, cut
 from qaudit.types import Window
 
 pytestmark = pytest.mark.peers

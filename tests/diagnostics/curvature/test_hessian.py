@@ -21,7 +21,7 @@ from qaudit.core.spectrum import (
     find_ends,
     signs,
 )
-from qaudit.diagnostics.curvature_hessian import LossHessian, cut, recomputed
+from qaudit.diagnostics.curvature_measure import LossHessian, cut, recomputed
 from qaudit.errors import SourceError
 from qaudit.types import Window
 from tests.support.tiny import FAMILIES
