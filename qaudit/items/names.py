@@ -13,7 +13,6 @@ from dataclasses import dataclass
 DEFAULT_SHOTS = 5
 DEFAULT_ITEMS = 500
 ALL_ITEMS = "all"
-NOT_COUNTED: Mapping[str, int | None] = {}
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,9 @@ def named(requested: Sequence[str]) -> tuple[str, ...]:
 def descriptions() -> dict[str, str]:
     lines = {}
     for name, tasks in PRESETS.items():
-        items = sum(items_of(tasks, DEFAULT_ITEMS).values())
-        some, every = (sum(bound(tasks, n, None).values()) for n in (DEFAULT_ITEMS, None))
+        sizes = dict.fromkeys(tasks)
+        items = sum(items_of(sizes, DEFAULT_ITEMS).values())
+        some, every = (sum(bound(sizes, n, None).values()) for n in (DEFAULT_ITEMS, None))
         lines[name] = (
             f"{len(tasks)} tasks, {items:,} items, about {some / 1e6:.1f} M tokens; "
             f"of all items {every / 1e6:.0f} M"
@@ -85,29 +85,23 @@ def descriptions() -> dict[str, str]:
     return lines
 
 
-def items_of(
-    requested: Sequence[str], most: int | None, counted: Mapping[str, int | None] = NOT_COUNTED
-) -> dict[str, int]:
-    sizes = {
-        name: size if (size := counted.get(name)) is not None else KNOWN.get(name, _UNKNOWN).items
-        for name in named(requested)
+def items_of(sizes: Mapping[str, int | None], most: int | None) -> dict[str, int]:
+    """Return how many items of each task are measured, by sizes that None does not know."""
+    every = {
+        name: KNOWN.get(name, _UNKNOWN).items if size is None else size
+        for name, size in sizes.items()
     }
-    return {name: count if most is None else min(count, most) for name, count in sizes.items()}
+    return {name: count if most is None else min(count, most) for name, count in every.items()}
 
 
 def bound(
-    requested: Sequence[str],
-    most: int | None,
-    shots: int | None,
-    *,
-    trees: bool = True,
-    counted: Mapping[str, int | None] = NOT_COUNTED,
+    sizes: Mapping[str, int | None], most: int | None, shots: int | None, *, trees: bool = True
 ) -> dict[str, int]:
     """Return about how many tokens the items of each task take."""
     examples = DEFAULT_SHOTS if shots is None else shots
     return {
         name: count * KNOWN.get(name, _UNKNOWN).tokens(examples, trees=trees)
-        for name, count in items_of(requested, most, counted).items()
+        for name, count in items_of(sizes, most).items()
     }
 
 

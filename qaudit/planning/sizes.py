@@ -302,8 +302,8 @@ def text_size(
         counts, task_tokens = built.counts, built.task_tokens(trees=trees)
     else:  # they were not built before
         most, here = most_items(recipe.task_items), sizes_here(recipe)
-        counts = items_of([*here], most, here)
-        task_tokens = bound([*here], most, recipe.task_shots, trees=trees, counted=here)
+        counts = items_of(here, most)
+        task_tokens = bound(here, most, recipe.task_shots, trees=trees)
     return replace(
         text,
         item_tokens=text.item_tokens + sum(task_tokens.values()),
