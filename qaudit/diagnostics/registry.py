@@ -22,7 +22,7 @@ ALL = "all"
 """Every diagnostic, each with its default parameters."""
 
 
-_MACHINERY = frozenset({"case", "diagnostic", "driver", "registry"})
+_MACHINERY = frozenset({"case", "diagnostic", "registry"})
 
 
 @cache
@@ -56,18 +56,17 @@ def broken() -> Mapping[str, MachineError]:
     return errors
 
 
-def module(name: str) -> ModuleType:
-    """Import a diagnostic."""
+def module(name: str, part: str = "") -> ModuleType:
+    """Import a diagnostic, or a part of it."""
     entry = entries().get(name)
     with imported("diagnostic", entry) if entry else nullcontext():
-        return importlib.import_module(entry.value if entry else f"qaudit.diagnostics.{name}")
+        place = entry.value if entry else f"qaudit.diagnostics.{name}"
+        return importlib.import_module(f"{place}{part}")
 
 
 def measure(name: str) -> ModuleType:
     """Import what measures a diagnostic; those computed from measurements have no such module."""
-    entry = entries().get(name)
-    with imported("diagnostic", entry) if entry else nullcontext():
-        return importlib.import_module(f"{module(name).__name__}_measure")
+    return module(name, "_measure")
 
 
 def is_requested(name: str) -> bool:

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from qaudit.core.course import previous_of
-from qaudit.diagnostics.driver import Diagnoses
+from qaudit.diagnostics.case import Diagnoses
 from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.downloads.downloads import RECORD_FILE, Downloads, missing_nbytes
 from qaudit.engine.measure import measure

@@ -15,8 +15,7 @@ import qaudit.diagnostics.sensitivity_measure as sensitivity_part
 from qaudit.core.course import previous_of
 from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics import registry
-from qaudit.diagnostics.case import Case, Measure, is_on_disk
-from qaudit.diagnostics.driver import Diagnoses
+from qaudit.diagnostics.case import Case, Diagnoses, Measure, is_on_disk
 from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.tasks import Task
