@@ -12,8 +12,6 @@ file: tables merge, stages merge by name, lists go on, anything else is replaced
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
@@ -102,21 +100,10 @@ def families_in(path: Path) -> tuple[Family, ...]:
 
 
 def _validated(table: object, where: str) -> Family:
-    with _explained(where, _ALLOWED):
-        return Family.model_validate(table)
-
-
-def learning_rate_of(table: dict[str, Any]) -> LearningRate:
-    with _explained("schedule", {"": list(LearningRate.model_fields)}):
-        return LearningRate.model_validate(table)
-
-
-@contextmanager
-def _explained(where: str, allowed: Mapping[str, Sequence[str]]) -> Iterator[None]:
     try:
-        yield
+        return Family.model_validate(table)
     except ValidationError as error:
-        sentence, hint = explain(error.errors(), allowed)
+        sentence, hint = explain(error.errors(), _ALLOWED)
         raise RecipeError(f"{where}: {sentence}", hint=hint) from error
 
 
@@ -134,6 +121,14 @@ def _laid_over(base: Any, variant: Any) -> Any:
 
 def _name(row: object) -> str:
     return str(row.get("name") or "") if isinstance(row, dict) else ""
+
+
+def learning_rate_of(table: dict[str, Any]) -> LearningRate:
+    try:
+        return LearningRate.model_validate(table)
+    except ValidationError as error:
+        sentence, hint = explain(error.errors(), {"": list(LearningRate.model_fields)})
+        raise RecipeError(f"schedule: {sentence}", hint=hint) from error
 
 
 _ALLOWED = {

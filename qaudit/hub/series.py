@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -246,14 +247,15 @@ def with_files(
     parts: list[Checkpoint] = []
     tree = listing.known_files if known_only else listing.files
     for checkpoint in checkpoints:
-        pending, files = [checkpoint], None
+        pending, files = deque([checkpoint]), None
         while pending:
-            part = pending[0]
+            part = pending.popleft()
             try:
                 if files is None and part.commit is not None:
                     files = tree(part.ref.location, part.commit)
-                    pending = list(_in_folders(part, files or ()))
-                    part = pending[0]
+                    if files is not None:  # those in its sub-folders may take its place
+                        pending += _in_folders(part, files)
+                        part = pending.popleft()
                 if files is not None:
                     part = _with_weights(listing, part, files, known_only=known_only)
             except HubError as error:
@@ -262,7 +264,6 @@ def with_files(
                 refusals.append(error)
                 part = replace(part, suspect=(*part.suspect, error.message))
             parts.append(part)
-            pending = pending[1:]
     if refusals and not keep_all and not any(c.files or c.commit is None for c in parts):
         raise refusals[0]
     return tell_apart(parts)

@@ -103,8 +103,9 @@ def read_corpus(
         )
         notes = (*notes, note)
     has_chat_template = recipe.chat_template is not None or has_template(places)
-    corpus = replace(corpus, notes=notes, sources=tuple(recorded))
-    corpus = replace(corpus, has_chat_template=has_chat_template)
+    corpus = replace(
+        corpus, notes=notes, sources=tuple(recorded), has_chat_template=has_chat_template
+    )
     if not recipe.tasks:
         return corpus
     context = plan.item_context or plan.context
