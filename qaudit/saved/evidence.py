@@ -181,23 +181,17 @@ def combine(audits: Mapping[str, SavedAudit]) -> SavedAudit:
                 )
     times = Counter(s.label for saved in audits.values() for s in saved.audit.subjects)
 
-    def label(name: str, old: str) -> str:
-        return f"{name}/{old}" if times[old] > 1 else old
-
-    def joined(rows: Callable[[SavedAudit], Iterable[Any]]) -> tuple[Any, ...]:
+    def joined(label: str, rows: Callable[[SavedAudit], Iterable[Any]]) -> tuple[Any, ...]:
         return tuple(
-            replace(row, subject=label(name, row.subject))
+            replace(row, **{label: f"{name}/{old}"}) if times[old] > 1 else row
             for name, saved in audits.items()
             for row in rows(saved)
+            for old in (getattr(row, label),)
         )
 
     audit = replace(
         first.audit,
-        subjects=tuple(
-            replace(subject, label=label(name, subject.label))
-            for name, saved in audits.items()
-            for subject in saved.audit.subjects
-        ),
-        measurements=joined(lambda saved: saved.audit.measurements),
+        subjects=joined("label", lambda saved: saved.audit.subjects),
+        measurements=joined("subject", lambda saved: saved.audit.measurements),
     )
-    return SavedAudit(audit, joined(lambda saved: saved.measurements))
+    return SavedAudit(audit, joined("subject", lambda saved: saved.measurements))
