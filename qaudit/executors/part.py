@@ -210,14 +210,18 @@ def refuse_bad_device(device: torch.device, dtype: torch.dtype) -> None:
     the order or the kernels, so that every sound device gives the same bits, rounded once. A
     softmax, which has no exact answer, is held to double precision on the CPU.
     """
+    why = ""
     for kind in dict.fromkeys((torch.float32, dtype)):
-        wrong = wrong_products(device, kind)
-        if wrong:
+        if not why and (wrong := wrong_products(device, kind)):
             name = str(kind).removeprefix("torch.")
-            raise _bad(device, f"{wrong} of {SIZE * SIZE} products in {name} are wrong")
-    apart = softmax_error(device)
-    if not apart < CLOSE:
-        raise _bad(device, f"probabilities are off by {apart:.1e} (at most {CLOSE:.0e} is sound)")
+            why = f"{wrong} of {SIZE * SIZE} products in {name} are wrong"
+    if not why and not (apart := softmax_error(device)) < CLOSE:
+        why = f"probabilities are off by {apart:.1e} (at most {CLOSE:.0e} is sound)"
+    if why:
+        raise OtherIdentityError(
+            f"the device `{device_name(device)}` computes wrongly: {why}",
+            hint="run the part on another device; have this one checked",
+        )
 
 
 def wrong_products(device: torch.device, dtype: torch.dtype) -> int:
@@ -241,13 +245,6 @@ def _product(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(SEED)
     a, b = (torch.randint(-1, 2, (size, size), generator=generator) for _ in range(2))
     return a, b, torch.matmul(a.double(), b.double())
-
-
-def _bad(device: torch.device, why: str) -> OtherIdentityError:
-    return OtherIdentityError(
-        f"the device `{device_name(device)}` computes wrongly: {why}",
-        hint="run the part on another device; have this one checked",
-    )
 
 
 class PartExecutor(Executor):

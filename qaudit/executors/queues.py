@@ -234,14 +234,11 @@ def _quoted(path: str) -> str:
 
 def _jobs(path: Path, number: int, count: int) -> list[str]:
     """Return the jobs that were submitted for the same parts of the same round."""
-    try:
+    with suppress(OSError, ValueError, LookupError, TypeError):
         submitted = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    if not isinstance(submitted, dict) or not isinstance(submitted.get("jobs"), list):
-        return []
-    same = (submitted.get("round"), submitted.get("parts")) == (number, count)
-    return [str(job) for job in submitted["jobs"]] if same else []
+        if (submitted["round"], submitted["parts"]) == (number, count):
+            return [str(job) for job in submitted["jobs"]]
+    return []
 
 
 def _queued(jobs: Sequence[str]) -> set[int]:
