@@ -228,15 +228,13 @@ def candidates(table: Measurements, name: str, scheme: str | None = None) -> lis
     Equal losses keep the order of the series, and then that of names, so that the order of
     `--schemes` changes nothing.
     """
+    order = {subject.label: k for k, subject in enumerate(table.subjects)}
     every = [
-        measured
-        for subject in table.subjects
-        for short in sorted((*table.quantized_schemes, FULL_PRECISION))
-        if (measured := table.find(subject.label, short)) is not None
-        and measured.bit_class == name
-        and scheme in (None, short)
-        and is_finite(measured)
+        m
+        for m in table.first_draws.measurements
+        if m.bit_class == name and scheme in (None, m.scheme) and is_finite(m)
     ]
+    every.sort(key=lambda m: (order[m.subject], m.scheme))
     return _ranked(every)
 
 
