@@ -83,7 +83,7 @@ class GateInput:
             searched={soup.label: soup.counted for soup in audit.diagnostics.greedy},
             bits=bits or audit.plan.recipe.bits,
             objective=objective,
-            lost=tuple(_lost(audit)),
+            lost=tuple(_lost(audit, table)),
         )
 
     @cached_property
@@ -175,10 +175,10 @@ def covers_class(rule: PolicyRule, name: str, classes: Mapping[str, Level]) -> b
     return is_named and not (classes and classes.get(name, "off") == "off")
 
 
-def _lost(audit: AuditRecord) -> Iterator[tuple[str, str]]:
+def _lost(audit: AuditRecord, table: Measurements) -> Iterator[tuple[str, str]]:
     """Yield subject and scheme of what the plan has and the audit does not account for."""
-    shorts = {row.spec: row.scheme for row in audit.measurements}
-    measured = {(row.subject, row.spec) for row in audit.measurements}
+    shorts = {m.spec: m.scheme for m in table.measurements}
+    measured = {(m.subject, m.spec) for m in table.measurements}
     skipped = {(skipped.subject, skipped.scheme) for skipped in audit.skipped}
     labels = {label for label, _ in measured}
     for subject in audit.plan.subjects:
