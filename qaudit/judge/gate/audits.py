@@ -150,11 +150,10 @@ class GateInput:
             return [self.pick.subject] if self.pick else [s.label for s in self.table.subjects]
         if selector == SHIPS:
             return [chosen.subject for chosen in self.choices if chosen.subject is not None]
-        if selector in ("@checkpoints", "@last"):
-            checkpoints = [s.label for s in self.subjects if s.kind == "checkpoint"]
-            return checkpoints if selector == "@checkpoints" else checkpoints[-1:]
-        if selector == "@soups":
-            return [s.label for s in self.subjects if s.kind == "soup"]
+        if selector in ("@checkpoints", "@last", "@soups"):
+            kind = "soup" if selector == "@soups" else "checkpoint"
+            labels = [s.label for s in self.subjects if s.kind == kind]
+            return labels[-1:] if selector == "@last" else labels
         return [s.label for s in self.subjects if selector == "@all" or matches(s.label, selector)]
 
     def schemes(self, globs: Iterable[str], bits: Sequence[str] = ()) -> list[str]:
@@ -273,7 +272,23 @@ def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
             how = [text.format(_IN_WORDS.get(repr(value), value)) for value in values]
             sentence = f"`{audit.name}` was measured {how[0]} and `{baseline.name}` {how[1]}"
             raise UsageError(sentence, hint=_ALIKE)
-    _refuse_other_documents(audit, baseline)
+    evidence, before = (side.table.measurements[0].evidence for side in sides)
+    if evidence.document_sha256 != before.document_sha256:
+        counts = [len(each.document_sha256) for each in (evidence, before)]
+        common = len({*evidence.document_sha256} & {*before.document_sha256})
+        raise UsageError(
+            f"`{audit.name}` was measured on {counts[0]} documents and `{baseline.name}` on "
+            f"{counts[1]}, of which {common} are the same"
+            + (", in another order" if common == counts[0] else ""),
+            hint=_ALIKE,
+        )
+    if not np.array_equal(evidence.tokens, before.tokens):
+        raise UsageError(
+            f"`{audit.name}` and `{baseline.name}` count other tokens in the same documents: "
+            "they have different tokenizers",
+            hint="a loss per token means something else then: compare `bits_per_byte` in both "
+            "`audit.json`, or name a baseline with this tokenizer",
+        )
     # Each release writes rollouts of its own: no rule compares them with a baseline's.
     ours, theirs = (
         side.protocol.get("documents_sha256") or side.protocol.get("corpus_sha256")
@@ -284,23 +299,4 @@ def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
             f"`{audit.name}` and `{baseline.name}` were measured on other tokens of the same "
             "documents, calibrated on another text, or scored on other choices",
             hint=_ALIKE,
-        )
-
-
-def _refuse_other_documents(audit: GateInput, baseline: GateInput) -> None:
-    ours, theirs = (side.table.measurements[0].evidence for side in (audit, baseline))
-    if ours.document_sha256 != theirs.document_sha256:
-        common = len(set(ours.document_sha256) & set(theirs.document_sha256))
-        raise UsageError(
-            f"`{audit.name}` was measured on {len(ours.document_sha256)} documents and "
-            f"`{baseline.name}` on {len(theirs.document_sha256)}, of which {common} are the same"
-            + (", in another order" if common == len(ours.document_sha256) else ""),
-            hint=_ALIKE,
-        )
-    if not np.array_equal(ours.tokens, theirs.tokens):
-        raise UsageError(
-            f"`{audit.name}` and `{baseline.name}` count other tokens in the same documents: "
-            "they have different tokenizers",
-            hint="a loss per token means something else then: compare `bits_per_byte` in both "
-            "`audit.json`, or name a baseline with this tokenizer",
         )
