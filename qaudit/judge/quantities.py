@@ -256,11 +256,6 @@ class Deciding:
     documents: int | None = None
 
 
-AT_THE_MARGIN = Deciding(
-    f"at the margin: {MOST_TO_DECIDE:,} documents would not decide it in four of five cases"
-)
-
-
 def settling(
     table: Measurements,
     cells: Sequence[Cell],
@@ -283,6 +278,7 @@ def settling(
 
 def deciding(needed: int | None, measured: int) -> Deciding:
     if needed is None:
-        return AT_THE_MARGIN
+        most = f"{MOST_TO_DECIDE:,} documents would not decide it in four of five cases"
+        return Deciding(f"at the margin: {most}")
     hint = f"needs about {needed:,} documents to decide; {measured:,} were measured"
     return Deciding(hint, needed)
