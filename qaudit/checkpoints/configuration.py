@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qaudit.checkpoints.dcp import WITHOUT_CONFIGURATION, dcp_folder
+from qaudit.checkpoints.header import WITHOUT_CONFIGURATION, dcp_folder
 from qaudit.errors import ConfigurationError, QauditError, SourceError, is_out_of_memory
 from qaudit.whole import read_regular
 

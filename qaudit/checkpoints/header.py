@@ -1,19 +1,33 @@
-"""The header of a safetensors file: read and checked without torch, wherever the file is.
+"""Where the tensors of a checkpoint are: headers of safetensors files, metadata of torch's DCP.
 
 A file is eight bytes of header length, a JSON header, and raw little-endian tensors that fill
 the rest of the file without gaps. Plans and reports need shapes and no arithmetic, so nothing
-here imports torch.
+here imports torch to know them.
+
+Distributed checkpoints (DCP), as FSDP leaves them, are `.metadata` and `__0_0.distcp`. The metadata
+is a pickle, and opening it with Python's own loader would run what is in it. Here the few classes
+that torch writes into it are read as plain records, and every other name is refused, so that
+neither torch nor an option is needed to plan. A tensor is put together from its pieces, each of
+which `torch.load` reads with `weights_only=True`.
+
+Trainer and accelerate keep the model in `pytorch_model_fsdp_0` beside the optimizer; a folder that
+`torch.distributed.checkpoint.save` wrote has the files itself. What is under `model` is the model,
+or everything, where nothing is.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 from dataclasses import dataclass
 from math import prod
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from qaudit.errors import SourceError
+from qaudit.support.lazy import Tensor, torch
+from qaudit.whole import open_regular, read_regular
 
 ITEMSIZE = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -130,3 +144,161 @@ def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
         raise ValueError("not a count")
     return value
+
+
+# ------------------------------------------------------------ distributed checkpoints
+
+METADATA = ".metadata"
+FSDP_FOLDER = "pytorch_model_fsdp_0"
+_LARGEST_NBYTES = 512_000_000  # of metadata; 100,000 tensors in 64 pieces each take a tenth of it
+_DTYPES = {
+    "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "bool": "BOOL",
+    "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+WITHOUT_CONFIGURATION = (
+    "put `config.json` and the tokenizer of the model into it, or once into the folder that holds "
+    "all its checkpoints"
+)
+_DCP_DAMAGED = "save the checkpoint again, or convert it to safetensors where it was made"
+
+
+class _Record:
+    """A value of a class of torch, with its fields as they were pickled."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep fields by name, or the plain tuple that properties of tensors are pickled as."""
+        self.__dict__.update(state if isinstance(state, dict) else {"values": state})
+
+
+_PACKAGE = "torch.distributed.checkpoint"
+_WRITTEN = {
+    **{
+        f"{_PACKAGE}.metadata.{name}": _Record
+        for name in (
+            "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+            "TensorProperties", "MetadataIndex", "StorageMeta",
+        )
+    },
+    f"{_PACKAGE}.filesystem._StorageInfo": _Record,
+    f"{_PACKAGE}.metadata._MEM_FORMAT_ENCODING": lambda value=None: value,
+    "torch.serialization._get_layout": lambda value=None: value,
+    "torch.Size": tuple,
+    "pathlib.PosixPath": lambda *parts: "/".join(parts),
+    "pathlib.PurePosixPath": lambda *parts: "/".join(parts),
+    **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
+}  # fmt: skip
+"""Everything that torch writes into the metadata, and what is made of it here."""
+
+
+class _Metadata(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for a name; refuse every other one."""
+        if f"{module}.{name}" not in _WRITTEN:
+            raise pickle.UnpicklingError(f"it names `{module}.{name}`")
+        return _WRITTEN[f"{module}.{name}"]
+
+
+def dcp_folder(folder: Path) -> Path | None:
+    """Return where a folder's distributed checkpoint is, if it has one."""
+    places = (folder, folder / FSDP_FOLDER)
+    return next((place for place in places if (place / METADATA).is_file()), None)
+
+
+class DcpFolder:
+    """The tensors of a distributed checkpoint, read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            raw = read_regular(folder / METADATA, _LARGEST_NBYTES)
+            metadata = _Metadata(io.BytesIO(raw)).load()
+            self.infos, self._pieces = _tensors(metadata)
+        except (
+            OSError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError,
+            EOFError, RecursionError, MemoryError, ImportError,
+        ) as error:  # fmt: skip
+            raise SourceError(
+                f"`{folder / METADATA}` cannot be read as torch's: {error}", hint=_DCP_DAMAGED
+            ) from error
+        if "tok_embeddings.weight" in self.infos:
+            raise SourceError(
+                f"`{folder}` has torchtitan's names of tensors, not those of transformers",
+                hint="convert it in a clone of torchtitan: `python "
+                f"scripts/checkpoint_conversion/convert_to_hf.py {folder} OUT --hf_assets_path "
+                "HF_FOLDER --model_name NAME --model_flavor SIZE`, and put `config.json` beside it",
+            )
+
+    def read(self, name: str) -> Tensor:
+        info = self.infos[name]
+        dtype = getattr(torch, next(k for k, v in _DTYPES.items() if v == info.dtype))
+        tensor = torch.empty(info.shape, dtype=dtype)
+        for offsets, piece in self._pieces[name]:
+            path = self._folder / piece.file
+            try:
+                with open_regular(path) as file:
+                    file.seek(piece.start)
+                    raw = io.BytesIO(file.read(piece.nbytes))
+                part = torch.load(raw, map_location="cpu", weights_only=True)
+                if not isinstance(part, torch.Tensor):
+                    raise ValueError("it is no tensor")
+            except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+                raise SourceError(
+                    f"`{path}` cannot be read: {reason}", hint=_DCP_DAMAGED
+                ) from error
+            part = part.detach()
+            if part.shape != piece.shape or part.dtype != dtype:
+                raise SourceError(
+                    f"a piece of tensor `{name}` in `{piece.file}` is {list(part.shape)} of "
+                    f"{part.dtype}, and `{METADATA}` says {list(piece.shape)} of {dtype}",
+                    hint=_DCP_DAMAGED,
+                )
+            ends = zip(offsets, piece.shape, strict=True)
+            tensor[tuple(slice(start, start + size) for start, size in ends)] = part
+        return tensor
+
+
+_Pieces = list[tuple[tuple[int, ...], TensorInfo]]
+"""The parts of a tensor, each behind its place in the tensor."""
+
+
+def _tensors(metadata: Any) -> tuple[dict[str, TensorInfo], dict[str, _Pieces]]:
+    """Return what each tensor of the model is, and its pieces, under its own name."""
+    stored = {
+        (str(index.fqn), getattr(index, "offset", None)): info  # bytes have no offset
+        for index, info in metadata.storage_data.items()
+    }
+    paths = getattr(metadata, "planner_data", None) or {}
+    names = {
+        str(full): tuple(map(str, paths.get(full) or (full,)))
+        for full, value in metadata.state_dict_metadata.items()
+        if hasattr(value, "chunks")
+    }
+    of_model = {full: path[1:] for full, path in names.items() if path[0] == "model"}
+    if any(len(path) == 1 for path in of_model.values()):
+        names = {full: path for full, path in of_model.items() if len(path) == 1}
+    infos: dict[str, TensorInfo] = {}
+    pieces: dict[str, _Pieces] = {}
+    for full, (name, *_) in names.items():
+        tensor = metadata.state_dict_metadata[full]
+        shape = tuple(map(int, tensor.size))
+        parts = pieces[name] = []
+        values = tensor.properties.__dict__
+        dtype = values["values"][0] if "values" in values else values["dtype"]
+        for chunk in tensor.chunks:
+            offsets, sizes = tuple(map(int, chunk.offsets)), tuple(map(int, chunk.sizes))
+            info = stored[full, offsets]
+            file = str(info.relative_path)
+            if Path(file).name != file or getattr(info, "transform_descriptors", None):
+                raise ValueError(f"`{full}` is in `{file}`, compressed or outside the folder")
+            inside = zip(offsets, sizes, shape, strict=True)
+            if any(at < 0 or size < 0 or at + size > end for at, size, end in inside):
+                raise ValueError(f"a piece of `{full}` is outside its shape {list(shape)}")
+            piece = TensorInfo(dtype, sizes, file, int(info.offset), int(info.length))
+            parts.append((offsets, piece))
+        if sum(prod(piece.shape) for _, piece in parts) != prod(shape):
+            raise ValueError(f"the pieces of `{full}` do not fill its shape {list(shape)}")
+        file, start = (parts[0][1].file, parts[0][1].start) if parts else (METADATA, 0)
+        infos[name] = TensorInfo(dtype, shape, file, start, prod(shape) * ITEMSIZE[dtype])
+    return infos, pieces

@@ -31,8 +31,7 @@ from typing import NoReturn
 
 from qaudit.checkpoints import header
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.dcp import METADATA, DcpFolder, dcp_folder
-from qaudit.checkpoints.header import TensorInfo, damaged
+from qaudit.checkpoints.header import METADATA, DcpFolder, TensorInfo, damaged, dcp_folder
 from qaudit.errors import ConfigurationError, MachineError, SourceError, not_written
 from qaudit.support.keys import first_of
 from qaudit.support.lazy import Tensor, torch

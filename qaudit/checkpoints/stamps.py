@@ -251,13 +251,18 @@ def refuse_changed_settings(checkpoint: Checkpoint) -> None:
             )
 
 
-def _as_planned(path: Path, planned: str) -> str:
-    """Return the hash of a file as its plan writes it."""
+def _as_planned(path: Path, planned: str, hashed: Callable[[Path, HashKind], str] = hash_of) -> str:
+    """Return the hash of a file as its plan writes it: sha256, or the id of git."""
     with suppress(OSError):
         if planned.startswith("git:"):
-            return f"git:{hash_of(path, 'git')}"
-        return hash_of(path)
+            return f"git:{hashed(path, 'git')}"
+        return hashed(path, "sha256")
     return ""
+
+
+def has_hash(path: Path, planned: str | None) -> bool:
+    """Return whether the bytes of a file, which are read again, have the hash of a plan."""
+    return bool(planned) and _as_planned(path, str(planned), computed_hash) == planned
 
 
 @contextmanager

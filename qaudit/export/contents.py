@@ -118,14 +118,16 @@ def not_of_the_audit(
     if record.audit_sha256 not in (None, record.files.get(f"{EVIDENCE}/audit.json")):
         yield f"`{EVIDENCE}/audit.json` is another audit than the record names"
     pinned = {file.name: file.sha256 for file in choice.subject.first.settings}
-    if not _has(folder / EVIDENCE / stamps.CONFIGURATION, pinned.get(stamps.CONFIGURATION)):
+    if not stamps.has_hash(
+        folder / EVIDENCE / stamps.CONFIGURATION, pinned.get(stamps.CONFIGURATION)
+    ):
         yield f"`{EVIDENCE}/{stamps.CONFIGURATION}` is not the configuration that was measured"
     if not form.has_settings:
         return
     names = {file.name for file in stamps.settings_in(folder)}
     names |= {name for name in pinned if _is_any(name, stamps.TOKENIZER)}
     for name in sorted(names - {stamps.CONFIGURATION, *stamps.INDEXES, *stamps.QUANTIZATION}):
-        if not _has(folder / name, pinned.get(name)):
+        if not stamps.has_hash(folder / name, pinned.get(name)):
             yield f"`{name}` is not that of the checkpoint that was measured"
     try:
         written = read_configuration(folder)
@@ -138,15 +140,6 @@ def not_of_the_audit(
     for key in sorted(written.keys() | expected.keys()):
         if written.get(key) != expected.get(key):
             yield f"`{key}` of `config.json` is not that of the checkpoint that was measured"
-
-
-def _has(path: Path, pinned: str | None) -> bool:
-    """Return whether a file has the hash that a plan pinned: sha256, or the id of git."""
-    if pinned is None or not path.is_file():
-        return False
-    if pinned.startswith("git:"):
-        return f"git:{stamps.computed_hash(path, 'git')}" == pinned
-    return stamps.computed_hash(path, "sha256") == pinned
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -180,12 +180,11 @@ def _elsewhere(scheme: Scheme) -> str:
 def schemes_of(*codes: Codes, rounds_inputs: bool | None = None) -> str:
     built_in = schemes().built_in.values()
     kinds = [kind() for kind in built_in if "bits" not in kind.__dataclass_fields__]
+    layouts = {kind.short: kind.layout for kind in kinds if kind.layout is not None}
     return " or ".join(
-        kind.short
-        for kind in kinds
-        if kind.layout is not None
-        and kind.layout.codes in codes
-        and rounds_inputs in (None, kind.layout.rounds_inputs)
+        short
+        for short, layout in layouts.items()
+        if layout.codes in codes and rounds_inputs in (None, layout.rounds_inputs)
     )
 
 

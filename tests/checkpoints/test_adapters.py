@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 
 from qaudit.checkpoints.adapters import AdaptedWeights, read_adapter
-from qaudit.checkpoints.dcp import METADATA, DcpFolder
+from qaudit.checkpoints.header import METADATA, DcpFolder
 from qaudit.checkpoints.safetensors import (
     ADAPTER,
     ADAPTER_WEIGHTS,

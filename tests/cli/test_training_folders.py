@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qaudit.checkpoints.dcp import FSDP_FOLDER
+from qaudit.checkpoints.header import FSDP_FOLDER
 from tests.support.cli import TEXT, Run, audit_of, refused, settings
 from tests.support.hub import Hub
 

@@ -90,7 +90,7 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.checkpoints.safetensors",
         "qaudit.formats.*",
         "qaudit.checkpoints.adapters",
-        "qaudit.checkpoints.dcp",  # pieces of it are pickles, too
+        "qaudit.checkpoints.header",  # pieces of DCP are pickles, too
     ),
     "triton": ("qaudit.core.*",),
     "bitsandbytes": ("qaudit.core.bnb_codes",),

@@ -167,12 +167,9 @@ class GgufFile:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        codes = self._most
-        if codes == self.bits:
-            return ()
-        return (
-            f"judged in the class of its name, {self.bits} bits: most of its codes have {codes}",
-        )
+        bits, most = self.bits, self._most
+        note = f"judged in the class of its name, {bits} bits: most of its codes have {most}"
+        return () if bits == most else (note,)
 
     @property
     def _most(self) -> int:
