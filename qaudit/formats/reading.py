@@ -268,10 +268,8 @@ def bits_in(config: Config) -> int | None:
 
 def pair_of(value: object, what: str) -> tuple[int, int]:
     """Return two sizes of a configuration."""
-    if isinstance(value, list | tuple) and len(value) == 2:
-        first, second = value
-        if type(first) is int and type(second) is int and first > 0 and second > 0:
-            return first, second
+    if isinstance(value, list | tuple) and [*map(type, value)] == [int, int] and min(value) > 0:
+        return value[0], value[1]
     raise contradiction(f"`{what}` is `{str(value)[:40]}`, which is no pair of sizes")
 
 
