@@ -51,16 +51,7 @@ from qaudit.settings import EXAMPLE_SCHEMES
 from qaudit.support.keys import first_of, nearest
 from qaudit.support.sizes import size
 from qaudit.text.texts import find_texts, hub_sources, with_default_texts
-from qaudit.types import (
-    Checkpoint,
-    Plan,
-    Recipe,
-    Ref,
-    Resolved,
-    Subject,
-    WeightFile,
-    digest,
-)
+from qaudit.types import Checkpoint, Plan, Recipe, Ref, Resolved, Subject, WeightFile, digest
 
 
 def needs_hub(recipe: Recipe) -> bool:
