@@ -35,9 +35,8 @@ from qaudit.diagnostics.sensitivity import Sensitivity, Variant, variants_of
 from qaudit.engine.block_pass import Progress, Route, feed_of, opened_states, run_streams
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.streams import FullPrecision, Stream
-from qaudit.engine.tally import Tally
+from qaudit.engine.tally import RoutingWatch, Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError
 from qaudit.model.blocks import Block, BlockModel
@@ -71,8 +70,8 @@ class _Quantizing(FullPrecision):
     """Full precision, on whose statistics each block is quantized for each number of bits."""
 
     def __init__(self, scheme: Scheme, bits: Sequence[int]) -> None:
+        super().__init__(evaluated=False)
         self.captures = scheme.calibration is not Calibration.NONE
-        super().__init__(evaluated=False, captures=self.captures)
         self._schemes: dict[int, Scheme] = {
             number: replace(scheme, bits=number)  # type: ignore[call-arg]
             for number in bits

@@ -53,10 +53,6 @@ class Batch:
     drawn_BT: Tensor | None = None  # of rollouts: tokens that were drawn, and that a mark reads
     pads: bool = True  # whether its windows would be the same beside longer ones
 
-    @property
-    def is_rollouts(self) -> bool:
-        return self.choices is not None
-
     def valid_BT(self) -> Tensor:
         positions_T = torch.arange(self.tokens_BT.shape[1])
         return positions_T < torch.tensor(self.lengths)[:, None]
@@ -72,9 +68,9 @@ class Batch:
         return replace(
             self,
             tokens_BT=self.tokens_BT[order],
-            windows=tuple(self.windows[k] for k in order),
-            lengths=tuple(self.lengths[k] for k in order),
-            starts=tuple(self.starts[k] for k in order),
+            windows=self.windows[rows],
+            lengths=self.lengths[rows],
+            starts=self.starts[rows],
             roles_BT=None if self.roles_BT is None else self.roles_BT[order],
             drawn_BT=None if self.drawn_BT is None else self.drawn_BT[order],
         )
@@ -136,13 +132,10 @@ def make_rollout_batches(
             # Samples without a mark, too: they may be marked later, and nothing is measured again.
             windows = list(batch.windows)
             read_B = np.where(rollouts.greedy[windows], 0, rollouts.read[windows])
-            ends_B = np.array(batch.starts) + read_B
-            positions_T = torch.arange(batch.tokens_BT.shape[1])
-            drawn_BT = batch.scored_BT() & (positions_T < torch.from_numpy(ends_B)[:, None])
-        windows_after = tuple(first + w for w in batch.windows)
-        marked.append(
-            replace(batch, windows=windows_after, choices=rollouts.choices, drawn_BT=drawn_BT)
-        )
+            ends_B1 = torch.from_numpy(np.array(batch.starts) + read_B)[:, None]
+            drawn_BT = batch.scored_BT() & (torch.arange(drawn_BT.shape[1]) < ends_B1)
+        behind = tuple(first + w for w in batch.windows)
+        marked.append(replace(batch, windows=behind, choices=rollouts.choices, drawn_BT=drawn_BT))
     return tuple(marked)
 
 
@@ -242,7 +235,17 @@ def make_item_batches(
     batches: list[ItemBatch] = []
     first = 0
     for windows in parts:
-        trees = _trees(windows, first, branches=branches, pad_until=pad_until)
+        trees: list[_Tree] = []
+        fed = [window.tokens[:-1].astype(np.int64) for window in windows]
+        for k in sorted(range(len(fed)), key=lambda k: (fed[k].astype(">i8").tobytes(), k)):
+            shared = trees[-1].shared(fed[k]) if trees else 0
+            alone = shared < len(fed[k]) > pad_until
+            if not trees or alone or not trees[-1].takes(fed[k], shared, branches=branches):
+                trees.append(_Tree())
+                shared = 0
+            trees[-1].add(first + k, windows[k], shared)
+        for tree in trees:
+            tree.close(0)
         # By length, and what branches last.
         trees.sort(key=lambda tree: (tree.branched, -len(tree.tokens)))
         while trees:
@@ -272,22 +275,3 @@ def make_item_batches(
             del trees[: len(some)]
         first += len(windows)
     return tuple(batches)
-
-
-def _trees(windows: Sequence[Window], first: int, *, branches: bool, pad_until: int) -> list[_Tree]:
-    fed = [window.tokens[:-1].astype(np.int64) for window in windows]
-    order = sorted(range(len(windows)), key=lambda k: (fed[k].astype(">i8").tobytes(), k))
-    trees: list[_Tree] = []
-    for k in order:
-        shared = trees[-1].shared(fed[k]) if trees else 0
-        new = len(fed[k]) - shared
-        alone = new > 0 and len(fed[k]) > pad_until
-        if not trees or alone or not trees[-1].takes(fed[k], shared, branches=branches):
-            if trees:
-                trees[-1].close(0)
-            trees.append(_Tree())
-            shared = 0
-        trees[-1].add(first + k, windows[k], shared)
-    if trees:
-        trees[-1].close(0)
-    return trees

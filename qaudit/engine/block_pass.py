@@ -35,13 +35,12 @@ from qaudit.core.registry import parse_merge
 from qaudit.core.scheme import Calibration, Scheme, Shipped
 from qaudit.engine.batches import TOKENS_PER_BATCH, backwards, make_batches, make_rollout_batches
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.kept_pass import NOT_KEPT, KeptPass
+from qaudit.engine.kept_pass import KeptPass
 from qaudit.engine.mixing import Scores, table_of
 from qaudit.engine.read_out import read_out
-from qaudit.engine.routing import REPLAYED, RoutingWatch
-from qaudit.engine.shipped import ReferenceStream, ShippedStream, opener, reference_opener
+from qaudit.engine.shipped import ReferenceStream, ShippedStream, open_reference, open_shipped
 from qaudit.engine.streams import FullPrecision, Observer, SchemeStream, Stream
-from qaudit.engine.tally import Tally, timed
+from qaudit.engine.tally import REPLAYED, RoutingWatch, Tally, timed
 from qaudit.engine.tasks import Machine, Task
 from qaudit.engine.tokens import REFERENCE, Feed, Tokens
 from qaudit.errors import ModelError, SourceError
@@ -67,7 +66,7 @@ def run_blocks(
     states: HiddenStates,
     progress: Progress = lambda done, total, what: None,
     observe: Observer = lambda scheme, linears, quantized: None,
-    kept: KeptPass = NOT_KEPT,
+    kept: KeptPass | None = None,
 ) -> Mapping[str, Tally]:
     """Send everything through the model once; return a tally for `fp` and for each spec.
 
@@ -79,14 +78,8 @@ def run_blocks(
     replays = model.experts.replays and model.has_experts
     compared, traces = feed.compared and bool(schemes), replays and calibrates
     routes = RoutingWatch(feed.evaluation, replays=replays)
-    full = FullPrecision(
-        evaluated=feed.full_precision or ((compared or replays) and not feed.perturbed),
-        captures=Calibration.FULL_PRECISION in kinds,
-        lends=Calibration.BOTH_STREAMS in kinds,
-        teaches=Calibration.WHOLE_BLOCK in kinds,
-        surrounds=any(scheme.compares_modules for scheme in schemes),
-        routes=traces,
-    )
+    evaluated = feed.full_precision or ((compared or replays) and not feed.perturbed)
+    full = FullPrecision(schemes, evaluated=evaluated, routes=traces)
     streams: list[Stream] = [full]
     if feed.perturbed and (feed.compared or replays):  # what the others are compared with is first
         streams.insert(0, FullPrecision(evaluated=True, routes=traces, name=REFERENCE))
@@ -124,17 +117,18 @@ def run_blocks(
 
 
 def run_streams(
-    tokens: Tokens, streams: Sequence[Stream], progress: Progress, kept: KeptPass = NOT_KEPT
+    tokens: Tokens, streams: Sequence[Stream], progress: Progress, kept: KeptPass | None = None
 ) -> None:
     """Send streams through the blocks of a model, side by side, and read them out."""
     model, states = tokens.model, tokens.states
-    if first := kept.resume(states, streams, model):
+    first = kept.resume(states, streams, model) if kept is not None else 0
+    if first:
         # Every model notes what its blocks are called with, and begins behind some of them.
         tokens.drop_embedded(first - 1)
         for stream in streams:
-            if (beside := stream.tokens(tokens)) is not tokens:
-                beside.embed(calibration=False)
-                beside.drop_embedded(first - 1)
+            if (of_stream := stream.tokens(tokens)) is not tokens:
+                of_stream.embed(calibration=False)
+                of_stream.drop_embedded(first - 1)
     for block in model.blocks(first):
         block.choose = tokens.routes.choose
         for stream in streams:
@@ -154,7 +148,8 @@ def run_streams(
                 stream.leave(block)
         tokens.routes.forget()
         tokens.drop_embedded(block.index)
-        kept.keep(block.index + 1, states, streams, model)
+        if kept is not None:
+            kept.keep(block.index + 1, states, streams, model)
     states.drop(f"calibration/{FULL_PRECISION}")  # what the last block was learned on
     progress(model.num_blocks, model.num_blocks, "head")
     read_out(tokens, [stream for stream in streams if stream.evaluated])
@@ -179,7 +174,7 @@ class Route:
         states: HiddenStates,
         progress: Progress,
         observe: Observer = lambda scheme, linears, quantized: None,
-        kept: KeptPass = NOT_KEPT,
+        kept: KeptPass | None = None,
     ) -> Mapping[str, Tally]:
         """Open the model, and send everything through it."""
         batches = (*feed.calibration, *feed.evaluation)
@@ -299,7 +294,8 @@ def feed_of(task: Task, machine: Machine, weights: Weights) -> Feed:
     }
     reference, subject = None, task.pass_.reference
     if subject is not None:
-        reference = reference_opener(
+        reference = partial(
+            open_reference,
             subject.label,
             folder_of(subject.first) if subject.first.base else task.folder(subject.first),
             partial(open_weights, subject, allow_pickle=machine.allow_pickle, folder=task.folder),
@@ -313,7 +309,7 @@ def feed_of(task: Task, machine: Machine, weights: Weights) -> Feed:
         perturbed=task.perturbed,
         items=() if task.perturbed else corpus.windows_by_task,
         shipped={
-            scheme.spec: opener(scheme, files[scheme.file], base, names)
+            scheme.spec: partial(open_shipped, scheme, files[scheme.file], base, names)
             for scheme in task.schemes
             if isinstance(scheme, Shipped)
         },

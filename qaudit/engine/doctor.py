@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -29,9 +29,6 @@ from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.support.extras import INSTALL, install
 from qaudit.support.lazy import torch
 from qaudit.types import Window
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLE_REPO = "allenai/OLMo-2-1124-7B"
 FASTER = 1.5
@@ -66,7 +63,16 @@ class Fact:
 
 
 def examine() -> tuple[Fact, ...]:
-    return (*_machine(), *_libraries(), *_schemes(), *_hub(), *_disk())
+    here, free = Path.cwd(), free_disk_nbytes(hub_cache())
+    disk = (
+        ("shared cache", f"{hub_cache()}: {size(free)} free; `hf cache ls` lists it"),
+        ("own cache", f"{own_cache()}"),
+        ("here", f"{here}: {size(free_disk_nbytes(here))} free"),
+    )
+    return (
+        *_machine(), *_libraries(), *_schemes(), *_hub(),
+        *(Fact("disk", name, value) for name, value in disk),
+    )  # fmt: skip
 
 
 def _machine() -> Iterator[Fact]:
@@ -104,8 +110,8 @@ def _one_block(device: torch.device, dtype: torch.dtype) -> Fact:
     try:
         checked = check_device(device, dtype)
     except (RuntimeError, QauditError) as error:
-        reason = " ".join(str(error).split())
-        return Fact("machine", "one block", f"does not run there: {reason}", "fault", hint)
+        does_not = f"does not run there: {_reason(error)}"
+        return Fact("machine", "one block", does_not, "fault", hint)
     if checked.wrong:
         apart = ", ".join(f"{name} by {checked.apart[name]:.1e}" for name in checked.wrong)
         return Fact("machine", "one block", f"losses differ from the CPU's: {apart}", "fault", hint)
@@ -211,10 +217,14 @@ def _torch_fault() -> Fact | None:
         hint = f"only what measures needs it: {INSTALL}"
         return Fact("machine", "torch", f"`{missing}` is not installed", "fault", hint)
     except Exception as error:  # noqa: BLE001 - a broken library raises anything
-        reason = " ".join(str(error).split())
+        does_not = f"installed, and does not load: {_reason(error)}"
         hint = "install it again: pip install --force-reinstall torch"
-        return Fact("machine", "torch", f"installed, and does not load: {reason}", "fault", hint)
+        return Fact("machine", "torch", does_not, "fault", hint)
     return None
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _libraries() -> Iterator[Fact]:
@@ -222,28 +232,21 @@ def _libraries() -> Iterator[Fact]:
 
     for name, found in libraries().items():
         yield Fact("libraries", name, found)
-    optional = {name: (use, install(name)) for name, use in _OPTIONAL.items()}
+    broken = schemes().broken()
+    optional = {
+        extra[0]: (f"the scheme `{name}`", f"pip install '{extra[1]}'")
+        for name in schemes().keys() - broken.keys()
+        if (extra := schemes()[name].extra)
+    }
+    optional |= {name: (use, install(name)) for name, use in _OPTIONAL.items()}
     optional["triton"] = ("the fused GPTQ kernel on a GPU", "a CUDA build of torch brings it")
-    for name, (use, how) in sorted((_of_schemes() | optional).items()):
+    for name, (use, how) in sorted(optional.items()):
         try:
             yield Fact("libraries", name, f"{version(name)}, for {use}")
         except PackageNotFoundError:
             yield Fact("libraries", name, f"not installed; only for {use}", "without", how)
-    for name, error in (schemes().broken() | merges().broken()).items():
+    for name, error in (broken | merges().broken()).items():
         yield Fact("libraries", name, error.message, "without", error.hint)
-
-
-def _of_schemes() -> dict[str, tuple[str, str]]:
-    """Return the libraries that single schemes need, each with its use and how it is installed."""
-    from qaudit.core.registry import schemes
-
-    broken = schemes().broken()
-    usable = {name: schemes()[name] for name in schemes() if name not in broken}
-    extras = {name: plugin.extra for name, plugin in usable.items() if plugin.extra}
-    return {
-        library: (f"the scheme `{name}`", f"pip install '{distribution}'")
-        for name, (library, distribution) in extras.items()
-    }
 
 
 def _schemes() -> Iterator[Fact]:
@@ -278,8 +281,7 @@ def _schemes() -> Iterator[Fact]:
         try:
             scheme.quantize(linears)
         except Exception as error:  # noqa: BLE001 - plug-ins raise anything
-            reason = " ".join(str(error).split())
-            yield Fact("schemes", name, reason, "fault", "leave it out with `--schemes`")
+            yield Fact("schemes", name, _reason(error), "fault", "leave it out with `--schemes`")
         else:
             names.append(name)
     yield Fact("schemes", "quantize", ", ".join(names))
@@ -293,24 +295,16 @@ def _hub() -> Iterator[Fact]:
     presence = "present" if client.logged_in else "none"
     hint = "" if client.logged_in else "`hf auth login` raises the limits on shared machines"
     yield Fact("hub", "token", presence, "ok" if client.logged_in else "without", hint)
-    answer, hint = "yes", ""
-    state: Literal["ok", "without"] = "ok"
-    try:
-        if not client.offline:
-            client.revisions(EXAMPLE_REPO)
-    except UnreachableError as error:
-        answer, state = error.message, "without"
-        hint = "local folders and the cache work without; check `HF_ENDPOINT` and proxies"
-    except HubError as error:  # it answered, if only to refuse
-        answer = f"yes; {error.message}"
     if client.offline:
-        answer, state = "not tried: this machine is set to offline", "without"
         hint = "unset `HF_HUB_OFFLINE` to download; the cache works without"
-    yield Fact("hub", "reached", answer, state, hint)
-
-
-def _disk() -> Iterator[Fact]:
-    free = size(free_disk_nbytes(hub_cache()))
-    yield Fact("disk", "shared cache", f"{hub_cache()}: {free} free; `hf cache ls` lists it")
-    yield Fact("disk", "own cache", f"{own_cache()}")
-    yield Fact("disk", "here", f"{Path.cwd()}: {size(free_disk_nbytes(Path.cwd()))} free")
+        yield Fact("hub", "reached", "not tried: this machine is set to offline", "without", hint)
+        return
+    try:
+        client.revisions(EXAMPLE_REPO)
+    except UnreachableError as error:
+        hint = "local folders and the cache work without; check `HF_ENDPOINT` and proxies"
+        yield Fact("hub", "reached", error.message, "without", hint)
+    except HubError as error:  # it answered, if only to refuse
+        yield Fact("hub", "reached", f"yes; {error.message}")
+    else:
+        yield Fact("hub", "reached", "yes")

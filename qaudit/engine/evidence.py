@@ -6,7 +6,7 @@ Results of rollouts per token become sums by sample: in all, by position and by 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -45,15 +45,7 @@ def position_edges(context: int) -> Ints:
     return np.array([*edges, context], dtype=np.int64)
 
 
-def sums_by_bin(
-    unit_N: Ints, bin_N: Ints, shape: tuple[int, int], values_N: Floats | None = None
-) -> Floats:
-    """Return sums of N tokens by unit and bin, in this shape; without values how many they are."""
-    flat = np.bincount(unit_N * shape[1] + bin_N, values_N, shape[0] * shape[1])
-    return flat.astype(np.float64).reshape(shape)
-
-
-def rollout_evidence(
+def _rollout_evidence(
     corpus: Corpus, batches: Sequence[Batch], tally: Tally, full: Tally | None
 ) -> RolloutEvidence | None:
     """Return the sums of each sample.
@@ -63,19 +55,17 @@ def rollout_evidence(
     text = corpus.rollouts
     if text is None or not batches:
         return None
-    count = len(text.windows)
-    unit_of = [*(-1 for _ in corpus.evaluation), *range(count)]  # behind those of documents
-    samples = ScoredTokens.of(batches, unit_of, count, from_start=True)
+    count, first = len(text.windows), len(corpus.evaluation)  # behind windows of documents
+    samples = ScoredTokens(batches, [-1] * first + [*range(count)], count, from_start=True)
     read = np.zeros(count, dtype=np.int64) if text.read is None else text.read
-    marked, agreed = columns(tally.rows, "drawn_N"), np.full(count, -1)
-    drawn, entropy = np.zeros(count), np.zeros(count)
-    of_draws = columns(tally.rows, "entropy_N")
+    marked, of_draws = (columns(tally.rows, name) for name in ("drawn_N", "entropy_N"))
+    drawn, entropy, agreed = np.zeros(count), np.zeros(count), np.full(count, -1)
     for k, batch in enumerate(batches):
         agrees_BT = tally.rows[k]["likeliest_N"] > 0
         if full is not None:
             agrees_BT |= full.rows[k]["likeliest_N"] == TIE
         for row, w in enumerate(batch.windows):
-            s, written = w - len(corpus.evaluation), slice(batch.starts[row], batch.lengths[row])
+            s, written = w - first, slice(batch.starts[row], batch.lengths[row])
             drawn[s] = float(marked[k][row, written][: read[s]].double().sum())
             if of_draws:
                 entropy[s] = float(of_draws[k][row, written][: read[s]].double().sum())
@@ -89,6 +79,7 @@ def rollout_evidence(
         tally.note("rollouts are not scored: the loss or divergence of one is not finite")
         return None
     is_weighed = text.mark is not None and not text.unweighed
+    longest = max(window.scored for window in text.windows)
     return RolloutEvidence(
         sha256=text.sha256,
         prompt=text.prompt,
@@ -103,9 +94,7 @@ def rollout_evidence(
         entropy_sum=entropy if is_weighed and of_draws else None,
         weights_sha256=text.weights_sha256,
         unweighed=text.unweighed,
-        positions=samples.positions(
-            tally, max(w.scored for w in text.windows), compared=kl is not None
-        ),
+        positions=samples.positions(tally, longest, compared=kl is not None),
         roles=samples.roles(tally, compared=kl is not None),
     )
 
@@ -117,20 +106,26 @@ def evidence_of(
     full: Tally | None = None,
     reference: Tally | None = None,
 ) -> Evidence:
-    whole, count = tally, sum(not batch.is_rollouts for batch in feed.evaluation)
+    count = sum(batch.choices is None for batch in feed.evaluation)
     documents, behind = slice(count), slice(count, None)
-    rollouts = rollout_evidence(
-        corpus, feed.evaluation[behind], whole.of_batches(behind), full and full.of_batches(behind)
+    rollouts = _rollout_evidence(
+        corpus, feed.evaluation[behind], tally.of_batches(behind), full and full.of_batches(behind)
     )
-    batches, tally = feed.evaluation[documents], tally.of_batches(documents)
+    tally = tally.of_batches(documents)
     full, reference = (other and other.of_batches(documents) for other in (full, reference))
     unit_of = [window.document for window in corpus.evaluation]
-    scored = ScoredTokens.of(batches, unit_of, len(corpus.documents))
-    fidelity = beside = None
+    scored = ScoredTokens(feed.evaluation[documents], unit_of, len(corpus.documents))
+    fidelity = from_reference = expert_tokens = None
     if tally.kl and full is not None:
         fidelity = scored.fidelity(tally, full, tally.rows)
-    if tally.beside and reference is not None:
-        beside = scored.fidelity(tally, reference, tally.beside)
+    if tally.from_reference and reference is not None:
+        from_reference = scored.fidelity(tally, reference, tally.from_reference)
+    if layers := tally.expert_tokens:
+        widest = max(len(counts) for counts in layers.values())
+        expert_tokens = np.full((len(layers), 1 + widest), -1, dtype=np.int64)
+        for row, ((block, _), counts) in zip(expert_tokens, layers.items(), strict=True):
+            row[0] = block
+            row[[1 + index for index in counts]] = list(counts.values())
     return Evidence(
         document_sha256=tuple(d.sha256 for d in corpus.documents),
         nll_sum=scored.unit_sums(tally.nll),
@@ -141,10 +136,10 @@ def evidence_of(
         fidelity=fidelity,
         positions=scored.positions(tally, corpus.protocol.context, compared=fidelity is not None),
         roles=scored.roles(tally, compared=fidelity is not None),
-        expert_tokens=_expert_tokens(tally),
+        expert_tokens=expert_tokens,
         routing=_routing(corpus, tally),
         output_error=scored.output_error(tally),
-        reference=beside,
+        reference=from_reference,
         rollouts=rollouts,
     )
 
@@ -158,22 +153,9 @@ def _routing(corpus: Corpus, tally: Tally) -> Routing | None:
         ids = np.array([w for some, _ in windows for w in some], dtype=np.int64)
         of_windows = torch.cat([sums_2B.cpu() for _, sums_2B in windows], dim=1).numpy()
         of_windows, ids = of_windows[:, ids < count], ids[ids < count]
-        documents = [corpus.evaluation[w].document for w in ids]
-        for total_D, of_window in zip(sums[layer], of_windows, strict=True):
-            np.add.at(total_D, documents, of_window)
+        np.add.at(sums[layer].T, [corpus.evaluation[w].document for w in ids], of_windows.T)
     blocks = np.array([block for block, _ in tally.routing], dtype=np.int64)
     return Routing(blocks, sums[:, 0].round().astype(np.int64), sums[:, 1])
-
-
-def _expert_tokens(tally: Tally) -> Ints | None:
-    if not tally.expert_tokens:
-        return None
-    widest = max(len(counts) for counts in tally.expert_tokens.values())
-    rows = np.full((len(tally.expert_tokens), 1 + widest), -1, dtype=np.int64)
-    for row, ((block, _), counts) in zip(rows, tally.expert_tokens.items(), strict=True):
-        row[0] = block
-        row[[1 + index for index in counts]] = list(counts.values())
-    return rows
 
 
 def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:
@@ -194,30 +176,23 @@ def _task_evidence(corpus: Corpus, tally: Tally) -> Iterator[TaskEvidence]:
 def document_sums(
     batches: Sequence[Batch], nll: Sequence[Tensor], windows: Sequence[Window], count: int
 ) -> tuple[Floats, Ints]:
-    scored = ScoredTokens.of(batches, [window.document for window in windows], count)
+    scored = ScoredTokens(batches, [window.document for window in windows], count)
     return scored.unit_sums(nll), scored.tokens
 
 
-@dataclass(frozen=True, eq=False)
 class ScoredTokens:
     """The tokens of documents, or samples of rollouts, whose loss counts: N in order of batches."""
 
-    batches: Sequence[Batch]
-    unit_of: Sequence[int]  # of each window
-    units: int
-    unit_N: Ints
-    position_N: Ints  # in a window, or behind a prompt
-    role_N: Ints | None  # places in `ROLES`; None: plain text
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         batches: Sequence[Batch],
         unit_of: Sequence[int],
         units: int,
         *,
         from_start: bool = False,
-    ) -> ScoredTokens:
+    ) -> None:
+        """`unit_of` is of each window; positions are in a window, or behind a prompt."""
+        self.batches, self.unit_of, self.units = batches, unit_of, units
         empty = np.zeros(0, dtype=np.int64)
         unit, position, role = [empty], [empty], [empty]
         for batch in batches:
@@ -227,14 +202,9 @@ class ScoredTokens:
             position.append(position_N - np.array(batch.starts)[row_N] * from_start)
             if batch.roles_BT is not None:
                 role.append(batch.roles_BT[marked_BT].numpy().astype(np.int64))
-        return cls(
-            batches,
-            unit_of,
-            units,
-            np.concatenate(unit),
-            np.concatenate(position),
-            np.concatenate(role) if len(role) > 1 else None,
-        )
+        self.unit_N, self.position_N = np.concatenate(unit), np.concatenate(position)
+        # Places in `ROLES`; None: plain text.
+        self.role_N = np.concatenate(role) if len(role) > 1 else None
 
     @property
     def tokens(self) -> Ints:
@@ -250,9 +220,8 @@ class ScoredTokens:
         return sums
 
     def values(self, batches: Sequence[Tensor]) -> Floats:
-        chosen = [
-            values[batch.scored_BT()] for values, batch in zip(batches, self.batches, strict=True)
-        ]
+        pairs = zip(batches, self.batches, strict=True)
+        chosen = [values[batch.scored_BT()] for values, batch in pairs]
         return torch.cat(chosen or [torch.zeros(0)]).double().numpy()
 
     def sums(self, values_N: Floats) -> Floats:
@@ -275,9 +244,8 @@ class ScoredTokens:
         by_confidence = None
         if sure := columns(full.rows, "confidence_N"):
             bucket_N = np.searchsorted(CONFIDENCE_EDGES, self.values(sure), "right")
-            shape = self.units, len(CONFIDENCE_EDGES) + 1
             tokens, kl, flips = (
-                sums_by_bin(self.unit_N, bucket_N, shape, some_N)
+                self._sums_by_bin(bucket_N, len(CONFIDENCE_EDGES) + 1, some_N)
                 for some_N in (None, kl_N, same_N == 0)
             )
             by_confidence = ByConfidence(tokens.astype(np.int64), kl, flips.astype(np.int64))
@@ -311,15 +279,14 @@ class ScoredTokens:
     def _binned(
         self, tally: Tally, bin_N: Ints, bins: int, compared: bool
     ) -> tuple[Ints, Floats, Floats | None, Floats | None]:
-        shape = (self.units, bins)
-
-        def summed(values_N: Floats | None = None) -> Floats:
-            return sums_by_bin(self.unit_N, bin_N, shape, values_N)
-
-        kl = summed(self.values(tally.kl)) if compared else None
-        ends = columns(tally.rows, "ends_NG")
-        end_sum = None
-        if ends:
+        summed = partial(self._sums_by_bin, bin_N, bins)
+        kl, end_sum = summed(self.values(tally.kl)) if compared else None, None
+        if ends := columns(tally.rows, "ends_NG"):
             of_groups = [summed(values_N) for values_N in self.values(ends).T]
-            end_sum = np.stack(of_groups, -1) if of_groups else np.zeros((*shape, 0))
+            end_sum = np.stack(of_groups, -1) if of_groups else np.zeros((self.units, bins, 0))
         return summed().astype(np.int64), summed(self.values(tally.nll)), kl, end_sum
+
+    def _sums_by_bin(self, bin_N: Ints, bins: int, values_N: Floats | None = None) -> Floats:
+        """Return sums of tokens by unit and bin; without values how many they are."""
+        flat = np.bincount(self.unit_N * bins + bin_N, values_N, self.units * bins)
+        return flat.astype(np.float64).reshape(self.units, bins)

@@ -42,7 +42,7 @@ from qaudit.model.device import upload
 from qaudit.model.experts import Experts, Routed
 from qaudit.model.groups import Read
 
-Beside = Callable[[Group, int], Tensor | None]
+InFullPrecision = Callable[[Group, int], Tensor | None]
 """Return a door's input in full precision for a batch, or None where it is unused."""
 
 
@@ -58,7 +58,7 @@ class Captured:
     """
 
     block: Block
-    beside: Beside = alone
+    full: InFullPrecision = alone
     as_installed: bool = False
     sums: dict[str, InputsAccumulator] = field(default_factory=dict)  # by dense group
     inputs: dict[str, Inputs] = field(default_factory=dict)  # the same, as they came out
@@ -70,7 +70,7 @@ class Captured:
             self.routed.setdefault(door, []).append(read.only(valid_BT.flatten()))
             return
         group = self.block.doors[door][0]
-        full = self.beside(group, k)
+        full = self.full(group, k)
         if group.name not in self.sums:
             self.sums[group.name] = InputsAccumulator(read.shape[-1], read.device)
         self.sums[group.name].add(
@@ -83,8 +83,7 @@ class Captured:
         return inputs
 
     def get(self, group: Group) -> Inputs:
-        part = group.expert
-        if part is None:
+        if (part := group.expert) is None:
             if group.name not in self.inputs:
                 assert group.name in self.sums, f"no batch came to `{group.name}`"
                 self.inputs[group.name] = self.sums.pop(group.name).result()
@@ -96,7 +95,7 @@ class Captured:
         accumulator: InputsAccumulator | None = None
         with self.block.as_it_was(() if self.as_installed else part.before):
             for k, read in enumerate(reads):
-                x_TC, full_TC = expert_inputs(self.block, group, read, self.beside(group, k))
+                x_TC, full_TC = expert_inputs(self.block, group, read, self.full(group, k))
                 accumulator = accumulator or InputsAccumulator(x_TC.shape[-1], x_TC.device)
                 accumulator.add(x_TC, full_TC)
         assert accumulator is not None, f"no batch came to `{group.name}`"
@@ -169,10 +168,10 @@ def capture_inputs(
     block: Block,
     batches: Iterable[tuple[Tensor, Tensor]],
     keep: Callable[[int, Tensor], None] = lambda k, hidden_BTD: None,
-    beside: Beside = alone,
+    full: InFullPrecision = alone,
 ) -> Captured:
     """Pass batches through a block as it is and `keep` what comes out; return what groups read."""
-    captured = Captured(block, beside)
+    captured = Captured(block, full)
     for k, (hidden_BTD, valid_BT) in enumerate(batches):
         with block.visited(partial(captured.add, valid_BT=valid_BT, k=k)):
             keep(k, block.forward(hidden_BTD))
@@ -183,16 +182,15 @@ def groups_in_passing(
     block: Block,
     batches: Sequence[tuple[Tensor, Tensor]],
     outputs: list[Tensor],
-    beside: Beside = alone,
+    full: InFullPrecision = alone,
 ) -> Iterator[tuple[Group, Inputs]]:
     """Yield each group with its inputs as all (hidden, valid) stand at its door.
 
     The caller installs the quantized group before it asks for the next. What leaves the block is
     added to `outputs`. Close the generator if it is not used up.
     """
-    captured = Captured(block, beside, as_installed=True)
+    captured = Captured(block, full, as_installed=True)
     walkers = [_Walker(block, hidden_BTD) for hidden_BTD, _ in batches]
-
     with block.visited(_Walker.visit):
         try:
             for door in block.doors:
@@ -208,10 +206,12 @@ def groups_in_passing(
 
 
 def groups_by_returning(
-    block: Block, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], beside: Beside = alone
+    block: Block,
+    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+    full: InFullPrecision = alone,
 ) -> Iterator[tuple[Group, Inputs]]:
     """Yield each group with its inputs; all batches enter the block anew for each door."""
-    captured = Captured(block, beside, as_installed=True)
+    captured = Captured(block, full, as_installed=True)
 
     def turn_back(reached: str, read: Read) -> None:
         if reached == door:
@@ -244,8 +244,7 @@ class _Walker(threading.Thread):
         arrived = self._arrivals.get()
         if isinstance(arrived, BaseException):
             raise arrived
-        if arrived[0] != door:
-            raise AssertionError(f"a batch stands at `{arrived[0]}`, not at `{door}`")
+        assert arrived[0] == door, f"a batch stands at `{arrived[0]}`, not at `{door}`"
         return arrived[1]
 
     @staticmethod

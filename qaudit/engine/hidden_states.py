@@ -110,18 +110,17 @@ class HiddenStates:
             self._names.setdefault((owner, batch), set()).add(name)
         key = (stream, batch)
         before = self._release(key)
-        if stream not in self._files or not self._files[stream].holds(batch):
+        if stream not in self._files or batch not in self._files[stream].places:
             left_gpu = before is not None and before.tensor.device.type == _HOST.type
             for place in [_HOST] if left_gpu else list(self._limits):
                 taken = self._taken(hidden_BTD.nbytes, place)
                 if self._nbytes[place.type] + taken <= self._limits[place]:
-                    is_host = place == _HOST
-                    self._hold(
-                        key,
-                        self._copies.to_host(hidden_BTD)
-                        if is_host
-                        else HostCopy(hidden_BTD.to(place)),
-                    )
+                    in_place = place != _HOST and HostCopy(hidden_BTD.to(place))
+                    copy = self._memory[key] = in_place or self._copies.to_host(hidden_BTD)
+                    self._names_of[id(copy.tensor)] += 1
+                    if self._names_of[id(copy.tensor)] == 1:  # one under two names counts once
+                        device = copy.tensor.device
+                        self._nbytes[device.type] += self._taken(copy.tensor.nbytes, device)
                     return
         if stream not in self._files:
             return_large_blocks()
@@ -131,12 +130,10 @@ class HiddenStates:
         self.nbytes_spilled += hidden_BTD.nbytes
 
     def _get(self, stream: str, batch: int) -> Tensor:
-        kept = self._memory.get((stream, batch))
-        if kept is None:
-            kept = HostCopy(self._files[stream].read(batch))
-        if kept.tensor.device.type == self._device.type:
-            return kept.tensor
-        return self._copies.to_device(kept)
+        copy = self._memory.get((stream, batch)) or HostCopy(self._files[stream].read(batch))
+        if copy.tensor.device.type == self._device.type:
+            return copy.tensor
+        return self._copies.to_device(copy)
 
     @property
     def nbytes_inside(self) -> int:
@@ -148,10 +145,9 @@ class HiddenStates:
         return limit if self._device == _HOST else limit - self._nbytes[self._device.type]
 
     def listed(self) -> list[tuple[str, int, torch.Size, torch.dtype]]:
-        kept = {key: copy.tensor for key, copy in self._memory.items()}
-        batches = [(*key, t.shape, t.dtype) for key, t in kept.items()]
+        batches = [(*k, c.tensor.shape, c.tensor.dtype) for k, c in self._memory.items()]
         for stream, file in self._files.items():
-            batches += [(stream, *entry) for entry in file.listed()]
+            batches += [(stream, batch, *kind[1:]) for batch, kind in file.places.items()]
         return sorted(batches, key=lambda entry: entry[:2])
 
     def rename(self, stream: str, name: str) -> None:
@@ -170,14 +166,6 @@ class HiddenStates:
             del self._names[key]
         for name in [k for k in self._files if _is_of(k, stream)]:
             self._files.pop(name).close()
-
-    def _hold(self, key: tuple[str, int], copy: HostCopy) -> None:
-        """Keep a tensor; one under two names counts once."""
-        self._memory[key] = copy
-        self._names_of[id(copy.tensor)] += 1
-        if self._names_of[id(copy.tensor)] == 1:
-            place = copy.tensor.device
-            self._nbytes[place.type] += self._taken(copy.tensor.nbytes, place)
 
     def _release(self, key: tuple[str, int]) -> HostCopy | None:
         copy = self._memory.pop(key, None)
@@ -202,28 +190,23 @@ class _SpillFile:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = path.open("w+b", buffering=0)
-        self._places: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
+        self.places: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
         self._end = 0
         self._late: tuple[int, HostCopy] | None = None  # a batch that a GPU may still write
-
-    def holds(self, batch: int) -> bool:
-        return batch in self._places
 
     def forget(self, batch: int) -> bool:
         """Forget a batch; return whether no other is left."""
         if self._late is not None and self._late[0] == batch:
             self._late = None
-        self._places.pop(batch, None)
-        return not self._places
-
-    def listed(self) -> list[tuple[int, torch.Size, torch.dtype]]:
-        return [(batch, shape, dtype) for batch, (_, shape, dtype) in self._places.items()]
+        self.places.pop(batch, None)
+        return not self.places
 
     def write(self, batch: int, copy: HostCopy) -> None:
         """Write a batch; one that a GPU still writes when the next one comes."""
         self._write_late()
-        if batch not in self._places or self._places[batch][1:] != _kind(copy.tensor):
-            self._places[batch] = (self._end, copy.tensor.shape, copy.tensor.dtype)
+        kind = copy.tensor.shape, copy.tensor.dtype
+        if batch not in self.places or self.places[batch][1:] != kind:
+            self.places[batch] = (self._end, *kind)
             self._end += copy.tensor.nbytes
         self._late = (batch, copy)
         if copy.written is None:
@@ -235,19 +218,21 @@ class _SpillFile:
         (batch, copy), self._late = self._late, None
         raw = copy.read().contiguous().flatten().view(torch.uint8).numpy()
         try:
-            self._file.seek(self._places[batch][0])
-            written = self._file.write(raw.data)
+            self._file.seek(self.places[batch][0])
+            if self._file.write(raw.data) != raw.nbytes:
+                raise OSError(errno.ENOSPC, "written in part")
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise _disk_full(self._path) from error
-        if written != raw.nbytes:
-            raise _disk_full(self._path)
+            raise MachineError(
+                f"no space left on device while spilling hidden states to `{self._path.parent}`",
+                hint="free some space, or set a larger `--set stream_memory=SIZE`",
+            ) from error
 
     def read(self, batch: int) -> Tensor:
         if self._late is not None and self._late[0] == batch:
             self._write_late()
-        offset, shape, dtype = self._places[batch]
+        offset, shape, dtype = self.places[batch]
         raw = np.empty(shape.numel() * dtype.itemsize, dtype=np.uint8)
         self._file.seek(offset)
         if self._file.readinto(raw.data) != raw.nbytes:  # type: ignore[attr-defined]
@@ -270,14 +255,3 @@ def _beside(stream: str, name: str) -> str:
 def _is_of(name: str, stream: str) -> bool:
     """Return whether a stream is this one, or beside it."""
     return name == stream or name.startswith(_beside(stream, ""))
-
-
-def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
-
-
-def _disk_full(path: Path) -> MachineError:
-    return MachineError(
-        f"no space left on device while spilling hidden states to `{path.parent}`",
-        hint="free some space, or set a larger `--set stream_memory=SIZE`",
-    )

@@ -47,21 +47,18 @@ _MADE_AGAIN = ("inputs/", "given/")  # what groups of a block read, and what tok
 class KeptPass:
     """The file of one pass."""
 
-    def __init__(self, path: Path, key: str, hashes: LinearHashes, *, keeps: bool = True) -> None:
+    def __init__(self, path: Path, key: str, hashes: LinearHashes) -> None:
         """`key` is everything that decides the hidden states."""
         self._path, self._key, self._hashes = path, key, hashes
-        self._written = time.monotonic()
-        self._keeps = keeps
+        self._written, self._keeps = time.monotonic(), True
 
     def resume(self, states: HiddenStates, streams: Sequence[Stream], model: BlockModel) -> int:
         """Read what was kept; return the block to go on at, 0 where nothing was."""
-        if not self._keeps:
-            return 0
         try:
             with self._path.open("rb") as file:
                 header = self._read(file, states)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return 0
+            header = None
         if header is None or header["streams"].keys() != {stream.name for stream in streams}:
             return 0
         for stream in streams:
@@ -78,8 +75,8 @@ class KeptPass:
         sha256 = hashlib.sha256(line)
         for stream, batch, shape, dtype in header["states"]:
             kind = getattr(torch, dtype)
-            raw = file.read(int(np.prod(shape)) * kind.itemsize)
-            if len(raw) != int(np.prod(shape)) * kind.itemsize:
+            raw = file.read(size := int(np.prod(shape)) * kind.itemsize)
+            if len(raw) != size:
                 break  # the file is cut short
             sha256.update(raw)
             read = torch.from_numpy(np.frombuffer(bytearray(raw), np.uint8))
@@ -106,9 +103,9 @@ class KeptPass:
                 [stream, batch, list(shape), str(dtype).removeprefix("torch.")]
                 for stream, batch, shape, dtype in listed
             ],
-            "streams": {stream.name: stream.kept() for stream in streams},
+            "streams": {stream.name: stream.state() for stream in streams},
             "left": model.left,
-            "hashes": self._hashes.kept(),
+            "hashes": self._hashes.state(),
         }
         partial = partial_name(self._path)
         try:
@@ -136,33 +133,22 @@ class KeptPass:
         self._written = time.monotonic()
 
 
-NOT_KEPT = KeptPass(Path(), "", LinearHashes(), keeps=False)
-
-
-def place_of(task: Task, there: StoredResults, folder: Path) -> tuple[Path, str]:
+def place_of(task: Task, stored: StoredResults, folder: Path) -> tuple[Path, str]:
     """Return where a pass is kept, and what decides its results."""
     kind = "rounded" if task.perturbed else "plain"
     name = f"{slug_of(task.subject.label)}--{kind}-{task.pass_.draw}.kept"
     parts = (None, *sorted(task.corpus.tasks))
     decides = {
-        spec: [there.identities[spec, part].key for part in parts] for spec in sorted(task.streams)
+        spec: [stored.identities[spec, part].key for part in parts] for spec in sorted(task.streams)
     }
     rest = [task.compared, task.perturbed, task.pass_.draw]
     return folder / FOLDER / name, digest([decides, *rest])
 
 
-def kept_pass(task: Task, machine: Machine, feed: Feed, hashes: LinearHashes) -> KeptPass:
-    if task.kept is None:
-        return NOT_KEPT
-    path, key = task.kept
+def kept_pass(task: Task, machine: Machine, feed: Feed, hashes: LinearHashes) -> KeptPass | None:
+    if task.resume is None:
+        return None
+    path, key = task.resume
     shapes = [[list(b.tokens_BT.shape) for b in fed] for fed in (feed.calibration, feed.evaluation)]
     here = [str(machine.device), str(machine.dtype), torch.get_num_threads(), torch.__version__]
     return KeptPass(path, digest([key, shapes, here, machine.column_loop]), hashes)
-
-
-def remove(task: Task) -> None:
-    if task.kept is not None:
-        path, _ = task.kept
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-            path.parent.rmdir()  # unless another pass is kept there

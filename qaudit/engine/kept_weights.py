@@ -54,7 +54,7 @@ from qaudit.whole import read_regular, write_whole
 REUSED = "went on from kept quantized weights"
 """The note of a measurement that reused the quantized weights of another."""
 
-_WHOLE = "whole"
+_WHOLE, _GROUP_FILE = "whole", "{:05}-{:05}.safetensors"
 _LARGEST_NBYTES = 2**28  # of a file of shapes, and of one of tensors that are not quantized
 
 
@@ -69,28 +69,25 @@ class WeightKeeper:
 
     def observe(self, scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
         folder = self._folders.get(scheme.spec)
-        if folder is None:
-            return
-        if quantized.forwards or quantized.inputs or not quantized.stored:
+        if folder is not None and (quantized.forwards or quantized.inputs or not quantized.stored):
             self._left_out.add(scheme.spec)
-        if not quantized.stored:
+        if folder is None or not quantized.stored:
             return
-        place = scheme.spec, linears.block
         tensors: dict[str, Tensor] = {}
         about = {
             "block": linears.block,
             "bits": quantized.bits,
             "notes": quantized.notes,
-            "stored": {n: _taken(stored, n, tensors) for n, stored in quantized.stored.items()},
+            "stored": {n: _as_json(stored, n, tensors) for n, stored in quantized.stored.items()},
             "dtypes": {n: _name(weight.dtype) for n, weight in quantized.weights.items()},
             "fold_source": linears.fold_source and asdict(linears.fold_source),
         }
         scales = {"column_scale_C": quantized.column_scale_C, "fold_C": linears.fold_C}
-        tensors |= {
-            name: scale.detach().cpu() for name, scale in scales.items() if scale is not None
-        }
-        _save(tensors, _group_file(folder, linears.block, self._groups[place]), about)
-        self._groups[place] += 1
+        tensors |= {name: c.detach().cpu() for name, c in scales.items() if c is not None}
+        number = self._groups[scheme.spec, linears.block]
+        path = folder / _GROUP_FILE.format(linears.block, number)
+        save_tensors(tensors, path, {"about": json.dumps(about)})
+        self._groups[scheme.spec, linears.block] += 1
 
     def begin(self) -> None:
         """Write over what an attempt wrote that ran out of memory."""
@@ -111,7 +108,7 @@ class WeightKeeper:
         for name in names:
             tensors[name] = weights.read(name).detach().cpu().contiguous()
             if name == names[-1] or sum(t.nbytes for t in tensors.values()) >= _LARGEST_NBYTES:
-                _save(tensors, self._rest / f"rest-{number:05}.safetensors", {})
+                save_tensors(tensors, self._rest / f"rest-{number:05}.safetensors", {"about": "{}"})
                 tensors, number = {}, number + 1
         shapes = {name: list(weights.shape(name)) for name in weights.names()}
         write_whole(self._rest / SHAPES, json.dumps(shapes))
@@ -144,8 +141,7 @@ class KeptRest:
     def read(self, name: str) -> Tensor:
         try:
             with safe_open(self._files[name], framework="pt") as file:
-                tensor: Tensor = file.get_tensor(name)
-                return tensor
+                return file.get_tensor(name)  # type: ignore[no-any-return]
         except _DAMAGED as error:
             raise _damaged(Path(name), error) from error
 
@@ -169,9 +165,8 @@ def kept_groups(folder: Path) -> Iterator[tuple[Linears, Quantized]]:
 def is_whole(folder: Path) -> bool:
     """Return whether a later round can read all quantized weights of a model in a folder."""
     try:
-        return int((folder / _WHOLE).read_text(encoding="ascii")) == len(
-            _files(folder, "*.safetensors")
-        )
+        count = int((folder / _WHOLE).read_text(encoding="ascii"))
+        return count == len(_files(folder, "*.safetensors"))
     except (OSError, ValueError):
         return False
 
@@ -202,16 +197,12 @@ class Restored(StandIn):
 
     def quantize(self, linears: Linears) -> Quantized:
         device = next(iter(linears.weights.values())).device
-        path = _group_file(self.folder, linears.block, self.groups[linears.block])
+        path = self.folder / _GROUP_FILE.format(linears.block, self.groups[linears.block])
         self.groups[linears.block] += 1
         _, quantized = _read_group(path, device)
         if quantized.weights.keys() != linears.weights.keys():
             raise _damaged(path, ValueError("it is of other linears"))
         return replace(quantized, notes=(*quantized.notes, REUSED))
-
-
-def _group_file(folder: Path, block: int, group: int) -> Path:
-    return folder / f"{block:05}-{group:05}.safetensors"
 
 
 def _read_group(path: Path, device: torch.device) -> tuple[Linears, Quantized]:
@@ -220,7 +211,7 @@ def _read_group(path: Path, device: torch.device) -> tuple[Linears, Quantized]:
             about = json.loads((file.metadata() or {})["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         scale_C = tensors.get("column_scale_C")
-        stored = {name: _restored(part, tensors) for name, part in about["stored"].items()}
+        stored = {name: _from_json(part, tensors) for name, part in about["stored"].items()}
         weights = {}
         for name, part in stored.items():
             weight_RC = part.decode()
@@ -229,48 +220,45 @@ def _read_group(path: Path, device: torch.device) -> tuple[Linears, Quantized]:
             weights[name] = weight_RC.to(_dtype(about["dtypes"][name]))
         source = about["fold_source"] and FoldSource(**about["fold_source"])
         fold_C, notes = tensors.get("fold_C"), tuple(about["notes"])
-        linears = Linears(weights, block=about["block"], fold_C=fold_C, fold_source=source)
-        return linears, Quantized(
-            weights, about["bits"], notes, stored=stored, column_scale_C=scale_C
+        return (
+            Linears(weights, block=about["block"], fold_C=fold_C, fold_source=source),
+            Quantized(weights, about["bits"], notes, stored=stored, column_scale_C=scale_C),
         )
     except _DAMAGED as error:
         raise _damaged(path, error) from error
 
 
-def _taken(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+def _as_json(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     """Return a value of a stored weight as JSON; tensors in it are put under their place."""
-    if isinstance(value, Tensor):
-        tensors[place] = value.detach().cpu().contiguous().clone()  # codes may share their storage
-        return {"tensor": place}
-    if is_dataclass(value):
-        parts = {
-            f.name: _taken(getattr(value, f.name), f"{place}/{f.name}", tensors)
-            for f in fields(value)
-        }
-        return {"kind": type(value).__name__, "parts": parts}
-    if isinstance(value, torch.dtype):
-        return {"dtype": _name(value)}
+    match value:
+        case Tensor():
+            tensors[place] = value.detach().cpu().contiguous().clone()  # codes may share storage
+            return {"tensor": place}
+        case torch.dtype():
+            return {"dtype": _name(value)}
+        case _ if is_dataclass(value):
+            parts = {
+                f.name: _as_json(getattr(value, f.name), f"{place}/{f.name}", tensors)
+                for f in fields(value)
+            }
+            return {"kind": type(value).__name__, "parts": parts}
     return {"value": value}
 
 
-def _restored(part: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
-    if "tensor" in part:
-        return tensors[part["tensor"]]
-    if "dtype" in part:
-        return _dtype(part["dtype"])
-    if "kind" not in part:
-        value = part["value"]
-        return tuple(value) if isinstance(value, list) else value
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in _subclasses(StoredWeight)}
-    kinds[NestedMaxima.__name__] = NestedMaxima
-    parts = {name: _restored(inner, tensors) for name, inner in part["parts"].items()}
-    return kinds[part["kind"]](**parts)
-
-
-def _subclasses(kind: type[StoredWeight]) -> Iterator[type[StoredWeight]]:
-    for each in kind.__subclasses__():
-        yield each
-        yield from _subclasses(each)
+def _from_json(part: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    match part:
+        case {"tensor": place}:
+            return tensors[place]
+        case {"dtype": name}:
+            return _dtype(name)
+        case {"kind": name, "parts": parts}:
+            kinds: list[type[Any]] = [NestedMaxima, StoredWeight]
+            for kind in kinds:  # which grows
+                kinds += kind.__subclasses__()
+            kind = {kind.__name__: kind for kind in kinds}[name]
+            return kind(**{name: _from_json(inner, tensors) for name, inner in parts.items()})
+    value = part["value"]
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -282,10 +270,6 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"`{name}` is no dtype")
     return dtype
-
-
-def _save(tensors: dict[str, Tensor], path: Path, about: dict[str, Any]) -> None:
-    save_tensors(tensors, path, {"about": json.dumps(about)})
 
 
 def _damaged(path: Path, error: Exception) -> SourceError:
@@ -300,9 +284,7 @@ _AT_ONCE = 4
 
 def sha256_of(tensor: Tensor) -> str:
     plain = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(
-        f"{str(plain.dtype).removeprefix('torch.')}{list(plain.shape)}".encode()
-    )
+    digest = hashlib.sha256(f"{_name(plain.dtype)}{list(plain.shape)}".encode())
     digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -317,13 +299,12 @@ def rest_names(
     """
     places = [linear.split(".", 1) for linear in linears]
     quantized = {names(int(block), f"{name}.weight") for block, name in places}
-    joined = {match[1] for match in map(_EXPERT.fullmatch, linears) if match}
-    ends = tuple(f".{owner}.{role}{dot}" for owner in joined for role in _JOINED for dot in _ENDS)
-    return [name for name in stored if name not in quantized and not name.endswith(ends or ("\0",))]
-
-
-_EXPERT = re.compile(r"\d+\.(.*experts)\.\d+\.(?:gate|up|down)_proj")
-_JOINED, _ENDS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj"), ("", ".weight")
+    expert = re.compile(r"\d+\.(.*experts)\.\d+\.(?:gate|up|down)_proj")
+    joined = {match[1] for match in map(expert.fullmatch, linears) if match}
+    roles = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+    tensors = [f".{owner}.{role}" for owner in joined for role in roles]
+    ends = tuple(tensor + end for tensor in tensors for end in ("", ".weight"))
+    return [name for name in stored if name not in quantized and not name.endswith(ends)]
 
 
 def rest_sha256(weights: Weights, names: Sequence[str]) -> str:
@@ -349,13 +330,13 @@ class LinearHashes:
     def of(self, spec: str) -> dict[str, str]:
         return {name: hashed.result() for name, hashed in self._hashes.get(spec, {}).items()}
 
-    def kept(self) -> dict[str, dict[str, str]]:
+    def state(self) -> dict[str, dict[str, str]]:
         """Return all hashes so far, between two blocks."""
         return {spec: self.of(spec) for spec in self._hashes}
 
-    def restore(self, kept: Mapping[str, Mapping[str, str]]) -> None:
+    def restore(self, state: Mapping[str, Mapping[str, str]]) -> None:
         """Take hashes of blocks before the present one."""
-        for spec, hashes in kept.items():
+        for spec, hashes in state.items():
             for name, sha256 in hashes.items():
                 hashed: Future[str] = Future()
                 hashed.set_result(sha256)
@@ -386,21 +367,18 @@ class LinearHashes:
             self._written[spec, name] = weight_RC
         while len(self._waiting) >= _AT_ONCE:
             self._waiting.pop(0).result()
-        hashed = self._threads.submit(_copied(weight_RC))
+        ready = torch.cuda.Event() if weight_RC.is_cuda else None
+        if ready is not None:
+            ready.record(torch.cuda.current_stream(weight_RC.device))
+
+        def hash_beside_computing() -> str:
+            """Hash the weight; a GPU's is copied beside its next computation."""
+            if ready is None:
+                return sha256_of(weight_RC)
+            ready.synchronize()  # of this thread alone
+            with torch.cuda.stream(torch.cuda.Stream(weight_RC.device)):
+                return sha256_of(weight_RC)
+
+        hashed = self._threads.submit(hash_beside_computing)
         self._waiting.append(hashed)
         self._hashes.setdefault(spec, {})[f"{self._block}.{name}"] = hashed
-
-
-def _copied(weight: Tensor) -> Callable[[], str]:
-    """Return a function that hashes a tensor; a GPU's is copied beside its next computation."""
-    if not weight.is_cuda:
-        return lambda: sha256_of(weight)
-    ready = torch.cuda.Event()
-    ready.record(torch.cuda.current_stream(weight.device))
-
-    def hashed() -> str:
-        ready.synchronize()  # of this thread alone
-        with torch.cuda.stream(torch.cuda.Stream(weight.device)):
-            return sha256_of(weight)
-
-    return hashed

@@ -46,7 +46,7 @@ from qaudit.engine.block_pass import (
     opened_states,
 )
 from qaudit.engine.evidence import evidence_of
-from qaudit.engine.kept_pass import kept_pass, place_of, remove
+from qaudit.engine.kept_pass import kept_pass, place_of
 from qaudit.engine.kept_weights import (
     LinearHashes,
     Restored,
@@ -112,17 +112,13 @@ def attempts(machine: Machine, feed: Feed) -> list[Attempt]:
 
 
 @dataclass(frozen=True)
-class StoredStream:
+class StoredSizes:
     """The tensors of a subject."""
 
     elements: Mapping[str, int]
     nbytes: Mapping[str, int]  # empty: of pickled tensors only the sum is known
     total_nbytes: int
     unread_nbytes: int = 0  # of files that are not downloaded
-
-    @property
-    def parameters(self) -> int:
-        return sum(self.elements.values())
 
     @property
     def whole_nbytes(self) -> int:
@@ -134,49 +130,42 @@ class StoredStream:
         None where it is not known what the linears take as they are stored, by name or by their
         one dtype.
         """
-        ends = tuple(
-            end for linear in tally.linears for end in (f".{linear}.weight", *_joined(linear))
-        )
-        names = [name for name in self.elements if name.endswith(ends)]
+        ends: list[str] = []
+        for linear in tally.linears:
+            ends.append(f".{linear}.weight")
+            if match := re.fullmatch(r"(.*experts)\.\d+\.(gate|up|down)_proj", linear):
+                # The experts of a linear may be stored in one tensor.
+                role = "down_proj" if match[2] == "down" else "gate_up_proj"
+                ends += [f".{match[1]}.{role}", f".{match[1]}.{role}.weight"]
+        names = [name for name in self.elements if name.endswith(tuple(ends))]
         if not self.nbytes:
-            linears = round(self.total_nbytes * tally.weights / self.parameters)
+            linears = round(self.total_nbytes * tally.weights / sum(self.elements.values()))
         elif sum(self.elements[name] for name in names) == tally.weights:
             linears = sum(self.nbytes[name] for name in names)
         else:  # the checkpoint has other names than the library's modules
-            sizes = {
-                self.nbytes[name] / count for name, count in self.elements.items() if count > 1
-            }
+            sizes = {self.nbytes[name] / n for name, n in self.elements.items() if n > 1}
             if len(sizes) != 1:
                 return None
             linears = round(tally.weights * sizes.pop())
         return self.whole_nbytes - linears + -(-tally.bits // 8)
 
 
-def _joined(linear: str) -> tuple[str, ...]:
-    """Return the ends of names under which the experts of a linear are stored in one tensor."""
-    match = re.fullmatch(r"(.*experts)\.\d+\.(gate|up|down)_proj", linear)
-    if match is None:
-        return ()
-    role = "down_proj" if match[2] == "down" else "gate_up_proj"
-    return (f".{match[1]}.{role}", f".{match[1]}.{role}.weight")
-
-
-def stored(task: Task, weights: Weights) -> StoredStream:
+def sizes_of(task: Task, weights: Weights) -> StoredSizes:
     """Read the sizes of a subject's tensors; of a soup those of its first member."""
     elements = {name: math.prod(weights.shape(name)) for name in weights.names()}
     first = task.subject.first
     if isinstance(weights, QuantizedFolder):
         nbytes = {name: weights.nbytes_of(name) for name in elements}
-        return StoredStream(elements, nbytes, weights.nbytes)
+        return StoredSizes(elements, nbytes, weights.nbytes)
     try:
         whole = first.base if first.base is not None and first.is_adapter else first
         folder = task.folder(whole)
         tensors = headers(folder, unread_tensors([folder], [whole]))
     except SourceError:  # pickled: what the files take is near enough
-        return StoredStream(elements, {}, first.nbytes)
+        return StoredSizes(elements, {}, first.nbytes)
     nbytes = {name: tensors[name].nbytes for name in elements}
     unread_nbytes = sum(file.nbytes for file in first.unread)
-    return StoredStream(elements, nbytes, sum(nbytes.values()), unread_nbytes)
+    return StoredSizes(elements, nbytes, sum(nbytes.values()), unread_nbytes)
 
 
 WEIGHTS = "weights"
@@ -189,36 +178,36 @@ def measure(
     store: ResultStore,
     progress: Progress = lambda done, total, what: None,
     watch: Observer | None = None,
-    there: StoredResults | None = None,
+    stored: StoredResults | None = None,
     check: Observer | None = None,
 ) -> tuple[ResultFile, ...]:
     """Return the results of a pass, `fp` first: those on disk, and the rest measured now.
 
     `watch` sees every group of linears that a scheme quantized, and `check` those that are
-    quantized now, in a pass that may go on at a block; `there` is what was looked up.
+    quantized now, in a pass that may go on at a block; `stored` is what was looked up.
     """
     task = task.with_tables(store.folder)
-    there = there or look_up(task, machine, store)
-    if there.is_complete:
-        return there.results
-    folder, filed = folder_for(task, store), dict(there.filed)
-    remaining = _left(task, there)
+    stored = stored or look_up(task, machine, store)
+    if stored.is_complete:
+        return stored.results
+    evidence, files = folder_for(task, store).folder, dict(stored.files)
+    remaining = _without(task, stored)
     members = [folder_of(checkpoint) for checkpoint, _ in task.subject.members]
     trees = all(reads_trees(read_configuration(member)) for member in members)
     rounds = in_rounds(remaining.corpus, trees=trees)
-    weights, keeper = _kept_weights(remaining, machine, there, folder.folder, len(rounds))
+    folders, keeper = _quantized_weights(remaining, machine, stored, evidence, len(rounds))
     for corpus in rounds:
         is_first = corpus is rounds[0]
         observe = watch if is_first else None
         round_task = replace(
             remaining,
             corpus=corpus,
-            schemes=remaining.schemes if observe else restored(remaining.schemes, weights),
+            schemes=remaining.schemes if observe else restored(remaining.schemes, folders),
             compared=remaining.compared and is_first,
             keeper=keeper if is_first else None,
         )
         if len(rounds) == 1 and observe is None:
-            round_task = replace(round_task, kept=place_of(round_task, there, folder.folder))
+            round_task = replace(round_task, resume=place_of(round_task, stored, evidence))
         with unchanged_files(with_shipped(task.subject, task.pass_.beside), task.folder) as hashes:
             measurements = send(round_task, machine, progress, observe or check)
         if is_first and len(rounds) > 1:
@@ -229,31 +218,30 @@ def measure(
                 del results[None]
             for name, result in results.items():
                 part = spec, name
-                if part not in there.filed:
-                    place, identity = folder_for(task, store, name), there.identities[part]
-                    filed[part] = place.write(result, identity.key, identity)
-        remove(round_task)
-    for kept in weights.values():
-        if kept.parent.name == WEIGHTS:
-            shutil.rmtree(kept, ignore_errors=True)
+                if part not in stored.files:
+                    place, identity = folder_for(task, store, name), stored.identities[part]
+                    files[part] = place.write(result, identity.key, identity)
+        if round_task.resume is not None:
+            with suppress(OSError):
+                round_task.resume[0].unlink(missing_ok=True)
+                round_task.resume[0].parent.rmdir()  # unless another pass is kept there
+    for folder in folders.values():
+        if folder.parent.name == WEIGHTS:
+            shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # other processes may keep theirs
-        (folder.folder / WEIGHTS).rmdir()
-    return replace(there, filed=filed).results
+        (evidence / WEIGHTS).rmdir()
+    return replace(stored, files=files).results
 
 
 def _by_task(measured: Measurement) -> dict[str | None, Measurement]:
     """Return what files hold: documents and hashes in one, each task in another."""
     evidence, empty = measured.evidence, np.zeros(0, np.int64)
-    results: dict[str | None, Measurement] = {
-        each.task: replace(
-            measured,
-            evidence=Evidence((), np.zeros(0), empty, empty, tasks=(each,)),
-            linears_sha256={},
-            rest_sha256="",
-        )
-        for each in evidence.tasks
+    bare = replace(measured, linears_sha256={}, rest_sha256="")
+    nothing = Evidence((), np.zeros(0), empty, empty)
+    return {
+        **{t.task: replace(bare, evidence=replace(nothing, tasks=(t,))) for t in evidence.tasks},
+        None: replace(measured, evidence=replace(evidence, tasks=())),
     }
-    return {**results, None: replace(measured, evidence=replace(evidence, tasks=()))}
 
 
 def in_rounds(corpus: Corpus, *, trees: bool) -> tuple[Corpus, ...]:
@@ -277,8 +265,8 @@ def in_rounds(corpus: Corpus, *, trees: bool) -> tuple[Corpus, ...]:
     return (corpora[0], *(each.without_evaluation() for each in corpora[1:]))
 
 
-def _kept_weights(
-    task: Task, machine: Machine, there: StoredResults, evidence: Path, rounds: int
+def _quantized_weights(
+    task: Task, machine: Machine, stored: StoredResults, evidence: Path, rounds: int
 ) -> tuple[dict[str, Path], WeightKeeper]:
     """Return folders of quantized weights, by canonical form, and what writes them.
 
@@ -287,24 +275,26 @@ def _kept_weights(
     exported = set() if task.pass_.draw or task.perturbed else {*machine.keeps_weights}
     exported &= task.streams.keys()
     folders = {
-        spec: kept_folder(evidence, there.keys[spec])
+        spec: kept_folder(evidence, stored.keys[spec])
         if spec in exported
-        else evidence / WEIGHTS / there.keys[spec][:32]
+        else evidence / WEIGHTS / stored.keys[spec][:32]
         for spec in task.streams
     }
     calibrated = {s.spec for s in task.schemes if s.calibration is not Calibration.NONE}
-    written = exported | calibrated if rounds > 1 else exported
+    written = {
+        spec: folders[spec]
+        for spec in (exported | calibrated if rounds > 1 else exported)
+        if not is_whole(folders[spec])
+    }
     rest = kept_folder(evidence, task.subject.content) if exported else None
-    return folders, WeightKeeper(
-        {spec: folders[spec] for spec in written if not is_whole(folders[spec])}, rest
-    )
+    return folders, WeightKeeper(written, rest)
 
 
-def _left(task: Task, there: StoredResults) -> Task:
+def _without(task: Task, stored: StoredResults) -> Task:
     """Return the part of a task that is not on disk."""
-    missing = {spec for spec, _ in there.missing}
-    corpus = task.corpus.of_tasks({name for _, name in there.missing if name is not None})
-    if all(name is not None for _, name in there.missing):
+    missing = {spec for spec, _ in stored.missing}
+    corpus = task.corpus.of_tasks({name for _, name in stored.missing if name is not None})
+    if all(name is not None for _, name in stored.missing):
         corpus = corpus.without_evaluation()
         task = replace(task, compared=False)
     schemes = tuple(scheme for scheme in task.schemes if scheme.spec in missing)
@@ -357,7 +347,8 @@ def _measurements(
 ) -> dict[str, Measurement]:
     if not feed.evaluation and not feed.items:
         return {}
-    sizes, subject = stored(task, weights), task.subject
+    sizes, subject = sizes_of(task, weights), task.subject
+    parameters = sum(sizes.elements.values())
     task.failed.update(
         (short_of(task.streams.get(spec)), tally.error)
         for spec, tally in tallies.items()
@@ -372,8 +363,8 @@ def _measurements(
         else:
             full.note(shipped_reference(subject.label, weights.format, weights.bits))
             full.note(*weights.decoded_notes)
-    full.weights, full.bits = sizes.parameters, 8 * sizes.total_nbytes
-    reference, beside = tallies.get(REFERENCE, full), tallies.get(BESIDE)
+    full.weights, full.bits = parameters, 8 * sizes.total_nbytes
+    yardstick, reference = tallies.get(REFERENCE, full), tallies.get(BESIDE)
     streams = {spec: s for spec, s in task.streams.items() if tallies[spec].error is None}
     linears = {spec: hashes.of(spec) for spec in streams}
     rest = _rest_sha256(task, weights, linears)
@@ -383,7 +374,7 @@ def _measurements(
         nbytes = tally.nbytes
         if nbytes is None:
             nbytes = sizes.quantized_nbytes(tally) if scheme else sizes.whole_nbytes
-        evidence = evidence_of(task.corpus, feed, tally, reference, beside)  # which notes, too
+        evidence = evidence_of(task.corpus, feed, tally, yardstick, reference)  # which notes, too
         plugins = origins([scheme] if scheme else (), [subject.merge])
         measured[spec] = Measurement(
             subject=subject.label,
@@ -394,7 +385,7 @@ def _measurements(
             seconds=tally.seconds,
             calibration_seed=task.corpus.protocol.calibration_seed,
             notes=tuple(tally.notes),
-            parameters=sizes.parameters,
+            parameters=parameters,
             nbytes=nbytes,
             bit_class=scheme.class_at(tally.bits_per_weight) if scheme else FULL_PRECISION,
             calibrates=scheme is not None and scheme.calibrates,

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,8 +54,7 @@ Errors = list[Tensor]
 """The gradient behind a block, of each scored batch."""
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(NamedTuple):
     """What a linear takes in each width."""
 
     block: int
@@ -148,8 +148,8 @@ def scores_of(
     for block in model.blocks():
         groups.append(block.groups)
         for k in range(len(batches)):
-            out_BTD = block.forward(_entering(states, block, k))
-            states.put(f"mixing/{block.index + 1}", k, out_BTD)
+            enter_BTD = states.entering(f"mixing/{block.index}", _START, block, k)
+            states.put(f"mixing/{block.index + 1}", k, block.forward(enter_BTD))
     last, first = f"mixing/{model.num_blocks}", len(fitted)
     errors = [_of_head(model, states.get(last, first + k), b) for k, b in enumerate(scored)]
     linears: list[Scored] = []
@@ -157,7 +157,7 @@ def scores_of(
         progress(0, model.num_blocks, f"{scheme.short}, bits of block {index}")
         block = model.load(index, groups[index])
         block.experts = model.experts
-        enter = partial(_entering, states, block)
+        enter = partial(states.entering, f"mixing/{index}", _START, block)
         members = {bits: scheme.member(bits) for bits in widths}
         for group, name, options in _of_block(members, block, feed, batches, errors, enter):
             count, shared = block.weight(name).numel(), (group.name, name)
@@ -185,10 +185,6 @@ def split(calibration: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
                     parts[into].append(batch.part(rows))
                 tokens[into] += sum(batch.lengths[rows])
     return (parts[0], parts[1]) if parts[1] else (parts[0], parts[0])
-
-
-def _entering(states: HiddenStates, block: Block, k: int) -> Tensor:
-    return states.entering(f"mixing/{block.index}", _START, block, k)
 
 
 def _of_head(model: BlockModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:

@@ -11,7 +11,7 @@ compared has its losses all the same, and a note that names the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -32,26 +32,52 @@ def read_out(tokens: Tokens, streams: Sequence[Stream]) -> None:
 
     The first is what the others are compared with, and all with the reference, if there is one.
     """
-    copies = Copies(tokens.model.device)
-    batches = [
-        (batch, _read_batch(tokens, streams, k, batch, copies))
-        for k, batch in enumerate(tokens.feed.evaluation)
-    ]
+    model, copies = tokens.model, Copies(tokens.model.device)
+    batches = []
+    for k, batch in enumerate(tokens.feed.evaluation):
+        read = _read_batch(tokens, streams, k, batch)
+        named = [rows for stream in read for rows in (stream.rows, stream.from_reference)]
+        batches.append((batch, _copied(named, copies)))
     for batch, copied in batches:
         windows, length = batch.tokens_BT.shape
-        rows = copied.read()
+        rows = copied()
         for stream in streams:
             stream.tally.read((windows, length), next(rows), next(rows))
     for stream in streams:
         tokens.states.drop(f"evaluation/{stream.name}")
-        if (beside := stream.tokens(tokens)).items:
-            with timed(tokens.model.device, stream.tally):
-                stream.tally.options = beside.item_losses(stream.name)
+        if (of_stream := stream.tokens(tokens)).items:
+            with timed(model.device, stream.tally):
+                stream.tally.options = of_stream.item_losses(stream.name)
+
+
+def _copied(
+    named: list[dict[str, Tensor]], copies: Copies
+) -> Callable[[], Iterator[dict[str, Tensor]]]:
+    """Send results to the host, in one copy for which a GPU is not waited for; return its reader.
+
+    Values of rows, a column of them or several, go as rows of float32.
+    """
+    kinds = [{name: (v_N.shape, v_N.dtype) for name, v_N in rows.items()} for rows in named]
+    values = (v_N for rows in named for v_N in rows.values())
+    columns = [v_N.reshape(len(v_N), v_N.shape[1:].numel()).T.float() for v_N in values]
+    copy = copies.to_host(torch.cat(columns)) if columns else HostCopy(torch.zeros(0))
+
+    def read() -> Iterator[dict[str, Tensor]]:
+        first = 0
+        for kinds_of_rows in kinds:
+            rows: dict[str, Tensor] = {}
+            for name, (shape, dtype) in kinds_of_rows.items():
+                behind = first + shape[1:].numel()
+                rows[name] = copy.read()[first:behind].T.reshape(shape).to(dtype)
+                first = behind
+            yield rows
+
+    return read
 
 
 def _read_batch(
-    tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch, copies: Copies
-) -> _CopiedRows:
+    tokens: Tokens, streams: Sequence[Stream], k: int, batch: Batch
+) -> list[_StreamRows]:
     model = tokens.model
     targets_N = batch.tokens_BT[:, 1:].reshape(-1).to(model.device, torch.long)
     readings = []
@@ -65,9 +91,9 @@ def _read_batch(
     for reading in sorted(readings, key=lambda r: not isinstance(r.stream, ReferenceStream)):
         groups.setdefault(reading.stream.tokens(tokens).model, []).append(reading)
     full = readings[0] if tokens.feed.compared and len(streams) > 1 else None
-    rows = max(2, model.head_rows // max(map(len, groups.values())))
-    for first in range(0, len(targets_N), rows):
-        chunk = slice(first, min(first + rows, len(targets_N)))
+    step = max(2, model.head_rows // max(map(len, groups.values())))
+    for first in range(0, len(targets_N), step):
+        chunk = slice(first, min(first + step, len(targets_N)))
         parts: list[_RowPart] = []
         for group_model, group in groups.items():
             with timed(model.device, *(reading.stream.tally for reading in group)):
@@ -82,38 +108,7 @@ def _read_batch(
                         part.read(reading, logits_NV, wrote=reading is readings[0])
                 if len(groups) == 1:
                     part.reference = None  # its memory is that of the next part
-    return _CopiedRows.of([rows for r in readings for rows in (r.rows, r.beside)], copies)
-
-
-@dataclass(frozen=True, eq=False)
-class _CopiedRows:
-    """Results on their way to the host, in one copy for which a GPU is not waited for."""
-
-    kinds: list[dict[str, tuple[torch.Size, torch.dtype]]]
-    values: HostCopy | None
-
-    @classmethod
-    def of(cls, named: list[dict[str, Tensor]], copies: Copies) -> _CopiedRows:
-        # Values of rows, a column of them or several, as rows of float32.
-        columns = [
-            values_N.reshape(len(values_N), values_N.shape[1:].numel()).T.float()
-            for rows in named
-            for values_N in rows.values()
-        ]
-        values = copies.to_host(torch.cat(columns)) if columns else None
-        kinds = [{name: (v_N.shape, v_N.dtype) for name, v_N in rows.items()} for rows in named]
-        return cls(kinds, values)
-
-    def read(self) -> Iterator[dict[str, Tensor]]:
-        first = 0
-        for kinds in self.kinds:
-            read: dict[str, Tensor] = {}
-            for name, (shape, dtype) in kinds.items():
-                assert self.values is not None
-                values_CN = self.values.read()[first : first + shape[1:].numel()]
-                read[name] = values_CN.T.reshape(shape).to(dtype)
-                first += shape[1:].numel()
-            yield read
+    return readings
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +117,8 @@ class _StreamRows:
 
     stream: Stream
     hidden_ND: Tensor
-    rows: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # of the batch, as `ComparedRows` has them
-    beside: dict[str, Tensor] = field(default_factory=dict)  # compared with the reference
+    rows: dict[str, Tensor] = field(default_factory=dict)  # of the batch, as in `ComparedRows`
+    from_reference: dict[str, Tensor] = field(default_factory=dict)  # compared with the reference
 
     def add(self, rows: dict[str, Tensor], place: slice, part: ComparedRows) -> None:
         """Add results of some rows to those of the batch."""
@@ -166,8 +159,8 @@ class _RowPart:
                     error_N = output_error(full.hidden_ND[place], reading.hidden_ND[place])
                     rows = replace(rows, output_error_N=error_N)
             if self.yardstick is not None:
-                beside = rows_of(tally, self.yardstick, logits_NV, targets_N)
-                reading.add(reading.beside, place, beside)
+                compared = rows_of(tally, self.yardstick, logits_NV, targets_N)
+                reading.add(reading.from_reference, place, compared)
         batch = self.batch
         if batch.choices is not None and batch.drawn_BT is not None:  # what it would choose itself
             drawn_S = batch.drawn_BT[:, 1:].reshape(-1)[place].nonzero().squeeze(1)
@@ -179,13 +172,12 @@ def rows_of(
     tally: Tally, reference: Reference | None, logits_NV: Tensor, targets_N: Tensor
 ) -> ComparedRows:
     """Return a stream's rows, compared with full precision's where that is possible."""
-    if reference is None:
-        return ComparedRows(losses(logits_NV, targets_N))
-    known, vocabulary = reference.logits_NV.shape[1], logits_NV.shape[1]
-    if vocabulary == known:
-        return reference.compare(logits_NV, targets_N)
-    tally.note(
-        f"KL divergence is not measured: its vocabulary is {vocabulary} tokens, "
-        f"that of full precision {known}"
-    )
+    if reference is not None:
+        full, vocabulary = reference.logits_NV.shape[1], logits_NV.shape[1]
+        if vocabulary == full:
+            return reference.compare(logits_NV, targets_N)
+        tally.note(
+            f"KL divergence is not measured: its vocabulary is {vocabulary} tokens, "
+            f"that of full precision {full}"
+        )
     return ComparedRows(losses(logits_NV, targets_N))

@@ -27,9 +27,8 @@ from torch import Tensor
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.core.scheme import LOOKS_BROKEN, Shipped
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.routing import RoutingWatch
 from qaudit.engine.streams import Stream
-from qaudit.engine.tally import Tally
+from qaudit.engine.tally import RoutingWatch, Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, SourceError, UsageError
 from qaudit.formats.reading import Rounding
@@ -50,32 +49,28 @@ _OPPOSED = -0.5  # a cosine
 Opened = tuple[BlockModel, QuantizedWeights]
 
 
-def opener(
-    scheme: Shipped, folder: Path, base_folder: Path, base_names: frozenset[str]
-) -> Callable[[BlockModel], Opened]:
-    """Return a function that opens a shipped file once the base is loaded."""
-
-    def opened(base: BlockModel) -> Opened:
-        try:
-            must_match(scheme.file, folder, base_folder)
-        except UsageError as error:  # the plan could not see it: the file was on the Hub
-            raise SourceError(error.message, hint=error.hint) from error
-        weights = open_quantized(folder, base=base_names)
-        if weights.bits != scheme.bits:  # the plan had its configuration alone
-            raise SourceError(
-                f"`{scheme.file}` is stored in {weights.bits} bits, and its configuration has "
-                f"{scheme.bits}, so that it would compete in another class",
-                hint="download it and name its folder with `--shipped`: class and bits are then "
-                "those of what is stored",
-            )
-        settings_folder = folder if (folder / "config.json").is_file() else base_folder
-        if isinstance(weights, QuantizedFolder) and (other := other_settings(folder, base_folder)):
-            weights.notes = (*weights.notes, other)
-        model = BlockModel(settings_folder, weights, dtype=base.dtype, device=base.device)
-        model.share_with(base)
-        return model, weights
-
-    return opened
+def open_shipped(
+    scheme: Shipped, folder: Path, base_folder: Path, base_names: frozenset[str], base: BlockModel
+) -> Opened:
+    """Open a shipped file once the base is loaded."""
+    try:
+        must_match(scheme.file, folder, base_folder)
+    except UsageError as error:  # the plan could not see it: the file was on the Hub
+        raise SourceError(error.message, hint=error.hint) from error
+    weights = open_quantized(folder, base=base_names)
+    if weights.bits != scheme.bits:  # the plan had its configuration alone
+        raise SourceError(
+            f"`{scheme.file}` is stored in {weights.bits} bits, and its configuration has "
+            f"{scheme.bits}, so that it would compete in another class",
+            hint="download it and name its folder with `--shipped`: class and bits are then "
+            "those of what is stored",
+        )
+    settings_folder = folder if (folder / "config.json").is_file() else base_folder
+    if isinstance(weights, QuantizedFolder) and (other := other_settings(folder, base_folder)):
+        weights.notes = (*weights.notes, other)
+    model = BlockModel(settings_folder, weights, dtype=base.dtype, device=base.device)
+    model.share_with(base)
+    return model, weights
 
 
 _NO_ARITHMETIC = {
@@ -205,11 +200,7 @@ class OtherModel(Stream):
     evaluated = True
 
     def __init__(
-        self,
-        model: BlockModel,
-        feed: Feed,
-        states: HiddenStates,
-        routes: RoutingWatch,
+        self, model: BlockModel, feed: Feed, states: HiddenStates, routes: RoutingWatch
     ) -> None:
         self.tally = Tally()
         self._model = model
@@ -257,15 +248,15 @@ class ShippedStream(OtherModel):
         self.tally.nbytes = weights.nbytes
         self.tally.note(*weights.notes)
 
-    def kept(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         compared = [[asdict(departure), where] for departure, where in self._far]
         rest = {"linears_read": self._linears, "far": compared, "rounded": sorted(self._rounded)}
-        return super().kept() | rest
+        return super().state() | rest
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        super().restore(kept)
-        self._linears, self._rounded = kept["linears_read"], set(kept["rounded"])
-        self._far = [(RuntimeDeparture(**values), where) for values, where in kept["far"]]
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._linears, self._rounded = state["linears_read"], set(state["rounded"])
+        self._far = [(RuntimeDeparture(**values), where) for values, where in state["far"]]
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
         own = super().enter(block, tokens)
@@ -320,28 +311,29 @@ class ShippedStream(OtherModel):
 BESIDE = "reference"
 
 
-def reference_opener(
-    label: str, folder: Path, weights: Callable[[], Weights], *, trust_remote_code: bool
-) -> Callable[[BlockModel], BlockModel]:
-    def opened(base: BlockModel) -> BlockModel:
-        model = BlockModel(
-            folder,
-            weights(),
-            dtype=base.dtype,
-            device=base.device,
-            trust_remote_code=trust_remote_code,
+def open_reference(
+    label: str,
+    folder: Path,
+    weights: Callable[[], Weights],
+    base: BlockModel,
+    *,
+    trust_remote_code: bool,
+) -> BlockModel:
+    model = BlockModel(
+        folder,
+        weights(),
+        dtype=base.dtype,
+        device=base.device,
+        trust_remote_code=trust_remote_code,
+    )
+    if (model.model_type, model.num_blocks) != (base.model_type, base.num_blocks):
+        raise ModelError(
+            f"the reference `{label}` is a `{model.model_type}` of {model.num_blocks} blocks, and "
+            f"the subject a `{base.model_type}` of {base.num_blocks}: they do not run side by side",
+            hint="name a reference of the same architecture and depth",
         )
-        kinds = [(each.model_type, each.num_blocks) for each in (model, base)]
-        if kinds[0] != kinds[1]:
-            raise ModelError(
-                f"the reference `{label}` is a `{kinds[0][0]}` of {kinds[0][1]} blocks, and the "
-                f"subject a `{kinds[1][0]}` of {kinds[1][1]}: they do not run side by side",
-                hint="name a reference of the same architecture and depth",
-            )
-        model.share_with(base)
-        return model
-
-    return opened
+    model.share_with(base)
+    return model
 
 
 class ReferenceStream(OtherModel):

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ from qaudit.core.linears import Around, Inputs, Linears, Quantize, Quantized
 from qaudit.core.mixture import Table, bits_in
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme
 from qaudit.engine.gathering import (
-    Beside,
     Captured,
+    InFullPrecision,
     alone,
     capture_inputs,
     expert_inputs,
@@ -60,26 +61,19 @@ class Surroundings:
         self._around = {
             group.name: name
             for group in block.groups
-            if group.expert is None and (name := _common(group.linears))
+            if group.expert is None and (name := _module_around(group.linears))
         }
         self._latest: dict[str, Tensor] = {}  # the first argument of a module
         self._calls: dict[tuple[str, Shape], Arguments] = {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        names = set(self._around.values())
-        handles = [
-            self.block.module.get_submodule(name).register_forward_pre_hook(
-                partial(self._called, name), with_kwargs=True
-            )
-            for name in names
-        ]
-        try:
+        with ExitStack() as hooks:
+            hooks.callback(self._latest.clear)
+            for name in set(self._around.values()):
+                module, called = self.block.module.get_submodule(name), partial(self._called, name)
+                hooks.enter_context(module.register_forward_pre_hook(called, with_kwargs=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._latest.clear()
 
     def read(self, group: Group, x_BTC: Tensor) -> None:
         """Compare what a group reads with what the module around it was given."""
@@ -100,25 +94,18 @@ class Surroundings:
         self._latest[name] = x
         before = self._calls.setdefault((name, (x.shape[0], x.shape[1])), called)
         if not is_same_call(before, called):  # what earlier blocks left for a batch is in it
-            self._around = {
-                group: around for group, around in self._around.items() if around != name
-            }
+            self._around = {group: m for group, m in self._around.items() if m != name}
 
     def _errors(
         self, name: str, batches: Batches, candidates: Sequence[Callable[[], Mapping[str, Tensor]]]
     ) -> list[float]:
         block, module = self.block, self.block.module.get_submodule(name)
-        inside = [
-            linear
-            for group in block.groups
-            for linear in group.linears
-            if linear.startswith(f"{name}.")
-        ]
+        linears = [linear for group in block.groups for linear in group.linears]
+        inside = [linear for linear in linears if linear.startswith(f"{name}.")]
         original = {linear: block.weight(linear) for linear in inside}
         totals = [0.0] * len(candidates)
         for x_BTC, valid_BT in batches():
-            windows, length = x_BTC.shape[:2]
-            called = self._calls[name, (windows, length)]
+            called = self._calls[name, (x_BTC.shape[0], x_BTC.shape[1])]
 
             def run(weights: Mapping[str, Tensor]) -> Tensor:
                 with block.as_if([Quantized({**original, **weights}, 0)]):
@@ -132,16 +119,11 @@ class Surroundings:
         return totals
 
 
-def _common(linears: Sequence[str]) -> str:
+def _module_around(linears: Sequence[str]) -> str:
     """Return the module around several linears, with no name where that is the block."""
-    if len(linears) == 1:
-        return ""
-    common: list[str] = []
-    for parts in zip(*(linear.split(".")[:-1] for linear in linears), strict=False):
-        if len(set(parts)) > 1:
-            break
-        common.append(parts[0])
-    return ".".join(common)
+    levels = zip(*(linear.split(".")[:-1] for linear in linears), strict=False)
+    common = takewhile(lambda names: len(set(names)) == 1, levels)
+    return ".".join(names[0] for names in common) if len(linears) > 1 else ""
 
 
 Observer = Callable[[Scheme, Linears, Quantized], None]
@@ -160,12 +142,12 @@ class Stream:
         """Return where its hidden states are; those of the base are shared."""
         return shared
 
-    def kept(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return what goes from block to block beside hidden states, as JSON takes it."""
-        return self.tally.kept()
+        return self.tally.state()
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        self.tally.restore(kept)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.tally.restore(state)
 
     def enter(self, block: Block, tokens: Tokens) -> Block:
         raise NotImplementedError
@@ -179,25 +161,24 @@ class FullPrecision(Stream):
 
     def __init__(
         self,
+        schemes: Sequence[Scheme] = (),
         *,
         evaluated: bool,
-        captures: bool = False,
-        lends: bool = False,
-        teaches: bool = False,
-        surrounds: bool = False,
         routes: bool = False,
         name: str = FULL_PRECISION,
     ) -> None:
         """Keep what schemes need of the full-precision model's calibration.
 
-        `captures`: statistics of what each group reads; `lends`: what it reads, token by token;
-        `teaches`: what each block returns; `surrounds`: what runs the modules around groups;
-        `routes`: which experts tokens are sent to, which `RoutingWatch` sees as they pass.
+        `routes`: calibrate to show `RoutingWatch` which experts tokens are sent to.
         """
         self.name = self.label = name
-        self.tally, self.evaluated = Tally(), evaluated
-        self._captures, self._lends, self._teaches = captures, lends or surrounds, teaches
-        self._surrounds, self._routes = surrounds, routes
+        self.tally, self.evaluated, self._routes = Tally(), evaluated, routes
+        kinds = {scheme.calibration for scheme in schemes}
+        self.captures = Calibration.FULL_PRECISION in kinds  # statistics of what each group reads
+        self._teaches = Calibration.WHOLE_BLOCK in kinds  # with what each block returns
+        # What runs the modules around groups, and what each group reads, token by token.
+        self._surrounds = any(scheme.compares_modules for scheme in schemes)
+        self._lends = self._surrounds or Calibration.BOTH_STREAMS in kinds
         self._surroundings: Surroundings | None = None  # of the block that is passed
         self._captured: Captured | None = None  # of the block that is passed
         self._lent: set[str] = set()  # doors of that block
@@ -209,7 +190,7 @@ class FullPrecision(Stream):
         self._routed.clear()
         while self._lent:
             tokens.states.drop(f"inputs/{self._lent.pop()}")
-        if not (self._captures or self._lends or self._teaches or self._routes):
+        if not (self.captures or self._lends or self._teaches or self._routes):
             return block
         stream = f"calibration/{self.name}"
         batches, read = tokens.calibration(self.name, block), not tokens.is_last(block)
@@ -220,7 +201,7 @@ class FullPrecision(Stream):
 
         if self._lends:
             batches = self._lending(block, tokens, batches)
-        if self._captures:
+        if self.captures:
             self._captured = capture_inputs(block, batches, keep)
         else:
             for k, (hidden_BTD, _) in enumerate(batches):
@@ -239,11 +220,9 @@ class FullPrecision(Stream):
             self._lent.add(door)
             if isinstance(read, Routed):
                 tokens.states.put(f"inputs/{door}", k, read.hidden_NH)
-                valid_BT = tokens.feed.calibration[k].valid_BT()
+                routed = read.only(tokens.feed.calibration[k].valid_BT().flatten())
                 # What is kept in memory is which rows each expert reads; the rows are lent.
-                self._routed[door, k] = replace(
-                    read.only(valid_BT.flatten()), hidden_NH=read.hidden_NH[:0]
-                )
+                self._routed[door, k] = replace(routed, hidden_NH=read.hidden_NH[:0])
                 return
             tokens.states.put(f"inputs/{door}", k, read)
             if around is not None:
@@ -289,7 +268,7 @@ class FullPrecision(Stream):
         """Return the inputs of a group of the current block, where a scheme wants them."""
         return None if self._captured is None else self._captured.get(group)
 
-    def beside(self, tokens: Tokens) -> Beside:
+    def lent(self, tokens: Tokens) -> InFullPrecision:
         """Return a function from a group of this block to its inputs in a batch."""
         return lambda group, k: tokens.states.get(f"inputs/{group.door}", k)
 
@@ -356,10 +335,8 @@ class SchemeStream(Stream):
         super().leave(block)
 
     def _round_heads(self, states: Tensor) -> Tensor:
-        scheme = self.scheme
-        rounded = round_heads(
-            states, scheme.kv, rotated=scheme.rotates_heads, clip=scheme.cache_clip
-        )
+        rotated, clip = self.scheme.rotates_heads, self.scheme.cache_clip
+        rounded = round_heads(states, self.scheme.kv, rotated=rotated, clip=clip)
         # Gradients pass what is rounded as if it were not.
         return states + (rounded - states).detach() if states.requires_grad else rounded
 
@@ -367,7 +344,7 @@ class SchemeStream(Stream):
         self, block: Block, tokens: Tokens, outputs: list[Tensor]
     ) -> Generator[tuple[Group, Inputs | None]]:
         calibration = self.scheme.calibration
-        beside = self._full.beside(tokens) if calibration is Calibration.BOTH_STREAMS else alone
+        full = self._full.lent(tokens) if calibration is Calibration.BOTH_STREAMS else alone
         if not calibration.has_stream:
             for group in block.groups:
                 wants = calibration.reads_full_precision or group.expert is None
@@ -375,12 +352,12 @@ class SchemeStream(Stream):
         elif calibration is Calibration.OWN_BLOCKS:
             captured = capture_inputs(block, tokens.calibration(self.name, block))
             yield from ((group, captured.take(group)) for group in block.groups)
-        elif tokens.fit_inside(block):
+        elif tokens.may_wait_inside(block):
             batches = list(tokens.calibration(self.name, block))
-            yield from groups_in_passing(block, batches, outputs, beside)
+            yield from groups_in_passing(block, batches, outputs, full)
         else:
             yield from groups_by_returning(
-                block, lambda: tokens.calibration(self.name, block), beside
+                block, partial(tokens.calibration, self.name, block), full
             )
 
     def _advance(self, block: Block, tokens: Tokens, outputs: Sequence[Tensor]) -> None:

@@ -10,9 +10,11 @@ The machine of an audit: its device, its libraries, and the memory the audit use
 from __future__ import annotations
 
 import platform
+import re
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ from qaudit.saved.results import (
     slug_of,
     with_tasks,
 )
-from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Pass, Subject, digest
+from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Evidence, Pass, Subject, digest
 
 
 def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
@@ -59,11 +61,8 @@ def open_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     if opened.type == "cuda":
         index, count = opened.index, torch.cuda.device_count()
         if index is None:  # the one that this process uses already, else the one most free
-
-            def rank(k: int) -> tuple[bool, int]:
-                return torch.cuda.memory_reserved(k) > 0, torch.cuda.mem_get_info(k)[0]
-
-            index = max(range(count), key=rank)
+            used = [torch.cuda.memory_reserved(k) > 0 for k in range(count)]
+            index = max(range(count), key=lambda k: (used[k], torch.cuda.mem_get_info(k)[0]))
         if index >= count:
             raise MachineError(
                 f"there is no `{opened}`: this torch sees {count} CUDA devices",
@@ -78,12 +77,16 @@ def device_name(device: torch.device) -> str:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError):
+        names = re.search(r"^model name.*?:(.*)$", Path("/proc/cpuinfo").read_text("ascii"), re.M)
+        processor = names[1].strip() if names else processor
     return {
         "device": device_name(device),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor,
         "cores": psutil.cpu_count(),
         "memory_nbytes": psutil.virtual_memory().total,
         "libraries": libraries(schemes().built_in.values()),
@@ -100,16 +103,6 @@ def peak_nbytes(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak if sys.platform == "darwin" else peak * 1024)
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 ITEMS = 4
@@ -147,7 +140,7 @@ class Task:
     folder: Callable[[Checkpoint], Path] = own_folder  # equal weights may be elsewhere
     compared: bool = True  # whether the divergence from full precision is measured
     failed: dict[str, SourceError] = field(default_factory=dict)  # by display name; `measure` fills
-    kept: tuple[Path, str] | None = None  # where its pass is kept, and what decides its results
+    resume: tuple[Path, str] | None = None  # where its pass is kept, and what decides its results
     keeper: WeightKeeper | None = None  # writes the weights that its schemes make
     tables: Mapping[str, Path] = field(default_factory=dict)  # files of mixtures' bits, by spec
 
@@ -211,9 +204,9 @@ class Task:
             if not isinstance(scheme, Mixture):
                 continue
             key = digest([self.subject.content, scheme.spec, scheme.version, windows])
-            name = slug_of(f"{self.subject.label}--{scheme.short}")
-            given = f"{scheme.table}.json" if scheme.table != NO_TABLE else ""
-            tables[scheme.spec] = evidence / TABLES / (given or f"{name}--{key[:12]}.json")
+            name = slug_of(f"{self.subject.label}--{scheme.short}") + f"--{key[:12]}"
+            name = scheme.table if scheme.table != NO_TABLE else name
+            tables[scheme.spec] = evidence / TABLES / f"{name}.json"
         return replace(self, tables=tables)
 
     def identity(
@@ -258,7 +251,7 @@ class StoredResults:
     """The identities of a task's results, and those of them that are on disk."""
 
     identities: Mapping[Part, Identity]  # `fp` first
-    filed: Mapping[Part, ResultFile]
+    files: Mapping[Part, ResultFile]
 
     @property
     def keys(self) -> dict[str, str]:
@@ -267,7 +260,7 @@ class StoredResults:
 
     @property
     def missing(self) -> list[Part]:
-        return [part for part in self.identities if part not in self.filed]
+        return [part for part in self.identities if part not in self.files]
 
     @property
     def is_complete(self) -> bool:
@@ -276,14 +269,14 @@ class StoredResults:
 
     @property
     def results(self) -> tuple[ResultFile, ...]:
-        tasks: dict[str, list[ResultFile]] = {}
-        for spec, task in self.identities:
-            if task is not None and (spec, task) in self.filed:
-                tasks.setdefault(spec, []).append(self.filed[spec, task])
+        tasks = list(dict.fromkeys(task for _, task in self.identities if task is not None))
         return tuple(
-            with_tasks(self.filed[spec, None], tuple(tasks.get(spec, ())))
+            with_tasks(
+                self.files[spec, None],
+                tuple(self.files[spec, task] for task in tasks if (spec, task) in self.files),
+            )
             for spec in self.keys
-            if (spec, None) in self.filed
+            if (spec, None) in self.files
         )
 
 
@@ -293,8 +286,7 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
     for checkpoint in (*members, *task.pass_.beside):
         refuse_changed_settings(checkpoint)
     for checkpoint in members:
-        folder = folder_of(checkpoint)
-        if not (folder / "config.json").is_file():
+        if not ((folder := folder_of(checkpoint)) / "config.json").is_file():
             raise SourceError(
                 f"no `config.json` in `{folder}`",
                 hint="a checkpoint folder has one beside its weights",
@@ -308,32 +300,30 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
                 hint="run the same command again",
             )
     identities: dict[Part, Identity] = {}
-    filed: dict[Part, ResultFile] = {}
+    files: dict[Part, ResultFile] = {}
     for spec, scheme in task.streams.items():
         for name in (None, *task.corpus.tasks):
             part, results = (spec, name), folder_for(task, store, name)
             identities[part] = identity = task.identity(scheme, machine, name)
             result = results.find(task.subject.label, short_of(scheme), identity.key)
+            if result is not None and name is None:
+                evidence = _regrouped(result.measurement.evidence, task.corpus)
+                if evidence is not result.measurement.evidence:
+                    again = replace(result.measurement, evidence=evidence)
+                    result = results.write(again, identity.key, identity)
             if result is not None:
-                filed[part] = _regrouped(result, task.corpus, results, identity, name)
-    return StoredResults(identities, filed)
+                files[part] = result
+    return StoredResults(identities, files)
 
 
-def _regrouped(
-    filed: ResultFile, corpus: Corpus, folder: ResultStore, identity: Identity, task: str | None
-) -> ResultFile:
-    """Return a result with the strata and marks of a text, which change none of its numbers."""
-    if task is not None:
-        return filed
-    evidence, text = filed.measurement.evidence, corpus.rollouts
-    rollouts = evidence.rollouts
+def _regrouped(evidence: Evidence, corpus: Corpus) -> Evidence:
+    """Return evidence with the strata and marks of a text, which change none of its numbers."""
+    rollouts, text = evidence.rollouts, corpus.rollouts
     if rollouts is not None and text is not None and rollouts.sha256 != text.sha256:
         rollouts = replace(rollouts, sha256=text.sha256, mark=text.mark)
     if evidence.strata == corpus.strata and rollouts is evidence.rollouts:
-        return filed
-    evidence = replace(evidence, strata=corpus.strata, rollouts=rollouts)
-    again = replace(filed.measurement, evidence=evidence)
-    return folder.write(again, identity.key, identity)
+        return evidence
+    return replace(evidence, strata=corpus.strata, rollouts=rollouts)
 
 
 def short_of(scheme: Scheme | None) -> str:

@@ -28,8 +28,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,7 @@ from qaudit.core.linears import STEP_TOKENS, Inputs, Linears, MiniBatch, Quantiz
 from qaudit.engine.batches import Batch, ItemBatch, make_item_batches, padded
 from qaudit.engine.gathering import capture_inputs
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.routing import RoutingWatch
+from qaudit.engine.tally import RoutingWatch
 from qaudit.formats.weights import QuantizedWeights
 from qaudit.model.blocks import Block, BlockModel, Group
 from qaudit.model.links import Arguments, WideRows, beside, leave
@@ -85,8 +86,7 @@ ReadBatch = Callable[[int], Tensor]
 """Return the hidden states of a calibration batch."""
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a window of a mini-batch is."""
 
     batch: int
@@ -96,52 +96,49 @@ class _Place:
     pads: bool
 
 
-def _cut(batches: Sequence[Batch]) -> list[tuple[_Place, ...]]:
+def _cut(batches: Sequence[Batch]) -> list[list[_Place]]:
     windows = []
     for k, batch in enumerate(batches):
         widest = batch.tokens_BT.shape[1]
         for row, (window, length) in enumerate(zip(batch.windows, batch.lengths, strict=True)):
             width = padded(length, widest) if batch.pads else length
-            place = _Place(k, row, length, width, batch.pads)
-            windows.append((-length, window, place))
-    ordered = [place for *_, place in sorted(windows, key=lambda one: one[:2])]
+            windows.append((-length, window, _Place(k, row, length, width, batch.pads)))
+    ordered = [place for *_, place in sorted(windows)]
     cut = []
     while ordered:
         places = ordered[: max(1, STEP_TOKENS // ordered[0].width)]
         if not ordered[0].pads:
             places = [place for place in places if place.width == ordered[0].width]
-        cut.append(tuple(places))
+        cut.append(places)
         del ordered[: len(places)]
     return cut
 
 
-@dataclass(frozen=True, eq=False)
 class _MiniBatches(Sequence[MiniBatch]):
     """Mini-batches, of which those that are asked for are in memory."""
 
-    places: list[tuple[_Place, ...]]
-    own: ReadBatch
-    full: ReadBatch
+    def __init__(self, places: list[list[_Place]], *read: ReadBatch) -> None:
+        """`read` returns a batch of the stream itself, and of full precision behind the block."""
+        self._places, self._read = places, read
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._places)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return _MiniBatches(self.places[index], self.own, self.full)
-        places = self.places[index]
-        width = places[0].width
-        own_BTD, full_BTD = (_rows(places, width, read) for read in (self.own, self.full))
+            return _MiniBatches(self._places[index], *self._read)
+        places, width = self._places[index], self._places[index][0].width
+        side_by_side = []
+        for read in self._read:
+            batches = {k: read(k) for k in sorted({place.batch for place in places})}
+            rows = [batches[place.batch][place.row, :width] for place in places]
+            # What is behind the end of a window is padding.
+            rows = [pad(row_TD, (0, 0, 0, width - len(row_TD))) for row_TD in rows]
+            side_by_side.append(torch.stack(rows))
+        own_BTD, full_BTD = side_by_side
         lengths_B = torch.tensor([place.length for place in places], device=own_BTD.device)
         positions_T = torch.arange(width, device=own_BTD.device)
         return MiniBatch(own_BTD, full_BTD, positions_T < lengths_B[:, None])
-
-
-def _rows(places: Sequence[_Place], width: int, read: ReadBatch) -> Tensor:
-    """Return windows side by side; what is behind the end of one is padding."""
-    batches = {k: read(k) for k in sorted({place.batch for place in places})}
-    rows = [batches[place.batch][place.row, :width] for place in places]
-    return torch.stack([pad(row_TD, (0, 0, 0, width - len(row_TD))) for row_TD in rows])
 
 
 _PARTS = ("calibration", "evaluation", "items")
@@ -233,9 +230,6 @@ class Tokens:
         def own(k: int) -> Tensor:
             return rows.join(self._entering("calibration", stream, block, k))
 
-        def full(k: int) -> Tensor:
-            return self.states.get(f"calibration/{FULL_PRECISION}", k)
-
         def calibrated() -> tuple[Linears, ...]:
             captured = capture_inputs(block, self.calibration(stream, block))
             return tuple(self.linears(block, group, captured.take(group)) for group in block.groups)
@@ -247,7 +241,11 @@ class Tokens:
         rows = WideRows.of(self._entering("calibration", stream, block, 0))
         return WholeBlock(
             groups=tuple(map(block.linears, block.groups)),
-            batches=_MiniBatches(_cut(self.feed.calibration), own, full),
+            batches=_MiniBatches(
+                _cut(self.feed.calibration),
+                own,
+                partial(self.states.get, f"calibration/{FULL_PRECISION}"),
+            ),
             calibrated=calibrated,
             run=run,
         )
@@ -296,7 +294,8 @@ class Tokens:
     def is_last(self, block: Block) -> bool:
         return block.index == self.model.num_blocks - 1
 
-    def fit_inside(self, block: Block) -> bool:
+    def may_wait_inside(self, block: Block) -> bool:
+        """Return whether all calibration batches have room inside a block at the same time."""
         tokens = sum(batch.tokens_BT.numel() for batch in self.feed.calibration)
         matrices = [block.weight(name) for group in block.groups for name in group.linears]
         hidden = matrices[0].shape[1]  # the first group reads the residual

@@ -31,8 +31,7 @@ from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Route, open_weights, opened_states
 from qaudit.engine.evidence import evidence_of
 from qaudit.engine.read_out import rows_of
-from qaudit.engine.routing import RoutingWatch
-from qaudit.engine.tally import Tally
+from qaudit.engine.tally import RoutingWatch, Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, UsageError, is_out_of_memory
 from qaudit.executors.part import Ready, make_ready

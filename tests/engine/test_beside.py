@@ -74,7 +74,7 @@ def test_entering_a_block_for_each_group_changes_no_bit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Tokens, "fit_inside", lambda *_: False)
+    monkeypatch.setattr(Tokens, "may_wait_inside", lambda *_: False)
     monkeypatch.setattr(streams, "groups_in_passing", None)
     returning = run(folder, SCHEMES, tmp_path)[0]
     assert all(

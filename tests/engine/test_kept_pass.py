@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.kept_pass import KeptPass
 from qaudit.engine.kept_weights import LinearHashes
-from qaudit.engine.shipped import opener
+from qaudit.engine.shipped import open_shipped
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally, columns
 from qaudit.engine.tokens import Feed
@@ -79,7 +80,7 @@ def go(
         schemes, kept = [*parse_schemes([texts]), *files], KeptPass(path, key, hashes)
         fed = given or feed()
         tallies = run_blocks(model, fed, schemes, states, progress, hashes.observe, kept)
-        return dict(tallies), hashes.kept(), sorted(set(ran))
+        return dict(tallies), hashes.state(), sorted(set(ran))
 
 
 def numbers(tallies: dict[str, Tally]) -> dict[str, dict[str, Any]]:
@@ -150,11 +151,11 @@ def test_what_blocks_left_for_later_ones_goes_on(tmp_path: Path) -> None:
     with safe_open(folder / "model.safetensors", "pt") as weights:
         names = frozenset(weights.keys())
     file = Shipped(file="file", format="gptq", bits=4, sha256="0" * 64)
-    shipped = {file.spec: opener(file, tmp_path / "file", folder, names)}
+    shipped = {file.spec: partial(open_shipped, file, tmp_path / "file", folder, names)}
     items = [replace(window, scored_from=len(window.tokens) - 2) for window in windows(6, 3)]
     given = replace(feed(), items=(items,), reference=lambda _: opened(folder), shipped=shipped)
     after = stops_and_goes_on(folder, tmp_path, 3, given=given, limit=60_000, files=[file])
-    assert all(tally.beside for name, tally in filled(after.items()) if name != "reference")
+    assert all(tally.from_reference for name, tally in filled(after.items()) if name != "reference")
     assert after[file.spec].error is None and after[file.spec].nbytes
 
 

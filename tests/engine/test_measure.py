@@ -99,7 +99,7 @@ def test_weights_that_change_while_they_are_measured_give_no_number(
     monkeypatch.setattr("qaudit.engine.measure.send", changed)
     with pytest.raises(SourceError, match="`step10` have changed since the audit was planned"):
         measure(task(checkpoint), MACHINE, store)
-    assert not look_up(task(checkpoint), MACHINE, store).filed
+    assert not look_up(task(checkpoint), MACHINE, store).files
 
 
 def test_a_measurement_names_the_hashes_of_the_files_that_were_read(
@@ -112,7 +112,7 @@ def test_a_measurement_names_the_hashes_of_the_files_that_were_read(
     }
     for filed in filled(measure(task(checkpoint), MACHINE, store)):
         assert filed.measurement.weights_sha256 == hashes
-    for spec, filed in filled(look_up(task(checkpoint), MACHINE, store).filed.items()):
+    for spec, filed in filled(look_up(task(checkpoint), MACHINE, store).files.items()):
         assert filed.measurement.weights_sha256 == hashes, spec
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import LOOKS_BROKEN, Shipped
-from qaudit.engine.shipped import RuntimeDeparture, opener
+from qaudit.engine.shipped import RuntimeDeparture, open_shipped
 from qaudit.engine.tokens import Feed
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import FULL_PRECISION
@@ -40,7 +41,7 @@ def run(
     names = frozenset(WeightFolder(base).names())
     planned = [bits or QuantizedFolder(folder).bits for folder in files.values()]
     own = [shipped(name, bits=count) for name, count in zip(files, planned, strict=True)]
-    openers = {one.spec: opener(one, files[one.file], base, names) for one in own}
+    openers = {one.spec: partial(open_shipped, one, files[one.file], base, names) for one in own}
     given = feed()
     given = Feed(given.calibration, given.evaluation, shipped=openers)
     tallies = tallies_of(base, [*parse_schemes([schemes]), *own], tmp_path / "spill", given)

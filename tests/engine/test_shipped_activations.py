@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears, Quantized, StoredWeight
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme, Shipped
-from qaudit.engine.shipped import opener
+from qaudit.engine.shipped import open_shipped
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.formats import compressed_tensors as groups
@@ -121,7 +122,7 @@ def test_a_file_runs_as_the_scheme_that_made_it(
         act=8,
         sha256="0" * 64,
     )
-    opened = opener(file, folder, checkpoint, names)
+    opened = partial(open_shipped, file, folder, checkpoint, names)
     shipped = Feed(given.calibration, given.evaluation, shipped={file.spec: opened})
     tally = tallies_of(checkpoint, [file], place, shipped)[file.spec]
     assert not tally.notes

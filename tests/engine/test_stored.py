@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.measure import StoredStream, measure
+from qaudit.engine.measure import StoredSizes, measure
 from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Task
 from qaudit.saved.results import ResultStore
@@ -78,14 +78,14 @@ def test_each_tensor_counts_in_the_dtype_that_it_is_stored_in(tmp_path: Path) ->
 def test_names_of_another_layout_count_by_their_one_dtype() -> None:
     tally = Tally(bits=400, weights=100, linears={"q_proj"})
     elements = {"fused.weight": 120, "embeddings": 80}
-    assert StoredStream(elements, {k: 2 * n for k, n in elements.items()}, 400).quantized_nbytes(
+    assert StoredSizes(elements, {k: 2 * n for k, n in elements.items()}, 400).quantized_nbytes(
         tally
     ) == (400 - 200 + 50)
-    assert StoredStream(elements, {"fused.weight": 240, "embeddings": 320}, 560).quantized_nbytes(
+    assert StoredSizes(elements, {"fused.weight": 240, "embeddings": 320}, 560).quantized_nbytes(
         tally
     ) is None  # fmt: skip
 
 
 def test_pickled_tensors_share_what_the_files_take() -> None:
     tally = Tally(bits=400, weights=100, linears={"q_proj"})
-    assert StoredStream({"a": 150, "b": 50}, {}, 808).quantized_nbytes(tally) == 808 - 404 + 50
+    assert StoredSizes({"a": 150, "b": 50}, {}, 808).quantized_nbytes(tally) == 808 - 404 + 50
