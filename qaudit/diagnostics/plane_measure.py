@@ -34,7 +34,7 @@ from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.plane import Plane
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Route, opened_states
-from qaudit.engine.evidence import document_sums
+from qaudit.engine.read_out import document_sums
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError
 from qaudit.model.blocks import Weights

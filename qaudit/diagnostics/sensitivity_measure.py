@@ -33,8 +33,8 @@ from qaudit.diagnostics.case import Case, Measure
 from qaudit.diagnostics.diagnostic import role_of
 from qaudit.diagnostics.sensitivity import Sensitivity, Variant, variants_of
 from qaudit.engine.block_pass import Progress, Route, feed_of, opened_states, run_streams
-from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.read_out import evidence_of
 from qaudit.engine.streams import FullPrecision, Stream
 from qaudit.engine.tally import RoutingWatch, Tally
 from qaudit.engine.tokens import Feed, Tokens

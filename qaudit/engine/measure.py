@@ -42,11 +42,11 @@ from qaudit.engine.block_pass import (
     Progress,
     Route,
     feed_of,
+    kept_pass,
     open_weights,
     opened_states,
+    place_of,
 )
-from qaudit.engine.evidence import evidence_of
-from qaudit.engine.kept_pass import kept_pass, place_of
 from qaudit.engine.kept_weights import (
     LinearHashes,
     Restored,
@@ -56,6 +56,7 @@ from qaudit.engine.kept_weights import (
     rest_sha256,
     restored,
 )
+from qaudit.engine.read_out import evidence_of
 from qaudit.engine.shipped import BESIDE, without_reference
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
@@ -90,12 +91,12 @@ Attempt = tuple[Machine, Feed, tuple[str, ...]]
 
 def attempts(machine: Machine, feed: Feed) -> list[Attempt]:
     """Return ways to run a pass, each with less on the GPU than the one before."""
-    ways: list[Attempt] = [(machine, feed, ())]
     if machine.device.type == "cpu":
-        return ways
+        return [(machine, feed, ())]
     on_host = replace(machine, device_stream_limit_nbytes=0)
-    ways.append((on_host, feed, (ON_HOST,)))
-    most = max((len(batch.windows) for batch in (*feed.calibration, *feed.evaluation)), default=1)
+    ways: list[Attempt] = [(machine, feed, ()), (on_host, feed, (ON_HOST,))]
+    texts = feed.calibration, feed.evaluation
+    most = max((len(batch.windows) for batches in texts for batch in batches), default=1)
     for windows in sorted({-(-most // 2), 1} - {most}, reverse=True):
         calibration, evaluation = (
             tuple(
@@ -103,7 +104,7 @@ def attempts(machine: Machine, feed: Feed) -> list[Attempt]:
                 for batch in batches
                 for k in range(0, len(batch.windows), windows)
             )
-            for batches in (feed.calibration, feed.evaluation)
+            for batches in texts
         )
         note = f"{ON_HOST}, in batches of {windows}: last digits differ"
         narrower = replace(feed, calibration=calibration, evaluation=evaluation)
@@ -318,10 +319,10 @@ def send(
         try:
             with opened_states(on) as states, LinearHashes() as hashes:
                 keep = task.keeper.observe if task.keeper is not None else None
-                observers = [hashes.observe, keep, watch]
+                observers = [*filter(None, (hashes.observe, keep, watch))]
 
                 def observe(scheme: Scheme, linears: Linears, quantized: Quantized) -> None:
-                    for show in filter(None, observers):  # noqa: B023 - called in this pass
+                    for show in observers:  # noqa: B023 - called in this pass
                         show(scheme, linears, quantized)
 
                 tallies = Route(folder_of(task.subject.first), weights, on).follow(
@@ -349,25 +350,30 @@ def _measurements(
         return {}
     sizes, subject = sizes_of(task, weights), task.subject
     parameters = sum(sizes.elements.values())
-    task.failed.update(
-        (short_of(task.streams.get(spec)), tally.error)
-        for spec, tally in tallies.items()
-        if tally.error is not None
-    )
+    for spec, tally in tallies.items():
+        if tally.error is not None:
+            task.failed[short_of(task.streams.get(spec))] = tally.error
     full = tallies[FULL_PRECISION]
-    if isinstance(weights, QuantizedFolder):
-        if task.pass_.is_quantized:
-            for file in task.schemes:
-                if isinstance(file, Shipped):
-                    tallies[file.spec].note(without_reference(file))
-        else:
-            full.note(shipped_reference(subject.label, weights.format, weights.bits))
-            full.note(*weights.decoded_notes)
+    if isinstance(weights, QuantizedFolder) and task.pass_.is_quantized:
+        for file in (scheme for scheme in task.schemes if isinstance(scheme, Shipped)):
+            tallies[file.spec].note(without_reference(file))
+    elif isinstance(weights, QuantizedFolder):
+        full.note(shipped_reference(subject.label, weights.format, weights.bits))
+        full.note(*weights.decoded_notes)
     full.weights, full.bits = parameters, 8 * sizes.total_nbytes
     yardstick, reference = tallies.get(REFERENCE, full), tallies.get(BESIDE)
     streams = {spec: s for spec, s in task.streams.items() if tallies[spec].error is None}
     linears = {spec: hashes.of(spec) for spec in streams}
-    rest = _rest_sha256(task, weights, linears)
+    rest, folder = "", folder_of(subject.first)
+    quantized = next((tuple(linears[spec]) for spec in streams if linears[spec]), ())
+    if quantized and not is_remote(folder):  # such models are not exported
+        skeleton = skeleton_of_names(folder, weights)
+        unread = skeleton.unread(weights.names())
+        read = [name for name in weights.names() if name not in unread]
+        outside = rest_names(names_of(skeleton), read, quantized)
+        if task.keeper is not None and not unread and not subject.first.unread:
+            task.keeper.keep_rest(weights, outside)
+        rest = rest_sha256(weights, outside)
     measured = {}
     for spec, scheme in streams.items():
         tally = tallies[spec]
@@ -395,20 +401,6 @@ def _measurements(
             rest_sha256=rest if linears[spec] else "",
         )
     return measured
-
-
-def _rest_sha256(task: Task, weights: Weights, linears: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the hash of what no scheme quantized; write what is kept of that."""
-    names = next((tuple(hashes) for hashes in linears.values() if hashes), ())
-    folder = folder_of(task.subject.first)
-    if not names or is_remote(folder):  # such models are not exported
-        return ""
-    skeleton = skeleton_of_names(folder, weights)
-    unread = skeleton.unread(weights.names())
-    rest = rest_names(names_of(skeleton), [n for n in weights.names() if n not in unread], names)
-    if task.keeper is not None and not unread and not task.subject.first.unread:
-        task.keeper.keep_rest(weights, rest)
-    return rest_sha256(weights, rest)
 
 
 def quantize_only(

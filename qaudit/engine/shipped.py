@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -88,12 +87,10 @@ def other_settings(folder: Path, base_folder: Path) -> str | None:
     own, base = (read_configuration(place) for place in (folder, base_folder))
     keys = sorted((own.keys() & base.keys()) - _NO_ARITHMETIC)  # a missing one has its default
     differing = [key for key in keys if own[key] != base[key]]
-    if not differing:
-        return None
-    values = (f"`{key}: {str(own[key])[:40]}` for `{str(base[key])[:40]}`" for key in differing)
-    more = f", and {len(differing) - _MOST_KEYS} more" if len(differing) > _MOST_KEYS else ""
-    named = ", ".join(islice(values, _MOST_KEYS))
-    return f"measured under its own configuration, which differs from its base's: {named}{more}"
+    values = [f"`{key}: {str(own[key])[:40]}` for `{str(base[key])[:40]}`" for key in differing]
+    more = f", and {len(values) - _MOST_KEYS} more" if len(values) > _MOST_KEYS else ""
+    note = "measured under its own configuration, which differs from its base's: "
+    return f"{note}{', '.join(values[:_MOST_KEYS])}{more}" if values else None
 
 
 def without_reference(file: Shipped) -> str:
@@ -140,7 +137,7 @@ class RuntimeDeparture:
         size = float(change_RC.square().mean().sqrt())
         whole = float(own_RC.square().mean().sqrt())
         if not size or not whole:
-            return cls(0.0 if not size else 1.0)
+            return cls(1.0 if size else 0.0)
         shift = abs(float(change_RC.mean())) / size
         if group_of_C is None:
             return cls(size / whole, shift)
@@ -151,13 +148,11 @@ class RuntimeDeparture:
 
     def is_explained(self, bits: int) -> bool:
         """Return whether codes of so many bits are this far away, evenly and without a shift."""
+        most = min(max(_TIMES * usual_departure(bits), _LEAST), _UNRELATED)
         # The scale that fits a group is as sure as the number of its columns makes it.
         by_chance = _UNEVEN_TIMES * self.share / math.sqrt(self.per_group)
-        return (
-            self.share <= min(max(_TIMES * usual_departure(bits), _LEAST), _UNRELATED)
-            and self.shift <= _SHIFTED
-            and self.uneven <= max(_UNEVEN_LEAST, by_chance)
-        )
+        is_even = self.uneven <= max(_UNEVEN_LEAST, by_chance)
+        return self.share <= most and self.shift <= _SHIFTED and is_even
 
     @property
     def guess(self) -> str:

@@ -191,10 +191,9 @@ class Task:
     def remark(self) -> str:
         if self.perturbed:
             return ", rounded otherwise"
-        seed = self.corpus.protocol.calibration_seed
-        return (
-            "" if self.pass_.full_precision or not self.compared else f", calibration seed {seed}"
-        )
+        if self.pass_.full_precision or not self.compared:
+            return ""
+        return f", calibration seed {self.corpus.protocol.calibration_seed}"
 
     def with_tables(self, evidence: Path) -> Task:
         """Return the task with the files of its mixtures: of a subject, a scheme and a text."""

@@ -29,8 +29,7 @@ from qaudit.core.fidelity import ComparedRows, Reference, row_parts
 from qaudit.downloads.downloads import Downloads
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Route, open_weights, opened_states
-from qaudit.engine.evidence import evidence_of
-from qaudit.engine.read_out import rows_of
+from qaudit.engine.read_out import evidence_of, rows_of
 from qaudit.engine.tally import RoutingWatch, Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, UsageError, is_out_of_memory

@@ -73,8 +73,7 @@ class BlockModel:
         if is_remote(folder):
             computed = computed_buffers(self.config, folder, dtype)
             self._skeleton = replace(self._skeleton, computed=computed)
-        self.notes = self._skeleton.notes
-        self.pad_until = self._skeleton.fixed_until
+        self.notes, self.pad_until = self._skeleton.notes, self._skeleton.fixed_until
         # How many rows of logits to have in memory at once.
         self.head_rows = head_rows(int(self.config.get_text_config().vocab_size), device.type)
         self._blocks = self._skeleton.blocks

@@ -50,18 +50,17 @@ class Routed:
     tokens: tuple[Tensor, ...]  # of each expert: which tokens of the batch these are
     everyone: Tensor | None  # rows of all tokens; none where experts are given others' as zeros
 
-    def only(self, kept_N: Tensor) -> Routed:
-        """Return the same without the tokens that are not kept, which are padding."""
-        if bool(kept_N.all()):
+    def only(self, valid_N: Tensor) -> Routed:
+        """Return the same without the tokens that are not valid, which are padding."""
+        if bool(valid_N.all()):
             return self
-        everyone = None if self.everyone is None else kept_N.nonzero().squeeze(1)
-        kept = [kept_N.to(tokens.device)[tokens] for tokens in self.tokens]
-        return replace(
-            self,
-            rows=tuple(rows[own] for rows, own in zip(self.rows, kept, strict=True)),
-            tokens=tuple(tokens[own] for tokens, own in zip(self.tokens, kept, strict=True)),
-            everyone=everyone,
+        everyone = None if self.everyone is None else valid_N.nonzero().squeeze(1)
+        valid = [valid_N.to(tokens.device)[tokens] for tokens in self.tokens]
+        rows, tokens = (
+            tuple(places[its] for places, its in zip(of_experts, valid, strict=True))
+            for of_experts in (self.rows, self.tokens)
         )
+        return replace(self, rows=rows, tokens=tokens, everyone=everyone)
 
 
 class Expert(nn.Module):
@@ -151,8 +150,8 @@ class Experts(nn.Module):
         if self.first is not None:
             routing = self.first(hidden, *routing)
         if not routing:
-            routed, out_NH = self.routed(hidden), torch.zeros_like(x_NH)
-            for index, rows_T in enumerate(routed.rows):
+            out_NH = torch.zeros_like(x_NH)
+            for index, rows_T in enumerate(self.routed(hidden).rows):
                 if len(rows_T):
                     out_NH[rows_T] = self.expert(index)(x_NH[rows_T])
             return out_NH.view(hidden.shape)
@@ -165,8 +164,7 @@ class Experts(nn.Module):
             elif len(pairs_T) and hasattr(self.source, "zero_expert_num"):
                 out_PH[pairs_T] = x_TH  # LongCat's experts that do nothing
         out_NKH = out_PH.view(*index_NK.shape, -1) * weights_NK[..., None]
-        out: Tensor = out_NKH.sum(1).to(hidden.dtype)
-        return out.view(hidden.shape)
+        return out_NKH.sum(1).to(hidden.dtype).view(hidden.shape)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sample:
         return Sample(self)

@@ -158,6 +158,7 @@ class Front:
         """Put stubs in place of the blocks."""
         self._skeleton, self._device = skeleton, device
         self._vocabulary = int(skeleton.model.config.get_text_config().vocab_size)
+        self._model_type = str(skeleton.model.config.model_type)
         self._recorded: dict[Shape, dict[int, Arguments]] = {}
         self._form: Form | None = None  # of hidden states between blocks
         self._left: dict[int, Beside] = {}  # on the probe, before each block
@@ -225,8 +226,7 @@ class Front:
             out = self._skeleton.model(input_ids=tokens_N1, use_cache=False, return_dict=True)
         finally:
             self._tape.played_BTD = None
-        logits_N1V: Tensor = out.logits
-        return logits_N1V.reshape(batch, length, -1)
+        return out.logits.reshape(batch, length, -1)  # type: ignore[no-any-return]
 
     def sees_all(self, length: int) -> bool:
         """Return whether each of so many tokens sees all before it, in every block."""
@@ -266,14 +266,9 @@ class Front:
 
     def numbers_beside(self, index: int) -> int:
         """Return how many numbers of a token wait beside hidden states before a block."""
-        given = self.links.given(index)
-        tensors = self._left.get(index, {}).items()
-        waiting = [t for name, t in tensors if name in given or not name.startswith(GIVEN)]
-        return sum(tensor.numel() for tensor in waiting) // math.prod(PROBE)
-
-    @property
-    def _model_type(self) -> str:
-        return str(self._skeleton.model.config.model_type)
+        given, tensors = self.links.given(index), self._left.get(index, {})
+        waiting = [name for name in tensors if name in given or not name.startswith(GIVEN)]
+        return sum(tensors[name].numel() for name in waiting) // math.prod(PROBE)
 
     def _settled(self, hidden: Tensor, recorded: Recorded) -> tuple[Tensor, dict[int, Arguments]]:
         arguments, given = self.links.settle(recorded, self._form)

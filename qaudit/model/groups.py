@@ -52,16 +52,16 @@ class RoundingCache:
         self._index, self._change = index, change
         self.width: int | None = None  # of a head, once there was one
         names = list(inspect.signature(type(block).forward).parameters)[1:]
-        self._place = next(((names.index(name), name) for name in NAMES if name in names), None)
-        if self._place is None:
+        self._name = next((name for name in NAMES if name in names), "")
+        if not self._name:
             raise self._refused("takes no cache")
+        self._place = names.index(self._name)
         if any(hasattr(module, "kv_lora_rank") for module in block.modules()):
             raise self._refused("caches a latent, of which keys and values are made")
 
     def call(self, called: Arguments, block: nn.Module, hidden_BTD: Tensor) -> Tensor:
         """Run a block with such a cache, which it has to use once."""
-        assert self._place is not None
-        (position, name), cache = self._place, _Rounding(self._round)
+        position, name, cache = self._place, self._name, _Rounding(self._round)
         before, after = list(called.before), called.after
         if called.keyword is None and position <= len(before):  # hidden states are first
             before[position - 1] = cache
@@ -159,7 +159,7 @@ class Block:
         self._arguments = arguments  # looks up what the module is called with
         self._originals: dict[str, Tensor] = {}
         self._forwards: dict[str, Callable[[Tensor], Tensor]] = {}
-        self._inputs: dict[str, _SharedInput] = {}
+        self._inputs: dict[str, Callable[[Tensor], Tensor]] = {}
         self._cache: RoundingCache | None = None
         self._visits: list[Visit] = []
         self._dense = {n: g.door for g in groups if g.expert is None for n in g.linears}
@@ -184,9 +184,8 @@ class Block:
             called = replace(called, beside=tensors)
         self._inside[threading.get_ident()] = hidden_BTD, set()
         try:
-            if self._cache is not None:
-                return self._cache.call(called, self.module, hidden_BTD)
-            return called.call(self.module, hidden_BTD)
+            call = called.call if self._cache is None else partial(self._cache.call, called)
+            return call(self.module, hidden_BTD)
         finally:
             del self._inside[threading.get_ident()]
 
@@ -229,9 +228,7 @@ class Block:
     def weight(self, name: str) -> Tensor:
         """Return a linear's full-precision weight as (R, C)."""
         linear = self.module.get_submodule(name)
-        if name not in self._originals:
-            return weight_of(linear)
-        original = self._originals[name]
+        original = self._originals.get(name, linear.get_parameter("weight").data)
         return original.t() if is_transposed(linear) else original
 
     def linears(self, group: Group, inputs: Inputs | None = None) -> Linears:
@@ -257,8 +254,7 @@ class Block:
         self, names: Sequence[str], change: Callable[[Tensor], Tensor], readers: int
     ) -> None:
         """Let linears read `change(x)` in place of x, computed once for all that share x."""
-        shared = _SharedInput(change, readers)
-        self._inputs |= dict.fromkeys(names, shared)
+        self._inputs |= dict.fromkeys(names, _shared(change, readers))
 
     def install(self, quantized: Quantized) -> None:
         """Put quantized weights, and forwards if a scheme has its own, in place."""
@@ -321,11 +317,9 @@ class Block:
             self._arrive(self._dense[name], x)
         if name in self._inputs:
             x = self._inputs[name](x)
-        replaced = self._forwards.get(name)
-        if replaced is None:
+        if name not in self._forwards:
             return type(linear).forward(linear, x)  # type: ignore[no-any-return]
-        out = replaced(x)
-        bias = getattr(linear, "bias", None)
+        out, bias = self._forwards[name](x), getattr(linear, "bias", None)
         return out if bias is None else out + bias
 
     def _route(
@@ -354,19 +348,13 @@ def _product(linear: nn.Module, weight_RC: Tensor, x: Tensor) -> Tensor:
     return type(linear).forward(other, x)
 
 
-class _SharedInput:
-    """What the linears of a group read in place of x: computed once, and the same for all."""
+def _shared(change: Callable[[Tensor], Tensor], readers: int) -> Callable[[Tensor], Tensor]:
+    """Return what linears of a group read in place of x: computed once, and the same for all."""
+    latest: list[tuple[Tensor, Tensor]] = []  # x, and what is read in its place, for each reader
 
-    def __init__(self, change: Callable[[Tensor], Tensor], readers: int) -> None:
-        self._change, self._readers = change, readers
-        self._latest: tuple[Tensor, Tensor] | None = None  # x, and what is read in its place
-        self._reads = 0
+    def changed(x: Tensor) -> Tensor:
+        if not latest or latest[0][0] is not x:
+            latest[:] = [(x, change(x))] * readers
+        return latest.pop()[1]  # after the last nothing is held: a batch's activations are large
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._latest is None or self._latest[0] is not x:
-            self._latest, self._reads = (x, self._change(x)), 0
-        changed = self._latest[1]
-        self._reads += 1
-        if self._reads == self._readers:
-            self._latest = None  # nothing reads it again, and a batch's activations are large
-        return changed
+    return changed

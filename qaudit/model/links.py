@@ -26,11 +26,11 @@ tokens for a block (Gemma's inputs per layer) is *given*: it is the same for all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,14 +65,12 @@ def leave(hidden_BTD: Tensor, tensors: Beside) -> Tensor:
 
 def packed(value: object, what: str) -> Tensor:
     """Return the tensor that stands for a value which a block returned."""
-    if value is None:
-        return torch.zeros(_NONE, dtype=torch.bool)
-    if isinstance(value, Tensor):
-        return value
-    raise ModelError(
-        f"{what} is a `{type(value).__name__}`, which cannot be kept between blocks",
-        hint="only tensors are kept for later blocks",
-    )
+    if not isinstance(value, Tensor | None):
+        raise ModelError(
+            f"{what} is a `{type(value).__name__}`, which cannot be kept between blocks",
+            hint="only tensors are kept for later blocks",
+        )
+    return torch.zeros(_NONE, dtype=torch.bool) if value is None else value
 
 
 def unpacked(tensor: Tensor) -> Tensor | None:
@@ -124,8 +122,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-@dataclass(frozen=True)
-class _TensorColumns:
+class _TensorColumns(NamedTuple):
     """A tensor as columns."""
 
     name: str
@@ -264,12 +261,12 @@ class Arguments:
         def filled(leaf: Any) -> Any:
             if isinstance(leaf, Carried):
                 return unpacked(self.beside[leaf.name])
-            if isinstance(leaf, Store):
-                if leaf.name not in stores:
-                    stores[leaf.name] = leaf.kind()
-                    fill(stores[leaf.name], leaf.name, self.beside)
-                return stores[leaf.name]
-            return leaf
+            if not isinstance(leaf, Store):
+                return leaf
+            if leaf.name not in stores:
+                stores[leaf.name] = leaf.kind()
+                fill(stores[leaf.name], leaf.name, self.beside)
+            return stores[leaf.name]
 
         before, after = self.changed(filled)
         entering = hidden_BTD if self.form is None else self.form.full(hidden_BTD)
@@ -449,11 +446,10 @@ class Links:
         tensors: dict[str, Tensor] = {}
         settled = {}
         for index, arguments in recorded.items():
-            links = self.reads.get(index, {})
-            links_in_order = (links.get(place) for place in count())
+            links, places = self.reads.get(index, {}), count()
 
-            def link_of(leaf: Any, links: Iterator[_Link | None] = links_in_order) -> Any:
-                link = next(links)
+            def link_of(leaf: Any) -> Any:
+                link = links.get(next(places))  # noqa: B023 - called at once
                 if isinstance(link, Carried) and link.name.startswith(GIVEN):
                     tensors[link.name] = leaf.contiguous()
                 return leaf if link is None else link

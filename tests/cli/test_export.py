@@ -283,7 +283,7 @@ def test_a_run_that_is_cut_off_goes_on(
         return quantize(self, linears)
 
     monkeypatch.setattr(Gptq, "quantize", seen)
-    monkeypatch.setattr("qaudit.engine.kept_pass.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("qaudit.engine.block_pass.EVERY_SECONDS", 0.0)
     assert qaudit(*what, "new").code == 130
     assert not (place / "new").exists()
     blocks.clear()
@@ -300,17 +300,17 @@ def test_a_run_that_is_cut_off_goes_on(
 
 KILLED = """
 import os, signal
-from qaudit.engine import kept_pass
+from qaudit.engine import block_pass
 from qaudit.cli import main
 
-keep, kept_pass.EVERY_SECONDS = kept_pass.KeptPass.keep, 0
+keep, block_pass.EVERY_SECONDS = block_pass.KeptPass.keep, 0
 
 def killed(self, block, *rest):
     keep(self, block, *rest)
     if block == 1 and self._keeps:  # not while the format is tried
         os.kill(os.getpid(), signal.SIGKILL)
 
-kept_pass.KeptPass.keep = killed
+block_pass.KeptPass.keep = killed
 main()
 """
 

@@ -22,11 +22,11 @@ from tests.support.rollouts import written
 # Keeps its pass at every block, says so at the entrance of the second, and waits to be killed.
 STOPS = """
 import time
-import qaudit.engine.kept_pass
+import qaudit.engine.block_pass
 from qaudit.cli import main
 from qaudit.cli.progress import Progress
 
-qaudit.engine.kept_pass.EVERY_SECONDS = 0.0
+qaudit.engine.block_pass.EVERY_SECONDS = 0.0
 
 def block(self, done, total, what):
     if done == 1:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_scheme
-from qaudit.engine.evidence import evidence_of
 from qaudit.engine.gathering import (
     capture_inputs,
     enough,
     groups_by_returning,
     groups_in_passing,
 )
+from qaudit.engine.read_out import evidence_of
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import Block, BlockModel, ExpertOptions
 from qaudit.saved.arrays import arrays_of

@@ -16,11 +16,10 @@ from safetensors import safe_open
 
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Scheme, Shipped
-from qaudit.engine import kept_pass
+from qaudit.engine import block_pass
 from qaudit.engine.batches import make_rollout_batches
-from qaudit.engine.block_pass import run_blocks
+from qaudit.engine.block_pass import KeptPass, run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.kept_pass import KeptPass
 from qaudit.engine.kept_weights import LinearHashes
 from qaudit.engine.shipped import open_shipped
 from qaudit.engine.streams import Stream
@@ -45,7 +44,7 @@ class StoppedError(Exception):
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_pass, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(block_pass, "EVERY_SECONDS", 0.0)
 
 
 @contextmanager
@@ -116,7 +115,7 @@ def stopped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes
     """Return what is kept of a pass that was stopped at its last block."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(StoppedError):
-        monkeypatch.setattr(kept_pass, "EVERY_SECONDS", 0.0)
+        monkeypatch.setattr(block_pass, "EVERY_SECONDS", 0.0)
         go(checkpoint, folder / "spill", folder / "step.kept", stop_at=2)
     return (folder / "step.kept").read_bytes()
 
@@ -269,7 +268,7 @@ def test_a_full_disk_ends_the_keeping_and_not_the_pass(
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kept_pass.os, "fsync", full)
+    monkeypatch.setattr(block_pass.os, "fsync", full)
     _, _, ran = go(checkpoint, tmp_path / "b", tmp_path / "passes" / "step.kept")
     assert ran == [0, 1, 2, 3]
     assert list((tmp_path / "passes").iterdir()) == []
@@ -279,6 +278,6 @@ def test_a_full_disk_ends_the_keeping_and_not_the_pass(
 def test_nothing_is_written_before_its_time(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_pass, "EVERY_SECONDS", 1e9)
+    monkeypatch.setattr(block_pass, "EVERY_SECONDS", 1e9)
     go(checkpoint, tmp_path / "b", tmp_path / "step.kept")
     assert not (tmp_path / "step.kept").exists()

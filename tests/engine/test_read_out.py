@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from qaudit.core.fidelity import Reference
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
-from qaudit.engine.evidence import evidence_of, position_edges
-from qaudit.engine.read_out import rows_of
+from qaudit.engine.read_out import evidence_of, position_edges, rows_of
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel

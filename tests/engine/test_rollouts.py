@@ -15,7 +15,7 @@ from qaudit.core.fidelity import CHOSEN, TIE, ComparedRows, losses
 from qaudit.core.fidelity import log_probabilities as log_probabilities_under
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import Batch, make_batches, make_rollout_batches
-from qaudit.engine.evidence import evidence_of
+from qaudit.engine.read_out import evidence_of
 from qaudit.engine.tokens import Feed
 from qaudit.types import (
     FULL_PRECISION,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qaudit.core.registry import parse_scheme
-from qaudit.engine.evidence import evidence_of
+from qaudit.engine.read_out import evidence_of
 from qaudit.engine.tally import Tally
 from qaudit.engine.tokens import REFERENCE
 from qaudit.errors import ModelError

@@ -31,8 +31,8 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.read_out import evidence_of
 from qaudit.engine.tokens import Feed
 from qaudit.errors import UsageError
 from qaudit.formats.gguf import reading as gguf_base

@@ -12,8 +12,8 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.evidence import document_sums
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.read_out import document_sums
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.types import Window

@@ -18,8 +18,8 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Route
-from qaudit.engine.evidence import document_sums
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.read_out import document_sums
 from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Machine
 from qaudit.engine.tokens import Feed
