@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -133,16 +133,14 @@ class DeviceCheck:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        from qaudit.core.registry import parse_schemes
+        from qaudit.core.registry import parse_scheme
         from qaudit.core.scheme import Calibration
 
-        schemes = zip(_OF_ONE_BLOCK, parse_schemes(_OF_ONE_BLOCK), strict=True)
-        chaos = {name for name, s in schemes if s.calibration is not Calibration.NONE}
-        return tuple(
-            name
-            for name, apart in self.apart.items()
-            if not apart <= (_CHAOS if name in chaos else _CLOSE)
-        )
+        most = {
+            name: _CLOSE if parse_scheme(name).calibration is Calibration.NONE else _CHAOS
+            for name in _OF_ONE_BLOCK
+        }
+        return tuple(n for n, apart in self.apart.items() if not apart <= most.get(n, _CLOSE))
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> DeviceCheck:
@@ -268,12 +266,9 @@ def _schemes() -> Iterator[Fact]:
         block_has_norm_folds=True, norm_C=torch.ones(256), fold_source=FoldSource("norm", True),
     )  # fmt: skip
     names = []
-    broken = schemes().broken()
-    for name in sorted(schemes().keys() - broken.keys()):
-        plugin = schemes()[name]
-        own = {field.name for field in fields(plugin)}
-        few: dict[str, Any] = {"bits": 4, "steps": 1}
-        scheme = plugin(**{key: number for key, number in few.items() if key in own})
+    for name in sorted(schemes().keys() - schemes().broken().keys()):
+        plugin, few = schemes()[name], {"bits": 4, "steps": 1}
+        scheme = plugin(**{f.name: few[f.name] for f in fields(plugin) if f.name in few})
         try:
             scheme.must_be_installed()
         except MachineError:  # the library is listed above

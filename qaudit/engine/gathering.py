@@ -128,13 +128,12 @@ def expert_inputs(
     block: Block, group: Group, read: Routed, full_NH: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the inputs of an expert's linears, and the same tokens in full precision."""
-    part = group.expert
+    part, full_TH = group.expert, None
     assert part is not None
     experts = block.module.get_submodule(part.module)
     assert isinstance(experts, Experts)
     expert, rows_T = experts.expert(part.index), read.rows[part.index]
     x_TH = read.hidden_NH[rows_T]
-    full_TH = None
     if full_NH is not None:
         full_TH = full_NH.reshape(-1, full_NH.shape[-1]).to(x_TH.device)[rows_T]
         routed_T1 = full_TH.ne(0).any(1, keepdim=True)  # Llama 4 gives zeros to other experts

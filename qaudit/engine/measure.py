@@ -60,14 +60,7 @@ from qaudit.engine.read_out import evidence_of
 from qaudit.engine.shipped import BESIDE, without_reference
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
-from qaudit.engine.tasks import (
-    Machine,
-    StoredResults,
-    Task,
-    folder_for,
-    look_up,
-    short_of,
-)
+from qaudit.engine.tasks import Machine, StoredResults, Task, folder_for, look_up, short_of
 from qaudit.engine.tokens import REFERENCE, Feed
 from qaudit.errors import ModelError, SourceError, is_out_of_memory
 from qaudit.formats.weights import QuantizedFolder

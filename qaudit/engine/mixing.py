@@ -217,9 +217,8 @@ def _of_block(
     def entering(some: range) -> Iterator[tuple[Tensor, Tensor]]:
         return ((enter(k), batches[k].valid_BT()) for k in some)
 
-    fitted = range(len(batches) - len(errors))
-    scored = range(len(fitted), len(batches))
-    inputs = capture_inputs(block, entering(fitted))
+    scored = range(len(batches) - len(errors), len(batches))
+    inputs = capture_inputs(block, entering(range(scored.start)))
     moments = capture_inputs(block, entering(scored))
     fisher = _backwards(block, [enter(k) for k in scored], errors)
     tokens = sum(sum(batches[k].lengths) for k in scored)

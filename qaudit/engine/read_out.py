@@ -287,11 +287,14 @@ def evidence_of(
     full, reference = (other and other.of_batches(documents) for other in (full, reference))
     unit_of = [window.document for window in corpus.evaluation]
     scored = ScoredTokens(feed.evaluation[documents], unit_of, len(corpus.documents))
-    fidelity = from_reference = expert_tokens = None
+    fidelity = from_reference = expert_tokens = output_error_sum = None
     if tally.kl and full is not None:
         fidelity = scored.fidelity(tally, full, tally.rows)
     if tally.from_reference and reference is not None:
         from_reference = scored.fidelity(tally, reference, tally.from_reference)
+    if errors := columns(tally.rows, "output_error_N"):
+        error_N = scored.values(errors)
+        output_error_sum = scored.sums(error_N) if np.isfinite(error_N).all() else None
     if layers := tally.expert_tokens:
         widest = max(len(counts) for counts in layers.values())
         expert_tokens = np.full((len(layers), 1 + widest), -1, dtype=np.int64)
@@ -310,7 +313,7 @@ def evidence_of(
         roles=scored.roles(tally, compared=fidelity is not None),
         expert_tokens=expert_tokens,
         routing=_routing(corpus, tally),
-        output_error=scored.output_error(tally),
+        output_error=output_error_sum,
         reference=from_reference,
         rollouts=rollouts,
     )
@@ -429,13 +432,6 @@ class ScoredTokens:
             squared_dp_sum=self.sums(dp_N**2),
             by_confidence=by_confidence,
         )
-
-    def output_error(self, tally: Tally) -> Floats | None:
-        """Return the sums of each document; None where it is not measured or not finite."""
-        if not (errors := columns(tally.rows, "output_error_N")):
-            return None
-        error_N = self.values(errors)
-        return self.sums(error_N) if np.isfinite(error_N).all() else None
 
     def positions(self, tally: Tally, context: int, *, compared: bool) -> Positions:
         """Return the sums of each unit by where a token is."""

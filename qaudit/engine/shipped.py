@@ -31,12 +31,7 @@ from qaudit.engine.tally import RoutingWatch, Tally
 from qaudit.engine.tokens import Feed, Tokens
 from qaudit.errors import ModelError, SourceError, UsageError
 from qaudit.formats.reading import Rounding
-from qaudit.formats.weights import (
-    QuantizedFolder,
-    QuantizedWeights,
-    must_match,
-    open_quantized,
-)
+from qaudit.formats.weights import QuantizedFolder, QuantizedWeights, must_match, open_quantized
 from qaudit.model.blocks import Block, BlockModel, Weights
 from qaudit.model.structure import weight_of
 
@@ -281,9 +276,7 @@ class ShippedStream(OtherModel):
                 self._far.append((departure, f"block {block.index}, `{name}`"))
         if block.index < self._model.num_blocks - 1:
             return
-        rounded = {
-            name for name, linear in self._weights.linears.items() if linear.rounding is not None
-        }
+        rounded = {n for n, layout in self._weights.linears.items() if layout.rounding is not None}
         if unrounded := sorted(rounded - self._rounded):
             self.tally.note(
                 f"weights only: what {len(unrounded)} linears outside of blocks read is not "
@@ -315,11 +308,7 @@ def open_reference(
     trust_remote_code: bool,
 ) -> BlockModel:
     model = BlockModel(
-        folder,
-        weights(),
-        dtype=base.dtype,
-        device=base.device,
-        trust_remote_code=trust_remote_code,
+        folder, weights(), dtype=base.dtype, device=base.device, trust_remote_code=trust_remote_code
     )
     if (model.model_type, model.num_blocks) != (base.model_type, base.num_blocks):
         raise ModelError(

@@ -234,9 +234,8 @@ class FullPrecision(Stream):
 
     def surrounded(self, linears: Linears, group: Group, tokens: Tokens) -> Linears:
         """Return a group with what it reads and, where it runs alone, the module around it."""
-
-        if group.expert is not None:
-            return replace(linears, tokens=lambda: self._of_expert(group, tokens))
+        assert self._surroundings is not None, "no calls of modules were written down"
+        block, expert = self._surroundings.block, group.expert
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for k, batch in enumerate(tokens.feed.calibration):
@@ -244,25 +243,23 @@ class FullPrecision(Stream):
                 # Beside experts, tokens are in one row already: (N, C).
                 yield x_BTC, batch.valid_BT().to(x_BTC.device).reshape(x_BTC.shape[:-1])
 
-        assert self._surroundings is not None, "no calls of modules were written down"
-        around = self._surroundings.of(group, batches)
-        return replace(
-            linears,
-            around=around,
-            tokens=lambda: (x_BTC[valid_BT] for x_BTC, valid_BT in batches()),
-        )
+        if expert is None:
+            return replace(
+                linears,
+                around=self._surroundings.of(group, batches),
+                tokens=lambda: (x_BTC[valid_BT] for x_BTC, valid_BT in batches()),
+            )
 
-    def _of_expert(self, group: Group, tokens: Tokens) -> Iterator[Tensor]:
-        """Yield what an expert reads of each batch, as its gate and up are now."""
-        assert self._surroundings is not None and group.expert is not None
-        block = self._surroundings.block
-        for k in range(len(tokens.feed.calibration)):
-            hidden_NH = tokens.states.get(f"inputs/{group.door}", k)
-            routed = replace(self._routed[group.door, k], hidden_NH=hidden_NH)
-            if block.experts.see_all:
-                routed = for_everyone(routed)
-            with block.as_it_was(group.expert.before):
-                yield expert_inputs(block, group, routed)[0]
+        def rows_of_expert() -> Iterator[Tensor]:
+            for k in range(len(tokens.feed.calibration)):
+                hidden_NH = tokens.states.get(f"inputs/{group.door}", k)
+                routed = replace(self._routed[group.door, k], hidden_NH=hidden_NH)
+                if block.experts.see_all:
+                    routed = for_everyone(routed)
+                with block.as_it_was(expert.before):  # as its gate and up are now
+                    yield expert_inputs(block, group, routed)[0]
+
+        return replace(linears, tokens=rows_of_expert)
 
     def inputs(self, group: Group) -> Inputs | None:
         """Return the inputs of a group of the current block, where a scheme wants them."""

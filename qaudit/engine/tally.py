@@ -269,10 +269,9 @@ class RoutingWatch:
         self, block: Block, name: str, experts: Experts, hidden: Tensor, *routing: Tensor
     ) -> tuple[Tensor, ...] | None:
         """See what experts of a block are given; return the routing to take in place of that."""
-        if self._tally is None or block.entered is None:
-            return None
-        place: BatchPlace | None = self._marks.get(block.entered)
-        if place is None:
+        entered = block.entered if self._tally is not None else None
+        place: BatchPlace | None = None if entered is None else self._marks.get(entered)
+        if self._tally is None or place is None:
             return None
         key = (block.index, name, place)
         if self._is_full:
@@ -286,12 +285,10 @@ class RoutingWatch:
                 self._full[key] = ChosenExperts.of(experts, hidden, *routing)
             return None
         full = self._full.get(key)
-        if full is None:
-            return None
-        if self.replays:
+        if full is not None and self.replays:
             assert full.index_NK is not None
             return full.index_NK.long(), full.weights_NK
-        if place[0] == EVALUATION:
+        if full is not None and place[0] == EVALUATION:
             own = ChosenExperts.of(experts, hidden, *routing)
             # LongCat numbers experts that do nothing behind the others.
             count = experts.count + int(getattr(experts.source, "zero_expert_num", 0) or 0)
@@ -300,10 +297,8 @@ class RoutingWatch:
             scored_BT = batch.scored_BT().to(own_NE.device)
             same_BT = (were_NE == are_NE).all(1).view(scored_BT.shape)
             moved_BT = ((full_NE - own_NE).abs().sum(1) / 2).view(scored_BT.shape)
-            sums_2B = torch.stack([
-                torch.where(scored_BT, values_BT.double(), 0.0).sum(1)
-                for values_BT in (same_BT, moved_BT)
-            ])  # fmt: skip
-            layer = block.index, name
-            self._tally.routing.setdefault(layer, []).append((batch.windows, sums_2B))
+            both = (same_BT.double(), moved_BT.double())
+            sums_2B = torch.stack([torch.where(scored_BT, each, 0.0).sum(1) for each in both])
+            layers = self._tally.routing
+            layers.setdefault((block.index, name), []).append((batch.windows, sums_2B))
         return None

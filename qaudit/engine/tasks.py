@@ -35,14 +35,7 @@ from qaudit.model.groups import ExpertOptions
 from qaudit.model.proven import pad_until
 from qaudit.planning.pin import NUMERICS, libraries
 from qaudit.saved.exports import TABLES
-from qaudit.saved.results import (
-    Identity,
-    ResultFile,
-    ResultStore,
-    sha256_of,
-    slug_of,
-    with_tasks,
-)
+from qaudit.saved.results import Identity, ResultFile, ResultStore, sha256_of, slug_of, with_tasks
 from qaudit.types import FULL_PRECISION, Checkpoint, Corpus, Evidence, Pass, Subject, digest
 
 

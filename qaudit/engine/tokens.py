@@ -187,17 +187,17 @@ class Tokens:
         # A mask is made for a whole tree, and each of its sequences is rotated by its own length.
         branches = 0 < longest <= model.pad_until and model.takes_branches(longest)
         self.items = make_item_batches(feed.items, branches=branches, pad_until=model.pad_until)
+        self._evaluated: dict[str, Sequence[Batch | ItemBatch]] = {
+            "evaluation": feed.evaluation,
+            "items": self.items,
+        }
         self._called: dict[int, dict[int, Arguments]] = {}  # with trees, by batch, then by block
         self._room = MASKS_NBYTES
 
     def embed(self, *, calibration: bool, mini_batches: bool = False) -> None:
         """Embed all text; note what blocks are called with for mini-batches of a whole block."""
-        parts: dict[str, Sequence[Batch | ItemBatch]] = {
-            "calibration": self.feed.calibration if calibration else (),
-            "evaluation": self.feed.evaluation,
-            "items": self.items,
-        }
-        for part, batches in parts.items():
+        calibrated = {"calibration": self.feed.calibration} if calibration else {}
+        for part, batches in (calibrated | self._evaluated).items():
             for k, batch in enumerate(batches):
                 if isinstance(batch, ItemBatch) and batch.branched:
                     hidden_BTD, _ = self._on_trees(k, batch)
@@ -257,8 +257,7 @@ class Tokens:
         return replace(block.linears(group, inputs), column_loop=self.feed.column_loop)
 
     def evaluate(self, stream: str, block: Block) -> None:
-        parts = {"evaluation": self.feed.evaluation, "items": self.items}
-        for part, batches in parts.items():
+        for part, batches in self._evaluated.items():
             for k, batch in enumerate(batches):
                 called = None
                 if isinstance(batch, ItemBatch) and batch.branched:
@@ -298,12 +297,10 @@ class Tokens:
         """Return whether all calibration batches have room inside a block at the same time."""
         tokens = sum(batch.tokens_BT.numel() for batch in self.feed.calibration)
         matrices = [block.weight(name) for group in block.groups for name in group.linears]
-        hidden = matrices[0].shape[1]  # the first group reads the residual
+        hidden, size = matrices[0].shape[1], matrices[0].element_size()  # reads the residual
         widest = max(side for matrix in matrices for side in matrix.shape)
-        waiting = waiting_nbytes(tokens, hidden, widest, matrices[0].element_size())
-        waiting += (
-            tokens * self.model.front.numbers_beside(block.index) * matrices[0].element_size()
-        )
+        waiting = waiting_nbytes(tokens, hidden, widest, size)
+        waiting += tokens * self.model.front.numbers_beside(block.index) * size
         return waiting <= self.states.nbytes_inside
 
     def _entering(self, part: str, stream: str, block: Block, k: int) -> Tensor:

@@ -163,7 +163,11 @@ class BlockModel:
         """Yield the blocks in order; each is emptied when the next is asked for."""
         if first >= self.num_blocks:
             return
-        self._probe_until(first)
+        # Blocks before the first one run on the probe, where later ones read what they leave.
+        for index in (k for k in range(first) if not self.front.is_noted(k)):
+            block = self.load(index)
+            self._note(block)
+            block.release()
 
         def read_ahead(index: int) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
             """Read one block in a thread; return when it is on the device, too."""
@@ -178,7 +182,13 @@ class BlockModel:
                 if index + 1 < self.num_blocks:
                     ahead = reader.submit(read_ahead, index + 1)
                 self._copies.arrive(sent)
-                block = self._make(index, tensors)
+                with torch.no_grad():
+                    module = self._filled(index, tensors)
+                    groups, notes = self.inspector.look(index, module, self.front.on_probe(index))
+                arguments = partial(self.front.arguments, index)
+                block = Block(index, module, groups, notes, arguments, self.num_blocks)
+                block.experts, block.given = self.experts, self.links.given(index)
+                self._note(block)
                 del tensors
                 try:
                     yield block
@@ -242,24 +252,10 @@ class BlockModel:
         return self._skeleton.read(self._weights, names, self.device, ahead=True)
 
     @torch.no_grad()
-    def _make(self, index: int, tensors: Mapping[str, Tensor]) -> Block:
-        module = self._filled(index, tensors)
-        groups, notes = self.inspector.look(index, module, self.front.on_probe(index))
-        self.front.note(index, module, self.inspector.hidden().to(self.dtype))
-        block = Block(
-            index, module, groups, notes, partial(self.front.arguments, index), self.num_blocks
-        )
-        block.experts, block.given = self.experts, self.links.given(index)
-        return block
-
-    @torch.no_grad()
-    def _probe_until(self, first: int) -> None:
-        """Run the blocks before one on the probe, where later ones read what they leave."""
-        for index in range(first):
-            if not self.front.is_noted(index):
-                block = self.load(index)
-                self.front.note(index, block.module, self.inspector.hidden().to(self.dtype))
-                block.release()
+    def _note(self, block: Block) -> None:
+        """Note what a block leaves on the probe, where a later one reads it."""
+        hidden_BTD = self.inspector.hidden().to(self.dtype)
+        self.front.note(block.index, block.module, hidden_BTD)
 
 
 CHECKED = (2, 24)

@@ -149,10 +149,9 @@ def computed_buffers(config: PreTrainedConfig, folder: Path, dtype: Any) -> dict
 def load_remote(config: PreTrainedConfig, folder: Path, weights: Weights, dtype: Any) -> Any:
     """Build the whole model in memory, so that computed buffers are there, and fill it."""
     model = build_remote(config, folder, dtype, "to be built")
-    parameters = model.state_dict()
     tensors = {name: weights.read(name) for name in weights.names()}
     ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
-    must_be_read(tensors.keys() - parameters.keys(), ignored, folder)
+    must_be_read(tensors.keys() - model.state_dict().keys(), ignored, folder)
     with foreign(folder, "to take its weights"):
         model.load_state_dict(tensors, strict=False)
         model.tie_weights(recompute_mapping=False)

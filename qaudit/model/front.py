@@ -205,8 +205,8 @@ class Front:
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Return what enters the first block, and note what blocks are called with."""
-        hidden_BTD, arguments = self.record(tokens_BT)
-        self._recorded[tokens_BT.shape[0], tokens_BT.shape[1]] = arguments
+        batch, length = tokens_BT.shape
+        hidden_BTD, self._recorded[batch, length] = self.record(tokens_BT)
         return hidden_BTD
 
     def record(self, tokens_BT: Tensor, **options: Tensor) -> tuple[Tensor, dict[int, Arguments]]:

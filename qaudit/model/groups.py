@@ -27,7 +27,7 @@ from qaudit.errors import ModelError
 from qaudit.model.experts import ExpertPart, Experts, Routed, fuse
 from qaudit.model.links import Arguments, Shape, beside
 from qaudit.model.skeleton import empty
-from qaudit.model.structure import is_transposed, weight_of
+from qaudit.model.structure import is_transposed
 
 NAMES = ("past_key_values", "layer_past")
 

@@ -88,8 +88,8 @@ def fill(store: MutableMapping[Any, Any], name: str, tensors: Beside) -> None:
     for path, tensor in tensors.items():
         owner, _, rest = path.partition(":")
         if owner == name and rest:
-            path, _, place = rest.rpartition("/")
-            key = int(path[1:]) if path.startswith("#") else path
+            text, _, place = rest.rpartition("/")
+            key = int(text[1:]) if text.startswith("#") else text
             parts.setdefault(key, {})[place] = unpacked(tensor)
     for key, values in parts.items():
         store[key] = values.get("") if "" in values else tuple(values[p] for p in sorted(values))
@@ -282,8 +282,8 @@ class Arguments:
     @property
     def has_stored(self) -> bool:
         """Return whether earlier blocks left anything in a mapping that the block is given."""
-        stores = {leaf.name for leaf in self.leaves if isinstance(leaf, Store)}
-        return any(":" in name and name.partition(":")[0] in stores for name in self.beside)
+        stores = tuple(f"{leaf.name}:" for leaf in self.leaves if isinstance(leaf, Store))
+        return any(name.startswith(stores) for name in self.beside)
 
     def to_float32(self) -> Arguments:
         """Return the arguments with their floating tensors in fp32."""
@@ -340,17 +340,15 @@ class Tape:
     def pass_on(self, index: int, hidden_BTD: Tensor, arguments: Arguments) -> Tensor:
         if self.played_BTD is not None:
             return self.played_BTD if index == self.count - 1 else hidden_BTD
+        # What the block before returned, or a view of all of it.
+        views = [
+            None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype)
+            for t in (hidden_BTD, self._linked)
+        ]
         if index == 0:
             self.first_BTD = hidden_BTD
-        else:  # what the block before returned, or a view of all of it
-            pair = [
-                t if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype)
-                for t in (hidden_BTD, self._linked)
-            ]
-            if pair[0] != pair[1]:
-                raise ModelError(
-                    f"the model changes the hidden states before block {index}", hint=HINT
-                )
+        elif views[0] != views[1]:
+            raise ModelError(f"the model changes the hidden states before block {index}", hint=HINT)
         self._linked = hidden_BTD + 1 if self.moves else hidden_BTD
         self.arguments[index] = arguments
         return self._linked

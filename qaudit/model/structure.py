@@ -95,9 +95,9 @@ def must_be_linear(block: nn.Module, where: str, structure: Structure) -> None:
     covered |= {f"{name}.weight" for name, why in structure.left.items() if why == GATE}
     sizes = {name: p.numel() for name, p in block.named_parameters() if p.dim() > 1}
     outside = {name: size for name, size in sizes.items() if name not in covered}
-    if sum(outside.values()) > _LARGEST_SHARE_OUTSIDE * sum(sizes.values()):
+    share = sum(outside.values()) / max(sum(sizes.values()), 1)
+    if share > _LARGEST_SHARE_OUTSIDE:
         largest = max(outside, key=lambda name: outside[name])
-        share = sum(outside.values()) / sum(sizes.values())
         why = structure.left.get(largest.removesuffix(".weight"), "no linear layers")
         raise ModelError(
             f"{share:.0%} of {where} would not be quantized, most of it in `{largest}`: {why}",
