@@ -98,8 +98,7 @@ def make_batches(
         if not pads:
             chosen = [w for w in chosen if len(windows[w].tokens) == length]
         some = [windows[w] for w in chosen]
-        tokens_BT = torch.zeros(len(some), width, dtype=torch.long)
-        roles_BT = None
+        tokens_BT, roles_BT = torch.zeros(len(some), width, dtype=torch.long), None
         if any(window.roles is not None for window in some):
             roles_BT = torch.full(tokens_BT.shape, UNSCORED, dtype=torch.int8)
         for row, window in enumerate(some):
@@ -256,8 +255,7 @@ def make_item_batches(
             some = [tree for tree in some if tree.branched == longest.branched]
             if length > pad_until:
                 some = [tree for tree in some if len(tree.tokens) == length]
-            tokens_BT = torch.zeros(len(some), width, dtype=torch.long)
-            positions_BT = torch.zeros(len(some), width, dtype=torch.long)
+            tokens_BT, positions_BT = torch.zeros(2, len(some), width, dtype=torch.long)
             ends_BT = torch.arange(1, width + 1).repeat(len(some), 1)  # padding sees itself alone
             reads: list[tuple[int, int, int]] = []
             for row, tree in enumerate(some):

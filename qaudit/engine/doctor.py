@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -267,7 +267,8 @@ def _schemes() -> Iterator[Fact]:
     )  # fmt: skip
     names = []
     for name in sorted(schemes().keys() - schemes().broken().keys()):
-        plugin, few = schemes()[name], {"bits": 4, "steps": 1}
+        few: dict[str, Any] = {"bits": 4, "steps": 1}
+        plugin = schemes()[name]
         scheme = plugin(**{f.name: few[f.name] for f in fields(plugin) if f.name in few})
         try:
             scheme.must_be_installed()

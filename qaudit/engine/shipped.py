@@ -187,8 +187,6 @@ def _unevenness(own_RC: Tensor, base_RC: Tensor, group_of_C: Tensor, groups: int
 class OtherModel(Stream):
     """A stream of a model of its own, whose blocks are read at the place of the base's."""
 
-    evaluated = True
-
     def __init__(
         self, model: BlockModel, feed: Feed, states: HiddenStates, routes: RoutingWatch
     ) -> None:

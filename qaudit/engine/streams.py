@@ -136,7 +136,7 @@ class Stream:
     name: str
     label: str
     tally: Tally
-    evaluated: bool
+    evaluated: bool = True
 
     def tokens(self, shared: Tokens) -> Tokens:
         """Return where its hidden states are; those of the base are shared."""
@@ -272,8 +272,6 @@ class FullPrecision(Stream):
 
 class SchemeStream(Stream):
     """A stream whose linears are quantized by a scheme."""
-
-    evaluated = True
 
     def __init__(self, scheme: Scheme, full: FullPrecision, observe: Observer) -> None:
         """`full` has the statistics of a scheme that calibrates on the full-precision model."""

@@ -150,8 +150,7 @@ def load_remote(config: PreTrainedConfig, folder: Path, weights: Weights, dtype:
     """Build the whole model in memory, so that computed buffers are there, and fill it."""
     model = build_remote(config, folder, dtype, "to be built")
     tensors = {name: weights.read(name) for name in weights.names()}
-    ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
-    must_be_read(tensors.keys() - model.state_dict().keys(), ignored, folder)
+    must_be_read(tensors.keys() - model.state_dict().keys(), model, folder)
     with foreign(folder, "to take its weights"):
         model.load_state_dict(tensors, strict=False)
         model.tie_weights(recompute_mapping=False)

@@ -287,11 +287,11 @@ class Block:
     @contextmanager
     def as_it_was(self, names: Collection[str]) -> Iterator[None]:
         """Put full-precision weights of some linears in place for a `with` body."""
-        changed = {n: self._originals.pop(n) for n in names if n in self._originals}
-        forwards = {n: self._forwards.pop(n) for n in changed if n in self._forwards}
-        inputs = {n: self._inputs.pop(n) for n in changed if n in self._inputs}
+        tables: tuple[dict[str, Any], ...] = (self._originals, self._forwards, self._inputs)
+        names = [name for name in names if name in self._originals]
+        changed = [{n: table.pop(n) for n in names if n in table} for table in tables]
         installed = {}
-        for name, original in changed.items():
+        for name, original in changed[0].items():
             parameter = self.module.get_submodule(name).get_parameter("weight")
             installed[name], parameter.data = parameter.data, original
         try:
@@ -299,9 +299,8 @@ class Block:
         finally:
             for name, weight in installed.items():
                 self.module.get_submodule(name).get_parameter("weight").data = weight
-            self._originals |= changed
-            self._forwards |= forwards
-            self._inputs |= inputs
+            for table, before in zip(tables, changed, strict=True):
+                table |= before
 
     def release(self) -> None:
         """Give the block's memory back; it cannot run after this."""

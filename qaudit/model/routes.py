@@ -80,10 +80,15 @@ class Weights(Protocol):
         """Read a tensor on the CPU, in whatever dtype it is stored."""
 
 
-def must_be_read(unread: Iterable[str], ignored: Sequence[re.Pattern[str]], folder: Path) -> None:
+def _is_ignored(key: str, model: Any) -> bool:
+    patterns = model._keys_to_ignore_on_load_unexpected or ()
+    return any(re.search(pattern, key) for pattern in patterns)
+
+
+def must_be_read(unread: Iterable[str], model: Any, folder: Path) -> None:
     """Refuse tensors no parameter reads, but for buffers that models compute."""
-    computed = [_COMPUTED, *ignored]
-    if remaining := [key for key in unread if not any(p.search(key) for p in computed)]:
+    unread = (key for key in unread if not _COMPUTED.search(key))
+    if remaining := [key for key in unread if not _is_ignored(key, model)]:
         raise SourceError(
             f"the model of `{folder / 'config.json'}` has no place for {some(remaining)}",
             hint="the config and the weights do not belong together",
@@ -230,8 +235,7 @@ class Joined:
         """Refuse numbered tensors, such as those of experts, of which one is missing."""
         for keys in self.keys.values():
             numbers = [[int(n) for n in re.findall(r"(?<=\.)\d+(?=\.|$)", key)] for key in keys]
-            varying = [column for column in zip(*numbers, strict=False) if len(set(column)) > 1]
-            for column in varying:
+            for column in zip(*numbers, strict=False):
                 if lost := sorted(set(range(min(column), max(column) + 1)) - set(column)):
                     raise SourceError(
                         f"of `{keys[0]}` and the {len(keys) - 1} tensors numbered like it in "
@@ -266,12 +270,10 @@ def targets_of(
 def unread_keys(model: Any, names: Sequence[str], idle: Collection[str]) -> frozenset[str]:
     """Return the stored tensors that nothing reads: of towers, and of further lists of blocks."""
     parameters = dict(model.state_dict())
-    ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
     return frozenset(
         key
         for key, target, _ in targets_of(model, names, parameters)
-        if target in idle
-        or (target not in parameters and _predicts_further(key, model.config, ignored))
+        if target in idle or (target not in parameters and _predicts_further(key, model))
     )
 
 
@@ -335,19 +337,19 @@ def route(
                     hint=_MISMATCH,
                 )
         joined |= dict.fromkeys(made, part)
-    ignored = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
-    unused = tuple(key for key in unread if _predicts_further(key, model.config, ignored))
-    must_be_read([key for key in unread if key not in unused], ignored, folder)
+    unused = tuple(key for key in unread if _predicts_further(key, model))
+    must_be_read([key for key in unread if key not in unused], model, folder)
     first_keys = {name: part.stored[0] for name, part in joined.items()}
     return keys | first_keys, joined, unused
 
 
-def _predicts_further(key: str, config: Any, ignored: Sequence[re.Pattern[str]]) -> bool:
+def _predicts_further(key: str, model: Any) -> bool:
     """Return whether a tensor is of blocks that predict the tokens after the next one."""
-    if re.search(r"(^|\.)(mtp|mtp_\w+|nextn\w*)\.", key) or any(p.search(key) for p in ignored):
+    if re.search(r"(^|\.)(mtp|mtp_\w+|nextn\w*)\.", key) or _is_ignored(key, model):
         return bool(re.search(r"\.\d+\.|(^|\.)mtp", key))
-    further = getattr(config.get_text_config(), "num_nextn_predict_layers", None)
-    blocks = getattr(config.get_text_config(), "num_hidden_layers", None)
+    config = model.config.get_text_config()
+    further = getattr(config, "num_nextn_predict_layers", None)
+    blocks = getattr(config, "num_hidden_layers", None)
     match = re.search(r"(^|\.)layers\.(\d+)\.", key)
     return bool(further and blocks and match and int(match[2]) >= int(blocks))
 

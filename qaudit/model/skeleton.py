@@ -116,9 +116,9 @@ def _compute_buffers(
 
 def models_around(model: Any, name: str) -> list[Any]:
     """Return the models around a module, which know how to initialize it, the innermost first."""
-    inner = [n for n, m in model.named_modules() if n and isinstance(m, PreTrainedModel)]
-    around = [n for n in inner if name == n or name.startswith(f"{n}.")]
-    return [*map(model.get_submodule, sorted(around, key=len, reverse=True)), model]
+    inner = {n: m for n, m in model.named_modules() if n and isinstance(m, PreTrainedModel)}
+    around = [n for n in inner if f"{name}.".startswith(f"{n}.")]
+    return [*(inner[n] for n in sorted(around, key=len, reverse=True)), model]
 
 
 @dataclass(frozen=True, eq=False)
