@@ -99,7 +99,7 @@ def run_blocks(
     calibrates = bool(kinds - {Calibration.NONE})
     replays = model.experts.replays and model.has_experts
     compared, traces = feed.compared and bool(schemes), replays and calibrates
-    routes = RoutingWatch(feed.evaluation, replays=replays)
+    tokens = Tokens(model, feed, states, RoutingWatch(feed.evaluation, replays=replays))
     evaluated = feed.full_precision or ((compared or replays) and not feed.perturbed)
     full = FullPrecision(schemes, evaluated=evaluated, routes=traces)
     streams: list[Stream] = [full]
@@ -114,10 +114,9 @@ def run_blocks(
             except SourceError as error:
                 unopened[scheme.spec] = Tally(error=error)
             else:
-                streams.append(ShippedStream(scheme, opened, feed, states, routes))
+                streams.append(ShippedStream(scheme, opened, tokens))
     if feed.reference is not None and feed.evaluation:
-        streams.append(ReferenceStream(feed.reference(model), feed, states))
-    tokens = Tokens(model, feed, states, routes)
+        streams.append(ReferenceStream(feed.reference(model), tokens))
     if any(scheme.rotates_outputs for scheme in schemes):
         model.inspector.rotations = True
     tokens.embed(calibration=calibrates, mini_batches=Calibration.WHOLE_BLOCK in kinds)

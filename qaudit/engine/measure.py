@@ -57,7 +57,7 @@ from qaudit.engine.kept_weights import (
     restored,
 )
 from qaudit.engine.read_out import evidence_of
-from qaudit.engine.shipped import BESIDE, without_reference
+from qaudit.engine.shipped import OTHER_SUBJECT
 from qaudit.engine.streams import Observer
 from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Machine, StoredResults, Task, folder_for, look_up, short_of
@@ -349,12 +349,15 @@ def _measurements(
     full = tallies[FULL_PRECISION]
     if isinstance(weights, QuantizedFolder) and task.pass_.is_quantized:
         for file in (scheme for scheme in task.schemes if isinstance(scheme, Shipped)):
-            tallies[file.spec].note(without_reference(file))
+            tallies[file.spec].note(
+                f"audited without a reference: `{file.file}` is quantized already ({file.format}, "
+                f"{file.bits}-bit); its loss is measured, and what quantization added is not"
+            )
     elif isinstance(weights, QuantizedFolder):
         full.note(shipped_reference(subject.label, weights.format, weights.bits))
         full.note(*weights.decoded_notes)
     full.weights, full.bits = parameters, 8 * sizes.total_nbytes
-    yardstick, reference = tallies.get(REFERENCE, full), tallies.get(BESIDE)
+    yardstick, reference = tallies.get(REFERENCE, full), tallies.get(OTHER_SUBJECT)
     streams = {spec: s for spec, s in task.streams.items() if tallies[spec].error is None}
     linears = {spec: hashes.of(spec) for spec in streams}
     rest, folder = "", folder_of(subject.first)

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from qaudit.checkpoints.configuration import read_configuration
 from qaudit.core.scheme import LOOKS_BROKEN, Shipped
-from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import RoutingWatch, Tally
 from qaudit.engine.tokens import Feed, Tokens
@@ -86,13 +85,6 @@ def other_settings(folder: Path, base_folder: Path) -> str | None:
     more = f", and {len(values) - _MOST_KEYS} more" if len(values) > _MOST_KEYS else ""
     note = "measured under its own configuration, which differs from its base's: "
     return f"{note}{', '.join(values[:_MOST_KEYS])}{more}" if values else None
-
-
-def without_reference(file: Shipped) -> str:
-    return (
-        f"audited without a reference: `{file.file}` is quantized already ({file.format}, "
-        f"{file.bits}-bit); its loss is measured, and what quantization added is not"
-    )
 
 
 def usual_departure(bits: int) -> float:
@@ -187,12 +179,10 @@ def _unevenness(own_RC: Tensor, base_RC: Tensor, group_of_C: Tensor, groups: int
 class OtherModel(Stream):
     """A stream of a model of its own, whose blocks are read at the place of the base's."""
 
-    def __init__(
-        self, model: BlockModel, feed: Feed, states: HiddenStates, routes: RoutingWatch
-    ) -> None:
+    def __init__(self, model: BlockModel, feed: Feed, base: Tokens, routes: RoutingWatch) -> None:
         self.tally = Tally()
         self._model = model
-        self._tokens = Tokens(model, feed, states, routes, embedded=f"{self.name}/first")
+        self._tokens = Tokens(model, feed, base.states, routes, embedded=f"{self.name}/first")
         self._block: Block | None = None
 
     def tokens(self, shared: Tokens) -> Tokens:
@@ -215,20 +205,13 @@ class OtherModel(Stream):
 class ShippedStream(OtherModel):
     """A stream whose every tensor is read from a quantized file."""
 
-    def __init__(
-        self,
-        scheme: Shipped,
-        opened: Opened,
-        feed: Feed,
-        states: HiddenStates,
-        routes: RoutingWatch,
-    ) -> None:
+    def __init__(self, scheme: Shipped, opened: Opened, base: Tokens) -> None:
         self.name, self.label = scheme.spec, scheme.short
         self._bits, self._linears = scheme.bits, 0
         self._far: list[tuple[RuntimeDeparture, str]] = []
         self._rounded: set[str] = set()  # linears whose activations are
         model, weights = opened
-        super().__init__(model, feed, states, routes)
+        super().__init__(model, base.feed, base, base.routes)
         # What the file stores is counted here: nothing is added while it runs.
         self._weights, linears = weights, weights.linears
         self.tally.bits = 8 * sum(weights.nbytes_of(name) for name in linears)
@@ -294,7 +277,7 @@ class ShippedStream(OtherModel):
         self._tokens.drop(self.name)
 
 
-BESIDE = "reference"
+OTHER_SUBJECT = "reference"
 
 
 def open_reference(
@@ -321,8 +304,8 @@ def open_reference(
 class ReferenceStream(OtherModel):
     """A stream of another model, which is measured only to compare with it."""
 
-    name = label = BESIDE
+    name = label = OTHER_SUBJECT
 
-    def __init__(self, model: BlockModel, feed: Feed, states: HiddenStates) -> None:
+    def __init__(self, model: BlockModel, base: Tokens) -> None:
         """Take no items: their losses are those of its own pass; experts are not compared."""
-        super().__init__(model, replace(feed, items=()), states, RoutingWatch(()))
+        super().__init__(model, replace(base.feed, items=()), base, RoutingWatch(()))

@@ -30,7 +30,7 @@ from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import TOKENS_PER_BATCH
 from qaudit.engine.kept_weights import WeightKeeper
 from qaudit.errors import MachineError, SourceError
-from qaudit.model.config import code_sha256, is_remote
+from qaudit.model.config import code_sha256, is_remote, must_have_config
 from qaudit.model.groups import ExpertOptions
 from qaudit.model.proven import pad_until
 from qaudit.planning.pin import NUMERICS, libraries
@@ -278,11 +278,7 @@ def look_up(task: Task, machine: Machine, store: ResultStore) -> StoredResults:
     for checkpoint in (*members, *task.pass_.beside):
         refuse_changed_settings(checkpoint)
     for checkpoint in members:
-        if not ((folder := folder_of(checkpoint)) / "config.json").is_file():
-            raise SourceError(
-                f"no `config.json` in `{folder}`",
-                hint="a checkpoint folder has one beside its weights",
-            )
+        must_have_config(folder_of(checkpoint))
     for checkpoint in members:
         if not checkpoint.files:  # nothing identifies its weights
             if checkpoint.commit is None:  # opening it raises the error that names the file

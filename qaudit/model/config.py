@@ -46,7 +46,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from qaudit.checkpoints.configuration import is_own_code, read_configuration, unreadable
 from qaudit.errors import ModelError, SourceError, is_out_of_memory
-from qaudit.model.routes import Weights, must_be_read, some
+from qaudit.model.routes import Weights, must_be_read, must_be_stored
 from qaudit.whole import read_regular
 
 MODEL, CONFIG = "AutoModelForCausalLM", "AutoConfig"
@@ -157,11 +157,7 @@ def load_remote(config: PreTrainedConfig, folder: Path, weights: Weights, dtype:
     # Each parameter and stored buffer was read, or is tied to one that was.
     needed = model.state_dict(keep_vars=True)
     filled = {id(tensor) for name, tensor in needed.items() if name in tensors}
-    if unfilled := [name for name, tensor in needed.items() if id(tensor) not in filled]:
-        raise SourceError(
-            f"no tensor for {some(unfilled)} in `{folder}`",
-            hint="the checkpoint is incomplete, or its config belongs to another model",
-        )
+    must_be_stored([name for name, tensor in needed.items() if id(tensor) not in filled], folder)
     return model.eval().requires_grad_(False)
 
 
@@ -183,15 +179,19 @@ _RETURNED = ("return_dict", "output_attentions", "output_hidden_states", "output
 """What a configuration may return beside logits, or in place of names for them."""
 
 
+def must_have_config(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise SourceError(
+            f"no `config.json` in `{folder}`", hint="a checkpoint folder has one beside its weights"
+        )
+
+
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Read a folder's config, and refuse what is not a causal language model.
 
     Code of the repository is run only with leave, and never for a model the library knows.
     """
-    if not (folder / "config.json").is_file():
-        raise SourceError(
-            f"no `config.json` in `{folder}`", hint="a checkpoint folder has one beside its weights"
-        )
+    must_have_config(folder)
     read_configuration(folder)  # refuses what would harm the library
     config: PreTrainedConfig
     if is_remote(folder):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qaudit.checkpoints.configuration import unreadable
 from qaudit.core.linears import FoldSource
 from qaudit.errors import ModelError, is_out_of_memory
 from qaudit.model.groups import Group
@@ -80,16 +81,12 @@ class Inspector:
         Experts of a layer are alike: folds are proved on the first, in a copy that has no other.
         """
         hidden_BTD = self.hidden()
-        try:  # a config that contradicts itself shows here at last
+        contradicts = (
+            "numbers in `config.json` may contradict each other"  # which shows here at last
+        )
+        with unreadable(f"block {index} cannot be run", contradicts, ModelError):
             entering_BTD = hidden_BTD.to(self.dtype)
             structure = find_structure(block, lambda m: arguments.call(m, entering_BTD))
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if is_out_of_memory(error):
-                raise
-            raise ModelError(
-                f"block {index} cannot be run: {str(error).partition(chr(10))[0]}",
-                hint="numbers in `config.json` may contradict each other",
-            ) from error
         must_be_linear(block, f"block {index}", structure)
         self.left |= structure.left
         exact, called = copy.deepcopy(block).float(), arguments.to_float32()

@@ -125,12 +125,17 @@ def missing(
         )
     absent = set(parameters) - set(routes)
     excused = {n for pair in tied.items() if not set(pair) <= absent for n in pair}
-    if missing := sorted(absent - excused):
+    must_be_stored(sorted(absent - excused), folder)
+    return frozenset(absent)
+
+
+def must_be_stored(missing: Sequence[str], folder: Path) -> None:
+    """Refuse parameters that have no tensor."""
+    if missing:
         raise SourceError(
             f"no tensor for {some(missing)} in `{folder}`",
             hint="the checkpoint is incomplete, or its config belongs to another model",
         )
-    return frozenset(absent)
 
 
 def some(names: Sequence[str]) -> str:
