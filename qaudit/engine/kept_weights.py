@@ -33,14 +33,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
+from qaudit.checkpoints.configuration import unreadable
 from qaudit.checkpoints.safetensors import save_tensors
 from qaudit.core.bnb_codes import NestedMaxima
 from qaudit.core.linears import FoldSource, Linears, Quantized, StoredWeight
@@ -118,15 +120,13 @@ class KeptRest:
     """The tensors of a subject that a scan kept: those that are not quantized, and all shapes."""
 
     def __init__(self, folder: Path) -> None:
-        try:
+        with _refused_if_damaged(folder):
             shapes = json.loads(read_regular(folder / SHAPES, _LARGEST_NBYTES))
             self._shapes = {name: tuple(map(int, shape)) for name, shape in shapes.items()}
             self._files: dict[str, Path] = {}
             for path in _files(folder, "rest-*.safetensors"):
                 with safe_open(path, framework="pt") as file:
                     self._files |= dict.fromkeys(file.keys(), path)
-        except _DAMAGED as error:
-            raise _damaged(folder, error) from error
 
     @property
     def kept(self) -> Sequence[str]:
@@ -139,16 +139,8 @@ class KeptRest:
         return self._shapes[name]
 
     def read(self, name: str) -> Tensor:
-        try:
-            with safe_open(self._files[name], framework="pt") as file:
-                return file.get_tensor(name)  # type: ignore[no-any-return]
-        except _DAMAGED as error:
-            raise _damaged(Path(name), error) from error
-
-
-_DAMAGED = (
-    OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError,
-)  # fmt: skip
+        with _refused_if_damaged(Path(name)), safe_open(self._files[name], framework="pt") as file:
+            return file.get_tensor(name)  # type: ignore[no-any-return]
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
@@ -199,14 +191,15 @@ class Restored(StandIn):
         device = next(iter(linears.weights.values())).device
         path = self.folder / _GROUP_FILE.format(linears.block, self.groups[linears.block])
         self.groups[linears.block] += 1
-        _, quantized = _read_group(path, device)
-        if quantized.weights.keys() != linears.weights.keys():
-            raise _damaged(path, ValueError("it is of other linears"))
+        with _refused_if_damaged(path):
+            _, quantized = _read_group(path, device)
+            if quantized.weights.keys() != linears.weights.keys():
+                raise ValueError("it is of other linears")
         return replace(quantized, notes=(*quantized.notes, REUSED))
 
 
 def _read_group(path: Path, device: torch.device) -> tuple[Linears, Quantized]:
-    try:
+    with _refused_if_damaged(path):
         with safe_open(path, framework="pt", device=str(device)) as file:
             about = json.loads((file.metadata() or {})["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -217,15 +210,13 @@ def _read_group(path: Path, device: torch.device) -> tuple[Linears, Quantized]:
             weight_RC = part.decode()
             if scale_C is not None:  # as `core.linears.decoded` does
                 weight_RC = weight_RC.to(scale_C.dtype).div_(scale_C)
-            weights[name] = weight_RC.to(_dtype(about["dtypes"][name]))
+            weights[name] = weight_RC.to(getattr(torch, about["dtypes"][name]))
         source = about["fold_source"] and FoldSource(**about["fold_source"])
         fold_C, notes = tensors.get("fold_C"), tuple(about["notes"])
         return (
             Linears(weights, block=about["block"], fold_C=fold_C, fold_source=source),
             Quantized(weights, about["bits"], notes, stored=stored, column_scale_C=scale_C),
         )
-    except _DAMAGED as error:
-        raise _damaged(path, error) from error
 
 
 def _as_json(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
@@ -250,7 +241,7 @@ def _from_json(part: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
         case {"tensor": place}:
             return tensors[place]
         case {"dtype": name}:
-            return _dtype(name)
+            return getattr(torch, name)
         case {"kind": name, "parts": parts}:
             kinds: list[type[Any]] = [NestedMaxima, StoredWeight]
             for kind in kinds:  # which grows
@@ -265,18 +256,9 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"`{name}` is no dtype")
-    return dtype
-
-
-def _damaged(path: Path, error: Exception) -> SourceError:
-    return SourceError(
-        f"the kept weights in `{path}` cannot be read: {error}",
-        hint="remove them and run the same command again",
-    )
+def _refused_if_damaged(path: Path) -> AbstractContextManager[None]:
+    what = f"the kept weights in `{path}` cannot be read"
+    return unreadable(what, "remove them and run the same command again", SourceError)
 
 
 _AT_ONCE = 4

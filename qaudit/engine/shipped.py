@@ -240,7 +240,7 @@ class ShippedStream(OtherModel):
                     alike.setdefault(layout.rounding, []).append(name)
                     self._rounded.add(stored)
             for rounding, names in alike.items():
-                own.change_inputs(names, rounding, len(names))
+                own.change_inputs(names, rounding)
         self._compare(block, own)
         return own
 

@@ -192,11 +192,11 @@ class FullPrecision(Stream):
             tokens.states.drop(f"inputs/{self._lent.pop()}")
         if not (self.captures or self._lends or self._teaches or self._routes):
             return block
-        stream = f"calibration/{self.name}"
-        batches, read = tokens.calibration(self.name, block), not tokens.is_last(block)
+        stream, is_read = f"calibration/{self.name}", self._teaches or not tokens.is_last(block)
+        batches = tokens.calibration(self.name, block)
 
         def keep(k: int, hidden_BTD: Tensor) -> None:
-            if read or self._teaches:
+            if is_read:
                 tokens.states.put(stream, k, hidden_BTD)
 
         if self._lends:
@@ -206,7 +206,7 @@ class FullPrecision(Stream):
         else:
             for k, (hidden_BTD, _) in enumerate(batches):
                 keep(k, block.forward(hidden_BTD))
-        if not (read or self._teaches):
+        if not is_read:
             tokens.states.drop(stream)
         return block
 

@@ -87,15 +87,12 @@ def remote_class(folder: Path, auto: str, file: str = "config.json") -> Any:
     name = auto_map.get(auto) if isinstance(auto_map, dict) else auto_map
     if isinstance(name, list):  # of tokenizers: the slow one, then the fast one
         name = next((n for n in reversed(name) if n), None)
-    where = f"`{folder / file}`"
     if not isinstance(name, str):
-        raise ModelError(
-            f"{where} names no code for `{auto}`",
-            hint="only decoder language models can be audited",
-        )
+        hint = "only decoder language models can be audited"
+        raise ModelError(f"`{folder / file}` names no code for `{auto}`", hint=hint)
     if not _CLASS.fullmatch(name):
         raise ModelError(
-            f"{where} takes its code from `{name[:100]}`, which is not a class beside it",
+            f"`{folder / file}` takes its code from `{name[:100]}`, which is not a class beside it",
             hint="code of another repository is not pinned to a commit and is never run",
         )
     registered, model_type = CONFIG_MAPPING._extra_content, str(table.get("model_type"))

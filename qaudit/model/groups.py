@@ -213,13 +213,12 @@ class Block:
         """
         before = self._forwards, self._inputs
         self._forwards, self._inputs = dict(self._forwards), dict(self._inputs)
-        for linear in quantized:
-            for name, weight_RC in linear.weights.items():
-                self._forwards[name] = linear.forwards.get(name) or partial(
-                    _product, self.module.get_submodule(name), weight_RC
-                )
-            if linear.inputs is not None:
-                self.change_inputs(tuple(linear.weights), linear.inputs, len(linear.weights))
+        for group in quantized:
+            for name, weight_RC in group.weights.items():
+                product = partial(_product, self.module.get_submodule(name), weight_RC)
+                self._forwards[name] = group.forwards.get(name) or product
+            if group.inputs is not None:
+                self.change_inputs(tuple(group.weights), group.inputs)
         try:
             yield
         finally:
@@ -250,11 +249,9 @@ class Block:
             is_last=group is self.groups[-1],
         )
 
-    def change_inputs(
-        self, names: Sequence[str], change: Callable[[Tensor], Tensor], readers: int
-    ) -> None:
+    def change_inputs(self, names: Sequence[str], change: Callable[[Tensor], Tensor]) -> None:
         """Let linears read `change(x)` in place of x, computed once for all that share x."""
-        self._inputs |= dict.fromkeys(names, _shared(change, readers))
+        self._inputs |= dict.fromkeys(names, _shared(change, len(names)))
 
     def install(self, quantized: Quantized) -> None:
         """Put quantized weights, and forwards if a scheme has its own, in place."""
@@ -264,12 +261,11 @@ class Block:
             self._originals.setdefault(name, parameter.data)
             stored = weight_RC.t() if is_transposed(linear) else weight_RC
             parameter.data = stored.to(parameter.device, parameter.dtype).contiguous()
-        self._forwards |= quantized.forwards
-        for name in quantized.weights:
             self._inputs.pop(name, None)
+        self._forwards |= quantized.forwards
         if quantized.inputs is not None:
             change = partial(in_parts, change=quantized.inputs)
-            self.change_inputs(tuple(quantized.weights), change, len(quantized.weights))
+            self.change_inputs(tuple(quantized.weights), change)
 
     def round_cache(self, change: RoundHeads) -> RoundingCache:
         """Round keys and values until the block is restored."""

@@ -143,11 +143,10 @@ def find_structure(block: nn.Module, run: Run) -> Structure:
     readers: list[tuple[str, ...]] = []
     norms: dict[tuple[str, ...], str] = {}
     # A group is where the first of its linears runs that is quantized: a gate may have run before.
-    first = {
-        key: min((place[name] for name in names if name not in reasons), default=0)
-        for key, names in readers_of.items()
-    }
-    for key, names in sorted(readers_of.items(), key=lambda reader: first[reader[0]]):
+    for key, names in sorted(
+        readers_of.items(),
+        key=lambda reader: min((place[n] for n in reader[1] if n not in reasons), default=0),
+    ):
         if names[0] in experts:
             of_layer = {part.linears: part for part in expert_parts(experts[names[0]], names[0])}
             readers += of_layer
