@@ -62,7 +62,7 @@ class Batch:
         scored_BT = self.valid_BT() & (positions_T >= torch.tensor(self.starts)[:, None])
         return scored_BT if self.roles_BT is None else scored_BT & (self.roles_BT != UNSCORED)
 
-    def part(self, rows: slice) -> Batch:
+    def of_rows(self, rows: slice) -> Batch:
         """Return some of the windows, or all in another order."""
         order = list(range(len(self.windows)))[rows]
         return replace(
@@ -140,7 +140,7 @@ def make_rollout_batches(
 
 def backwards(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """Return the same windows, last batch first and last row first: sums round otherwise."""
-    return tuple(batch.part(slice(None, None, -1)) for batch in reversed(batches))
+    return tuple(batch.of_rows(slice(None, None, -1)) for batch in reversed(batches))
 
 
 def padded(length: int, context: int) -> int:
@@ -224,16 +224,16 @@ class _Tree:
 
 
 def make_item_batches(
-    parts: Sequence[Sequence[Window]], *, branches: bool, pad_until: int = NO_LIMIT
+    tasks: Sequence[Sequence[Window]], *, branches: bool, pad_until: int = NO_LIMIT
 ) -> tuple[ItemBatch, ...]:
     """Group the options of items into batches; each window is one option.
 
-    Parts share no batch, so that the losses of one do not depend on what is measured beside it.
+    Tasks share no batch, so that the losses of one do not depend on what is measured beside it.
     Beyond `pad_until` tokens a window is that of one length: nothing begins it, or pads it.
     """
     batches: list[ItemBatch] = []
     first = 0
-    for windows in parts:
+    for windows in tasks:
         trees: list[_Tree] = []
         fed = [window.tokens[:-1].astype(np.int64) for window in windows]
         for k in sorted(range(len(fed)), key=lambda k: (fed[k].astype(">i8").tobytes(), k)):

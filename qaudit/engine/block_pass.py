@@ -437,10 +437,8 @@ def place_of(task: Task, stored: StoredResults, folder: Path) -> tuple[Path, str
     """Return where a pass is kept, and what decides its results."""
     kind = "rounded" if task.perturbed else "plain"
     name = f"{slug_of(task.subject.label)}--{kind}-{task.pass_.draw}.kept"
-    parts = (None, *sorted(task.corpus.tasks))
-    decides = {
-        spec: [stored.identities[spec, part].key for part in parts] for spec in sorted(task.streams)
-    }
+    tasks = (None, *sorted(task.corpus.tasks))
+    decides = {s: [stored.identities[s, t].key for t in tasks] for s in sorted(task.streams)}
     rest = [task.compared, task.perturbed, task.pass_.draw]
     return folder / FOLDER / name, digest([decides, *rest])
 

@@ -93,7 +93,7 @@ def attempts(machine: Machine, feed: Feed) -> list[Attempt]:
     for windows in sorted({-(-most // 2), 1} - {most}, reverse=True):
         calibration, evaluation = (
             tuple(
-                batch.part(slice(k, k + windows))
+                batch.of_rows(slice(k, k + windows))
                 for batch in batches
                 for k in range(0, len(batch.windows), windows)
             )
@@ -300,10 +300,6 @@ def send(
     task: Task, machine: Machine, progress: Progress, watch: Observer | None
 ) -> dict[str, Measurement]:
     """Send a task's text through its model once; measure every stream."""
-
-    def named(done: int, total: int, what: str) -> None:
-        progress(done, total, what + task.remark)
-
     weights = open_weights(task.subject, allow_pickle=machine.allow_pickle, folder=task.folder)
     for on, feed, notes in attempts(machine, feed_of(task, machine, weights)):
         for each in (task.keeper, *task.schemes):
@@ -319,7 +315,12 @@ def send(
                         show(scheme, linears, quantized)
 
                 tallies = Route(folder_of(task.subject.first), weights, on).follow(
-                    feed, task.schemes, states, named, observe, kept_pass(task, on, feed, hashes)
+                    feed,
+                    task.schemes,
+                    states,
+                    lambda done, total, what: progress(done, total, what + task.remark),
+                    observe,
+                    kept_pass(task, on, feed, hashes),
                 )
             for tally in tallies.values():
                 tally.note(*notes)

@@ -175,16 +175,16 @@ def split(calibration: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     """Return windows to quantize on, and others to score on, evenly from short and long ones."""
     whole = sum(sum(batch.lengths) for batch in calibration)
     step = max(1, whole // (2 * FITTED))
-    parts: tuple[list[Batch], list[Batch]] = ([], [])
+    halves: tuple[list[Batch], list[Batch]] = ([], [])
     tokens = [0, 0]
     for batch in calibration[::step]:
         for rows in (slice(0, None, 2), slice(1, None, 2)):
             if batch.windows[rows]:
                 into = 0 if tokens[0] <= tokens[1] else 1
                 if tokens[into] < (FITTED, SCORED)[into]:
-                    parts[into].append(batch.part(rows))
+                    halves[into].append(batch.of_rows(rows))
                 tokens[into] += sum(batch.lengths[rows])
-    return (parts[0], parts[1]) if parts[1] else (parts[0], parts[0])
+    return halves if halves[1] else (halves[0], halves[0])
 
 
 def _of_head(model: BlockModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:

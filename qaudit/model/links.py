@@ -139,7 +139,7 @@ class WideRows:
     """
 
     hidden_BTD: Tensor
-    parts: tuple[_TensorColumns, ...]
+    columns: tuple[_TensorColumns, ...]
     nothing: Beside  # what stands for None
 
     @classmethod
@@ -165,17 +165,17 @@ class WideRows:
         return cls(hidden_BTD[:0], tuple(parts), nothing)
 
     def join(self, hidden_BTD: Tensor) -> Tensor:
-        if not self.parts:
+        if not self.columns:
             return hidden_BTD
         tensors = beside(hidden_BTD)
-        moved = (tensors[part.name].movedim(part.place, 1) for part in self.parts)
-        columns = [t.reshape(*hidden_BTD.shape[:2], -1).view(hidden_BTD.dtype) for t in moved]
-        return torch.cat([hidden_BTD, *columns], -1)
+        moved = (tensors[part.name].movedim(part.place, 1) for part in self.columns)
+        rows = [t.reshape(*hidden_BTD.shape[:2], -1).view(hidden_BTD.dtype) for t in moved]
+        return torch.cat([hidden_BTD, *rows], -1)
 
     def split(self, x_BTC: Tensor) -> Tensor:
         """Return hidden states with what is beside them."""
         tensors, first = dict(self.nothing), self.hidden_BTD.shape[-1]
-        for part in self.parts:
+        for part in self.columns:
             behind = first + prod(part.sizes) * part.dtype.itemsize // x_BTC.dtype.itemsize
             numbers = x_BTC[..., first:behind].contiguous().view(part.dtype)
             numbers = numbers.reshape(*x_BTC.shape[:2], *part.sizes)

@@ -94,7 +94,7 @@ def test_linears_are_quantized_on_other_windows_than_they_are_scored_on():
 
 def test_one_window_is_both_fitted_and_scored():
     (batch, *_) = fed().calibration
-    fitted, scored = split([batch.part(slice(0, 1))])
+    fitted, scored = split([batch.of_rows(slice(0, 1))])
     assert [b.windows for b in fitted] == [b.windows for b in scored]
 
 

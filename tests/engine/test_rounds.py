@@ -68,7 +68,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[name] += 1
         return call(*arguments)
 
-    for name in ("_save", "_read_group"):
+    for name in ("save_tensors", "_read_group"):
         call = getattr(kept_weights, name)
         monkeypatch.setattr(kept_weights, name, partial(count, name, call))
     return counts
@@ -109,7 +109,7 @@ def test_rounds_change_no_loss_and_quantize_once(
     parts = measured(subject, tmp_path / "parts")
     assert len(in_rounds(with_items(12), trees=True)) == 6
     # gptq and awq alone: rtn needs no calibration
-    assert calls["_read_group"] == 5 * calls["_save"] > 0
+    assert calls["_read_group"] == 5 * calls["save_tensors"] > 0
     assert len(whole) == len(parts) == 4
     for one, other in filled(zip(whole, parts, strict=True)):
         a, b = one.measurement.evidence, other.measurement.evidence
@@ -131,7 +131,7 @@ def test_a_stop_between_rounds_loses_nothing_that_was_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = measured(subject, tmp_path / "whole")
-    quantized = calls["_save"]
+    quantized = calls["save_tensors"]
     send, fed = measuring.send, list[tuple[int, int]]()
 
     def stopping(task: Task, *others: object, **more: object) -> object:
@@ -152,7 +152,7 @@ def test_a_stop_between_rounds_loses_nothing_that_was_measured(
     assert same(whole, again)
     assert sum(items for _, items in fed) == 12 - 2 * (6 - len(fed))  # each item once
     assert not any(documents for documents, _ in fed)
-    assert calls["_save"] == 2 * quantized  # of both runs: once each
+    assert calls["save_tensors"] == 2 * quantized  # of both runs: once each
     left = files(store)
     assert all(left[path] == stamp for path, stamp in filled(before.items()) if path in left)
     assert not (store / "weights").exists()
@@ -197,7 +197,7 @@ def test_a_process_that_is_killed_between_rounds_loses_nothing_that_was_measured
     before = files(tmp_path / "store")
     assert sum("tasks" in path.parts for path in before) == 2 * 4
     resumed = measured(subject, tmp_path / "store")
-    assert calls["_save"] == 0
+    assert calls["save_tensors"] == 0
     assert same(measured(subject, tmp_path / "whole"), resumed)
 
 
