@@ -178,19 +178,15 @@ def write_lines(folder: Path, samples: Sequence[Rollout], header: RolloutHeader)
 
 def _whole_lines(path: Path) -> list[Rollout]:
     """Return the samples that are there; what a kill cut off is written again."""
-    try:
-        content = read_regular(path)
-    except FileNotFoundError:
-        return []
-    samples, end = [], 0
+    samples, end, content = [], 0, read_regular(path) if path.exists() else b""
     for line in content.splitlines(keepends=True):
         try:
-            samples.append(decode(Rollout, parse(line.decode()), "sample"))
+            sample = decode(Rollout, parse(line.decode()), "sample")
         except (ValueError, AuditError):
             break
         if not line.endswith(b"\n"):
-            samples.pop()
             break
+        samples.append(sample)
         end += len(line)
     if end < len(content):
         write_whole(path, content[:end])
@@ -244,7 +240,7 @@ def read_marks(path: Path) -> dict[Key, Mapping[str, Any]]:
         for number, line in enumerate(lines, 1):
             mark = json_of(line)
             key = (mark["prompt"], mark.get("sample", 0), mark.get("greedy", False))
-            if [type(part) for part in key] != [int, int, bool] or not _is_mark(mark):
+            if [type(part) for part in key] != [int, int, bool] or not _is_mark(**mark):
                 raise ValueError(f"line {number} is no mark")
             if key in marks:
                 raise ValueError(f"line {number} marks a sample again")
@@ -257,9 +253,8 @@ def read_marks(path: Path) -> dict[Key, Mapping[str, Any]]:
     return marks
 
 
-def _is_mark(mark: Mapping[str, Any]) -> bool:
+def _is_mark(correct: object = None, score: object = None, reads: object = 1, **_: object) -> bool:
     """Return whether there is one of a verdict and a finite score."""
-    correct, score, reads = mark.get("correct"), mark.get("score"), mark.get("reads", 1)
     if type(reads) is not int or reads < 1:
         return False
     if correct is not None:
