@@ -33,7 +33,7 @@ from qaudit.engine.batches import make_batches, make_item_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
-from qaudit.items.names import DEFAULT_SHOTS, KNOWN
+from qaudit.items.harness import DEFAULT_SHOTS, KNOWN
 from qaudit.model.blocks import BlockModel
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.types import FULL_PRECISION, Window

@@ -148,7 +148,7 @@ _KINDS: dict[str, Callable[[], Mapping[str, str | dict[str, str]]]] = {
     },
     "recipes": lambda: resolve_name("qaudit.recipe.table:shipped_recipes")(),
     "policies": lambda: resolve_name("qaudit.policy:descriptions")(),
-    "tasks": lambda: resolve_name("qaudit.items.names:descriptions")(),
+    "tasks": lambda: resolve_name("qaudit.items.harness:descriptions")(),
     "lm-eval": lambda: resolve_name("qaudit.items.harness:all_tasks")(),
     "rules": lambda: {
         code: rule.title for code, rule in resolve_name("qaudit.types:CODES").items()

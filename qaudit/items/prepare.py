@@ -31,8 +31,7 @@ from qaudit.errors import (
 from qaudit.hub import Hub
 from qaudit.items import files, harness
 from qaudit.items.files import Data, find, local, pinned, rows_here
-from qaudit.items.harness import Definition, Leaf
-from qaudit.items.names import most_items, named
+from qaudit.items.harness import Definition, Leaf, most_items, named
 from qaudit.items.tokens import ItemText, PromptedItem, item_text, write_items
 from qaudit.items.tokens import read_items as stored_items
 from qaudit.sandbox import Templates

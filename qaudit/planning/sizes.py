@@ -27,7 +27,7 @@ from qaudit.core.linears import STEP_TOKENS
 from qaudit.core.mixture import FITTED, SCORED
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import ConfigurationError, CorpusError, ModelError
-from qaudit.items.names import bound, items_of, most_items
+from qaudit.items.harness import bound, items_of, most_items
 from qaudit.items.prepare import Reading, counted, sizes_here
 from qaudit.items.tokens import ItemText
 from qaudit.support.sizes import size
