@@ -33,6 +33,16 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run, place: 
     assert f"--set diagnostics=weights,{PARTS}" in card
 
 
+def test_what_ships_is_not_diagnosed_again_where_it_is_rounded_otherwise(
+    scan: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qaudit.planning.price.ARITHMETIC", 1)  # of a long scan it is 10 %
+    done = scan("series/step10", "--schemes", "gptq-4bit", "--set", f"diagnostics={PARTS}")
+    assert done.code == 0, done.err
+    assert audit_of(place / "out")["plan"]["otherwise"] is not None
+    assert audit_of(place / "out")["diagnostics"]["sensitivity"][-1]["part"] == "all"
+
+
 def test_positions_are_listed_where_they_are_requested_and_need_no_weights(
     scan: Run, place: Path
 ) -> None:
