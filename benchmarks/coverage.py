@@ -178,7 +178,7 @@ def intervals(columns: Columns) -> dict[str, Interval]:
     full_a, quantized_a, full_b, quantized_b, tokens = columns
     a, b = (quantized_a, full_a), (quantized_b, full_b)
     return {
-        "outright": statistics.outright(quantized_a, quantized_b, tokens),
+        "outright": statistics.absolute_change(quantized_a, quantized_b, tokens),
         "difference of differences": statistics.interval(
             (*a, *b, tokens), statistics.change_difference
         ),

@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from qaudit.core.gptq_block import BLOCK, quantize_block
-from qaudit.core.gptq_triton import Tile, obstacle, quantize_block_fused
+from qaudit.core.column_loops import TILE, obstacle, quantize_block_fused
+from qaudit.core.gptq_solver import BLOCK, quantize_block
 from qaudit.core.grid import fit
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 
-TILES = [Tile(rows, warps) for rows in (8, 16, 32) for warps in (1, 2, 4, 8)]
+TILES = [(rows, warps) for rows in (8, 16, 32) for warps in (1, 2, 4, 8)]
 LINEAR = "down_proj"
 
 
@@ -56,18 +56,19 @@ def compare_blocks(rows: int, bits: int, repeats: int, device: torch.device) -> 
     lower_BB.mul_(2 / BLOCK**0.5).diagonal().fill_(1)
     grid_1R = fit(target_BR, bits, symmetric=True, dim=0)
 
-    def run(quantize: Callable[..., None], *tile: Tile) -> torch.Tensor:
+    def run(quantize: Callable[..., None], **tile: tuple[int, int]) -> torch.Tensor:
         error, quantized = weight_BR.clone(), target_BR.clone()
-        quantize(error, quantized, lower_BB, grid_1R, [0] * BLOCK, *tile)
+        quantize(error, quantized, lower_BB, grid_1R, [0] * BLOCK, **tile)
         return quantized
 
     runs: dict[str, Callable[[], object]] = {"plain": lambda: run(quantize_block)}
     for tile in TILES:
-        runs[f"rows={tile.rows} warps={tile.warps}"] = lambda t=tile: run(quantize_block_fused, t)
+        name = "rows={} warps={}".format(*tile)
+        runs[name] = lambda t=tile: run(quantize_block_fused, tile=t)
     seconds = best_of(runs, repeats)
     plain, fused = run(quantize_block), run(quantize_block_fused)
     parted_BR = ((plain - fused) / grid_1R.scale).abs() > 0.5
-    print(f"\none block of {BLOCK} columns, {rows} rows, {bits} bits (default {Tile()})")
+    print(f"\none block of {BLOCK} columns, {rows} rows, {bits} bits (default {TILE})")
     for name, value in seconds.items():
         print(f"  {name:16} {1e6 * value:10.0f} us {seconds['plain'] / value:8.1f} x")
     print(

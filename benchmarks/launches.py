@@ -22,8 +22,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qaudit.core import column_loops, gptq_block, grid
-from qaudit.core.gguf import pack
+from qaudit.core import column_loops, gguf, gptq_solver, grid
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes import awq
@@ -111,16 +110,16 @@ def counted(share: int = SHARE) -> Iterator[tuple[Launches, Any]]:
     def fused(*block: Any) -> None:
         launches.kernels["fused"] += 3  # and two transposes
         launches.paused = True
-        gptq_block.quantize_block(*block)
+        gptq_solver.quantize_block(*block)
         launches.paused = False
 
-    at_once = {kind: max(1, size // share) for kind, size in pack._AT_ONCE.items()}
+    at_once = {kind: max(1, size // share) for kind, size in gguf._AT_ONCE.items()}
     with (
         pretended() as device,
         mock.patch.object(grid, "GPU_CHUNK", grid.GPU_CHUNK // share),
         mock.patch.object(awq, "GPU_CHUNK", awq.GPU_CHUNK // share),
-        mock.patch.object(pack, "_AT_ONCE", at_once),
-        mock.patch.object(pack, "_ELSEWHERE", pack._ELSEWHERE // share),
+        mock.patch.object(gguf, "_AT_ONCE", at_once),
+        mock.patch.object(gguf, "_ELSEWHERE", gguf._ELSEWHERE // share),
         mock.patch("qaudit.core.schemes.gptq.LOOPS", {**column_loops.LOOPS, "fused": fused}),
     ):
         yield launches, device

@@ -58,8 +58,8 @@ class Stages:
 def watched() -> Iterator[Counter[str]]:
     """Time the engine's stages for a `with` body."""
     from qaudit.core import fidelity
-    from qaudit.core.gram import InputsAccumulator
-    from qaudit.core.schemes import gptq, rtn
+    from qaudit.core.linears import InputsAccumulator
+    from qaudit.core.schemes import gptq, nearest
     from qaudit.engine import read_out
     from qaudit.model.blocks import Block, BlockModel
 
@@ -73,7 +73,7 @@ def watched() -> Iterator[Counter[str]]:
         ("factorization", gptq, "factorize"),
         ("solving", gptq, "solve"),
         ("the rest of gptq", gptq.Gptq, "quantize"),
-        ("rtn", rtn.RoundToNearest, "quantize"),
+        ("rtn", nearest.RoundToNearest, "quantize"),
         ("head", BlockModel, "logits"),
         ("losses", read_out, "losses"),
         ("losses", fidelity.Reference, "of"),

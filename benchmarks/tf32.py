@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.models import CONTEXT, SHAPES, make_model, read_tokens
 from qaudit import scan
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.gram import PANELS, SMALLEST_PANEL
+from qaudit.core.linears import PANELS, SMALLEST_PANEL
 from qaudit.core.registry import parse_schemes
 from qaudit.core.schemes.awq import Awq
 from qaudit.engine.batches import make_batches

@@ -36,9 +36,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers.utils import logging as hf_logging
 
-from experiments.run import TrainingRun, differences
+from experiments.run import TrainingRun, differences, spell
 from experiments.text import TokenStream
-from qaudit.core.schedules import spell
 from qaudit.errors import SourceError, UsageError, not_written
 from qaudit.families import FAMILY_FILE, Family
 from qaudit.whole import write_whole

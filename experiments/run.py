@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -20,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from experiments.document import STRICT
 from experiments.shapes import Count, ModelShape
-from qaudit.core.schedules import Schedule, build, spell
+from qaudit.core.schedules import KINDS, Schedule, build
 from qaudit.types import digest
 
 Steps = tuple[Count, ...]
@@ -30,6 +31,12 @@ Seed = Annotated[int, Field(strict=True, ge=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 _FREE = ("name", "steps", "save_at", "keep_at")  # may change without changing weights
+
+
+def spell(schedule: Schedule) -> dict[str, float | str]:
+    """Return the table that `build` makes the schedule from: its kind and its parameters."""
+    kind = next(kind for kind, cls in KINDS.items() if cls is type(schedule))
+    return {"kind": kind, **{f.name: getattr(schedule, f.name) for f in fields(schedule)}}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

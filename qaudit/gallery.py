@@ -29,7 +29,7 @@ from qaudit.report.folder import must_take_files
 from qaudit.report.format import loss, or_dash, percent, plural, spread
 from qaudit.report.html import render
 from qaudit.saved.evidence import read_saved
-from qaudit.support.extras import install
+from qaudit.support.keys import install
 from qaudit.tables import Audit
 from qaudit.types import AuditRecord, Diagnostics, Interval
 from qaudit.version import __version__

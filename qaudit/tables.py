@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qaudit.errors import MachineError
 from qaudit.saved.codec import encode
 from qaudit.saved.evidence import SavedAudit, read_saved
-from qaudit.support.extras import install
+from qaudit.support.keys import install
 from qaudit.types import FULL_PRECISION, AuditRecord, Gate, Interval, Pick, Plan, Verdict
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from qaudit.checkpoints.configuration import read_configuration, unreadable
 from qaudit.checkpoints.safetensors import ADAPTER, ADAPTER_WEIGHTS, WeightFolder, unread_tensors
 from qaudit.checkpoints.stamps import own_folder
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.support.foreign import slow_reason
 from qaudit.support.lazy import Tensor
-from qaudit.support.patterns import slow_reason
 from qaudit.types import Checkpoint
 from qaudit.whole import read_regular
 

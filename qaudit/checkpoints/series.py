@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.stamps import own_folder
-from qaudit.core.doubts import bad_report, equal_report
+from qaudit.core.course import bad_report, equal_report
 from qaudit.errors import SourceError, UsageError
 from qaudit.families import Family, learning_rate_of
 from qaudit.families.family import Duplicates, Key, LearningRate, Place, order, parse_name

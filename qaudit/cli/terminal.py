@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TextIO
 
 from qaudit.errors import Interrupted, MachineError, QauditError, Stopped, UsageError
-from qaudit.support.extras import INSTALL
+from qaudit.support.keys import INSTALL
 
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"

@@ -11,7 +11,7 @@ from typing import Any
 
 from qaudit.core.linears import StoredWeight
 from qaudit.errors import MachineError
-from qaudit.support.extras import INSTALL
+from qaudit.support.keys import INSTALL
 from qaudit.support.lazy import Tensor, torch
 
 NESTED_BLOCK = 256
@@ -25,10 +25,6 @@ class NestedMaxima:
     absmax: Tensor  # float32, one for 256 block maxima
     table: Tensor  # the 256 values of a code
     offset: Tensor  # float32, the mean of all block maxima
-
-    @property
-    def nbits(self) -> int:
-        return _bits_of(self.absmax) + _bits_of(self.offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +72,9 @@ class FourBitCodes(StoredWeight):
 
     @property
     def nbits(self) -> int:
-        nested = 0 if self.nested is None else self.nested.nbits
-        return _bits_of(self.packed) + _bits_of(self.absmax) + nested
+        nested = () if self.nested is None else (self.nested.absmax, self.nested.offset)
+        parts: tuple[Tensor, ...] = (self.packed, self.absmax, *nested)
+        return sum(8 * part.nbytes for part in parts)
 
     @property
     def fits(self) -> bool:
@@ -110,17 +107,13 @@ class Int8Codes(StoredWeight):
 
     @property
     def nbits(self) -> int:
-        return _bits_of(self.codes_RC) + _bits_of(self.absmax_R)
+        return 8 * (self.codes_RC.nbytes + self.absmax_R.nbytes)
 
 
 def parts_of(codes: FourBitCodes) -> dict[str, Tensor]:
     """Return the tensors that bitsandbytes saves beside the codes."""
     parts: dict[str, Tensor] = codes.state(codes.shape).as_dict(packed=True)
     return parts
-
-
-def _bits_of(values: Tensor) -> int:
-    return 8 * values.nbytes
 
 
 def library() -> Any:

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -119,10 +118,6 @@ class Breaks:
         before, after = among[among < at], among[among > at]
         return float(before[-1]) if len(before) else at, float(after[0]) if len(after) else at
 
-    def place(self, x: float) -> float:
-        """Return a position in the unit of the trajectory."""
-        return float(self.first + self.extent * x)
-
 
 def trajectory(
     positions: npt.ArrayLike,
@@ -141,19 +136,6 @@ def trajectory(
     wide = (documents / (documents - 1)) ** 0.5 * (1 + 1 / documents)  # few documents know less
     moved_BN = wide * (sampled_NB - values_N[:, None]).T
     return Trajectory(np.asarray(positions, np.float64), values_N, moved_BN)
-
-
-def find_break(series: Trajectory, confidence: float = 0.95, *, seed: int = 1) -> FittedCourse:
-    """Search a trajectory of at least `MINIMUM_POINTS` for its break, and judge it."""
-    if len(series.values_N) < MINIMUM_POINTS:
-        raise ValueError(f"{len(series.values_N)} points are too few")
-    draw = np.random.default_rng(seed)
-    places = Breaks(series.positions_N)
-    line, *curves = (_Contrasts.of(mean, places.shapes_CN, series) for mean in places.means())
-    straight = _against(line, series, draw)
-    bent = max(_against(curve, series, draw) for curve in curves)
-    best, variance = _located(line, series, places, confidence, draw)
-    return FittedCourse(straight, max(straight, bent), best, variance**0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +162,7 @@ class _Contrasts:
         shrunk_M = np.maximum(spread_M, max(0.05 * mean_spread, 1e-9 * top))
         return cls(basis_NM, shrunk_M, shapes_CN @ basis_NM, grid)
 
-    @cached_property
+    @property
     def weights(self) -> tuple[Array, ...]:
         return tuple(1 / (self.documents_M + t) for t in self.variances)
 
@@ -192,8 +174,7 @@ class _Contrasts:
         """Return the gain in log-likelihood of each candidate under one variance, (C, B)."""
         fit_CB = (self.shapes_CM * w_M) @ seen_BM.T
         size_C = self.shapes_CM**2 @ w_M
-        gained: Array = 0.5 * fit_CB**2 / np.maximum(size_C, np.finfo(float).tiny)[:, None]
-        return gained
+        return np.divide(0.5 * fit_CB**2, np.maximum(size_C, np.finfo(float).tiny)[:, None])
 
     def noise(self, series: Trajectory, likelihood_T: Array, draw: np.random.Generator) -> Array:
         """Return samples of documents with scatter of a variance as likely as each is, (B, M)."""
@@ -220,13 +201,15 @@ def _against(line: _Contrasts, series: Trajectory, draw: np.random.Generator) ->
     return float(1 + (ratios_B >= ratio).sum()) / (1 + len(ratios_B))
 
 
-def _located(
-    line: _Contrasts,
-    series: Trajectory,
-    places: Breaks,
-    confidence: float,
-    draw: np.random.Generator,
-) -> tuple[Break, float]:
+def find_break(series: Trajectory, confidence: float = 0.95, *, seed: int = 1) -> FittedCourse:
+    """Search a trajectory of at least `MINIMUM_POINTS` for its break, and judge it."""
+    if len(series.values_N) < MINIMUM_POINTS:
+        raise ValueError(f"{len(series.values_N)} points are too few")
+    draw = np.random.default_rng(seed)
+    places = Breaks(series.positions_N)
+    line, *curves = (_Contrasts.of(mean, places.shapes_CN, series) for mean in places.means())
+    straight = _against(line, series, draw)
+    bent = max(_against(curve, series, draw) for curve in curves)
     seen_1M = (series.values_N @ line.basis_NM)[None]
     each_C = line.with_each(seen_1M)[:, 0]
     best = int(each_C.argmax())
@@ -234,42 +217,35 @@ def _located(
     gains_T = [line.gains(seen_1M, w)[best, 0] for w in line.weights]
     likelihood_T = none_T + gains_T
     which = int(likelihood_T.argmax())
-    effect = float(_effect(line, line.weights[which], best, seen_1M)[0])
+    w_M = line.weights[which]
+
+    def sizes_of(candidate: int, seen_BM: Array) -> Array:
+        shape_M = line.shapes_CM[candidate]
+        size_B: Array = seen_BM @ (w_M * shape_M) / float(shape_M**2 @ w_M)
+        return size_B
+
+    effect = float(sizes_of(best, seen_1M)[0])
     sampled_BM = effect * line.shapes_CM[best] + line.noise(series, likelihood_T, draw)
     each_CB = line.with_each(sampled_BM)
     limit = float(np.quantile(each_CB.max(axis=0) - each_CB[best], confidence))
     kept_C = each_C >= each_C[best] - limit
     ends = [places.width_of(int(candidate)) for candidate in np.flatnonzero(kept_C)]
-    at = Interval(
-        places.place(float(places.at_C[best])),
-        places.place(min(low for low, _ in ends)),
-        places.place(max(high for _, high in ends)),
-    )
+    at = (float(places.at_C[best]), min(low for low, _ in ends), max(high for _, high in ends))
     turn = bool(places.is_turn_C[best])
-    effects_B = _effects(line, line.weights[which], places, each_CB, sampled_BM, turn=turn)
+    # The size of each sample's own best break of the kind.
+    same_CB = np.where((places.is_turn_C == turn)[:, None], each_CB, -np.inf)
+    best_B = same_CB.argmax(axis=0)
+    effects_B = np.empty(len(best_B))
+    for candidate in np.unique(best_B):
+        mine = best_B == candidate
+        effects_B[mine] = sizes_of(int(candidate), sampled_BM[mine])
     quantiles = np.quantile(effects_B, [0.5 - confidence / 2, 0.5 + confidence / 2])
     low, high = map(float, quantiles)
     unit = float(1 / places.extent) if turn else 1.0
-    kinds = set(places.is_turn_C[kept_C].tolist())
+    certain = len(set(places.is_turn_C[kept_C].tolist())) == 1
     size = Interval(unit * effect, unit * min(low, effect), unit * max(high, effect))
-    best_break = Break("turn" if turn else "jump", len(kinds) == 1, at, size)
-    return best_break, float(line.variances[which])
-
-
-def _effect(line: _Contrasts, w_M: Array, candidate: int, seen_BM: Array) -> Array:
-    shape_M = line.shapes_CM[candidate]
-    size: Array = seen_BM @ (w_M * shape_M) / float(shape_M**2 @ w_M)
-    return size
-
-
-def _effects(
-    line: _Contrasts, w_M: Array, places: Breaks, each_CB: Array, sampled_BM: Array, *, turn: bool
-) -> Array:
-    """Return the size of each sample's own best break of the kind."""
-    own_CB = np.where((places.is_turn_C == turn)[:, None], each_CB, -np.inf)
-    best_B = own_CB.argmax(axis=0)
-    sizes_B = np.empty(len(best_B))
-    for candidate in np.unique(best_B):
-        mine = best_B == candidate
-        sizes_B[mine] = _effect(line, w_M, int(candidate), sampled_BM[mine])
-    return sizes_B
+    at_positions = Interval(*(float(places.first + places.extent * x) for x in at))
+    best_break = Break("turn" if turn else "jump", certain, at_positions, size)
+    return FittedCourse(
+        straight, max(straight, bent), best_break, float(line.variances[which]) ** 0.5
+    )

@@ -5,10 +5,18 @@ are repetitions of each other, and no course. What does
 not come after the checkpoint before it begins another run: a fork that goes back, a schedule
 trained anew, another repository. A name that tells no place, as `main`, is in none of them where
 others tell theirs.
+
+**Doubts** about a checkpoint before anything is compared, as sentences that can be parsed again.
+
+The rooms that find checkpoints write these sentences into `Checkpoint.suspect` and `.notes`; the
+judge, which compares hashes, has to know which revisions a sentence names. The sentence is
+the one form of it: people read it, a lock keeps it as text, and it is written and
+read in this one place.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,19 +71,17 @@ def is_release(checkpoint: Checkpoint) -> bool:
 
 
 def place(checkpoints: Sequence[Checkpoint]) -> Places:
-    """Place checkpoints by tokens where all know theirs, else by step, else by their order."""
+    """Place checkpoints by tokens where all know theirs, else by step, else by their order.
+
+    A stage whose steps count from zero again follows the one before.
+    """
     tokens = [c.tokens for c in checkpoints if c.tokens is not None]
     steps = [c.step for c in checkpoints if c.step is not None]
     if len(tokens) == len(checkpoints) and len(set(tokens)) > 1:
         return Places("tokens", tuple(map(float, tokens)))
-    if len(steps) == len(checkpoints) and len(set(steps)) > 1:
-        return Places("steps", _running(checkpoints, steps))
-    numbers = range(1, len(checkpoints) + 1)
-    return Places("checkpoints in order", tuple(map(float, numbers)))
-
-
-def _running(checkpoints: Sequence[Checkpoint], steps: Sequence[int]) -> tuple[float, ...]:
-    """Let a stage whose steps count from zero again follow the one before."""
+    if len(steps) < len(checkpoints) or len(set(steps)) < 2:
+        numbers = range(1, len(checkpoints) + 1)
+        return Places("checkpoints in order", tuple(map(float, numbers)))
     offsets: dict[str | None, int] = {}
     placed: list[float] = []
     for checkpoint, step in zip(checkpoints, steps, strict=True):
@@ -83,7 +89,7 @@ def _running(checkpoints: Sequence[Checkpoint], steps: Sequence[int]) -> tuple[f
             reached = int(max(placed, default=0))
             offsets[checkpoint.stage] = reached if step <= reached else 0
         placed.append(float(offsets[checkpoint.stage] + step))
-    return tuple(placed)
+    return Places("steps", tuple(placed))
 
 
 def courses(checkpoints: Sequence[Checkpoint]) -> list[tuple[list[Checkpoint], Places]]:
@@ -127,3 +133,49 @@ def previous_of(subject: Subject, subjects: Sequence[Subject]) -> Checkpoint | N
 def _series(checkpoint: Checkpoint) -> str:
     location = checkpoint.ref.location
     return location if checkpoint.commit else str(Path(location).parent)
+
+
+NO_WEIGHTS = "it holds no weights"
+
+_REPORT = "its family's file says"
+_EQUAL, _ONE = "are said to be equal", "are said to be one checkpoint"
+_NAMES = re.compile(rf"((?:`[^`]+`(?:, | and )?){{2,}}) (?:{_EQUAL}|{_ONE})(?::| [(]|$)")
+
+
+def bad_report(reason: str, source: str | None = None, *, some: bool = False) -> str:
+    """Return the sentence that a family's file has against a revision, or some of several."""
+    which = ", of some revisions like it" if some else ""
+    return f"{_REPORT}{which}: {reason}{_from(source)}"
+
+
+def is_bad_report(text: str) -> bool:
+    """Whether a sentence is one of a family's file against a revision."""
+    return text.startswith(_REPORT)
+
+
+def equal_report(
+    names: Sequence[str], reason: str | None, source: str | None = None, *, one_place: bool = False
+) -> str:
+    """Say that revisions serve the same weights; those of one place in a run may well do so."""
+    claim = f"{_listed(names)} {_ONE if one_place else _EQUAL}"
+    return f"{claim}: {reason}{_from(source)}" if reason else f"{claim}{_from(source)}"
+
+
+def names_in_equal_report(text: str) -> tuple[str, ...]:
+    """Return the revisions that a sentence calls the same, or none if it is another sentence."""
+    match = _NAMES.match(text)
+    return tuple(re.findall("`([^`]+)`", match[1])) if match else ()
+
+
+def doubts_of_files(suspect: Sequence[str]) -> tuple[str, ...]:
+    """Return the doubts that come from the files themselves and not from a family's file."""
+    return tuple(t for t in suspect if not is_bad_report(t) and not names_in_equal_report(t))
+
+
+def _listed(names: Sequence[str]) -> str:
+    quoted = [f"`{name}`" for name in names]
+    return f"{', '.join(quoted[:-1])} and {quoted[-1]}" if len(quoted) > 1 else quoted[0]
+
+
+def _from(source: str | None) -> str:
+    return f" ({source})" if source else ""

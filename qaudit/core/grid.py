@@ -44,9 +44,9 @@ Shapes: S shares, N rows that have a scale each, P pairs of both, K columns of o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
 
 from qaudit.core.linears import IntegerCodes
 from qaudit.support.lazy import Tensor, torch
@@ -56,39 +56,39 @@ CAST_LAST = "bf16 at last"
 """Of a grid whose scales are rounded to bfloat16 once its codes are chosen."""
 
 
-class ColumnGrid(Protocol):
-    """Grids of (P, R) scales, one for each row of a group of columns."""
+@dataclass(frozen=True, eq=False)
+class ColumnGrid:
+    """Grids of (P, R) scales, one for each row of a group of columns, in all their tensors."""
 
-    @property
-    def scale(self) -> Tensor: ...
+    scale: Tensor
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the grid with all its tensors rearranged alike."""
+        return replace(
+            self, **{part.name: change(getattr(self, part.name)) for part in fields(self)}
+        )
 
     def joined(self, grids: Sequence[Self]) -> Self:
         """Join grids of shape (1, R) into one of shape (P, R)."""
+        names = [part.name for part in fields(self)]
+        parts = {name: torch.cat([getattr(grid, name) for grid in grids]) for name in names}
+        return replace(self, **parts)
 
     def roundings(self) -> list[Callable[[Tensor], None]]:
         """Return for each of the P grids what rounds the (R,) weights of a column in place."""
+        raise NotImplementedError
 
     def codes_of_points(self, point: Tensor) -> Tensor:
         """Return the codes of numbers on the grid, as uint8."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class Grid(ColumnGrid):
     """Scales and the lowest and highest codes, each broadcastable against the weights."""
 
-    scale: Tensor
     low: Tensor
     high: Tensor
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Grid:
-        return Grid(change(self.scale), change(self.low), change(self.high))
-
-    def joined(self, grids: Sequence[Grid]) -> Grid:
-        parts = [(grid.scale, grid.low, grid.high) for grid in grids]
-        return Grid(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def roundings(self) -> list[Callable[[Tensor], None]]:
         rows = (self.scale.unbind(), self.low.unbind(), self.high.unbind())
@@ -104,7 +104,6 @@ class Grid:
         return torch.clamp(codes, self.low, self.high).sub_(self.low).to(torch.uint8)
 
     def codes_of_points(self, point: Tensor) -> Tensor:
-        """Return the codes of what `snap` returned, as uint8."""
         return torch.div(point, self.scale).round_().sub_(self.low).to(torch.uint8)
 
 
@@ -164,8 +163,8 @@ def quantize_groups(
     bits: int,
     group: int,
     *,
-    symmetric: bool,
-    scale_dtype: str,
+    symmetric: bool = True,
+    scale_dtype: str = "bf16",
     lay: Callable[[Tensor], Grid] | None = None,
 ) -> IntegerCodes:
     """Return the codes of groups on their nearest grids, or on those that `lay` returns."""

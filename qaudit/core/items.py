@@ -34,10 +34,10 @@ import numpy.typing as npt
 import scipy  # its parts load where they are first used
 
 from qaudit.core import statistics
+from qaudit.core.statistics import Array
 from qaudit.types import Interval
 
 Marks = npt.NDArray[np.bool_]
-Scores = npt.NDArray[np.float64]
 
 _CELLS = np.array([[0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0]])
 _HALF = 0.5
@@ -127,24 +127,19 @@ def mcnemar(lost: int, won: int) -> float:
     if discordant == 0:
         return 1.0
     low = min(lost, won)
-    below, at_most = (
-        scipy.special.bdtr(k, discordant, 0.5) if k >= 0 else 0.0 for k in (low - 1, low)
-    )
-    return float(min(1.0, below + at_most))
+    below = scipy.special.bdtr(low - 1, discordant, 0.5) if low else 0.0
+    return float(min(1.0, below + scipy.special.bdtr(low, discordant, 0.5)))
 
 
-def margin_factor(ratio_N: Scores, confidence: float) -> Interval | None:
-    ratio_N = np.sort(ratio_N[np.isfinite(ratio_N)])
-    count = len(ratio_N)
-    if count < 6:  # below six, the least and the largest do not hold the median at 95 %
+def margin_factor(ratio_N: Array, confidence: float) -> Interval | None:
+    ratio_N = ratio_N[np.isfinite(ratio_N)]
+    if len(ratio_N) < 6:  # below six, the least and the largest do not hold the median at 95 %
         return None
-    chances = scipy.special.bdtr(np.arange(count + 1), count, 0.5)
-    reach = int(np.searchsorted(chances, (1 - confidence) / 2))
-    low, high = max(0, reach - 1), min(count - 1, count - reach)
-    return Interval(float(np.median(ratio_N)), float(ratio_N[low]), float(ratio_N[high]))
+    ranked = statistics.median(ratio_N, confidence)
+    least, largest = float(ratio_N.min()), float(ratio_N.max())
+    low, high = max(ranked.low, least), min(ranked.high, largest)
+    return Interval(float(np.median(ratio_N)), low, high)
 
-
-Array = npt.NDArray[np.float64]
 
 LEAST_SIZE, LEAST_SHARE = 100.0, 0.1
 LEAST_PROMPTS = 10
@@ -178,23 +173,19 @@ def expected_score(
 
     weighted_D, weights_D = by_prompt(weight_N * score_N), by_prompt(weight_N)
     plain_D, samples_D = by_prompt(score_N), by_prompt(np.ones(count))
-    mean = statistics.interval((weights_D, samples_D), lambda s: s[0] / s[1], _CERTAIN)
+    mean = statistics.interval((weights_D, samples_D), statistics.per_token, _CERTAIN)
     if mean.high < 1:
-        return ExpectedScore(
-            count,
-            effective,
-            reason=f"weights average {mean.estimate:.2f}: the scheme writes what full precision "
-            "under this sampler does not",
+        reason = (
+            f"weights average {mean.estimate:.2f}: the scheme writes what full precision under "
+            "this sampler does not"
         )
+        return ExpectedScore(count, effective, reason=reason)
+    sums = (weighted_D, weights_D, plain_D, samples_D)
     return ExpectedScore(
         count,
         effective,
-        statistics.interval((weighted_D, weights_D), lambda s: s[0] / s[1], confidence),
-        statistics.interval(
-            (weighted_D, weights_D, plain_D, samples_D),
-            lambda s: s[0] / s[1] - s[2] / s[3],
-            confidence,
-        ),
+        statistics.interval(sums[:2], statistics.per_token, confidence),
+        statistics.interval(sums, statistics.excess_difference, confidence),
     )
 
 

@@ -26,6 +26,9 @@ from typing import ClassVar
 from qaudit.errors import SourceError, UsageError
 from qaudit.support.lazy import Tensor, torch
 
+Weights = Sequence[float]
+Counted = tuple[Weights, float]
+"""What members count, and what their sum is divided by."""
 SLICE = 1 << 20
 SERIAL = 1 << 15  # torch's own grain: a reduction over no more than this stays on one thread
 
@@ -45,16 +48,28 @@ class Merge:
     def merge(
         self,
         tensors: Sequence[Tensor],
-        weights: Sequence[float],
+        weights: Weights,
         *,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Merge one tensor of every member; without a dtype, into that of the first."""
-        _refuse_misfits(tensors, weights)
-        if len(tensors) == 1:
-            return tensors[0].to(dtype or tensors[0].dtype, copy=True)
-        coefficients, divisor = self.coefficients(tensors, weights), self.divisor(weights)
+        if not tensors or len(tensors) != len(weights):
+            raise UsageError(
+                f"{len(tensors)} members and {len(weights)} weights do not make a soup",
+                hint="give every member one weight",
+            )
+        if sum(weights) == 0:
+            raise UsageError("the weights of a soup sum to zero", hint="give positive weights")
+        shapes = {tuple(tensor.shape) for tensor in tensors}
+        if len(shapes) > 1:
+            raise SourceError(
+                f"members of a soup differ in shape: {sorted(shapes)}",
+                hint="average checkpoints of one architecture",
+            )
         first = tensors[0]
+        if len(tensors) == 1:
+            return first.to(dtype or first.dtype, copy=True)
+        coefficients, divisor = self.coefficients(tensors, weights)
         merged = torch.empty(first.shape, dtype=dtype or first.dtype, device=first.device)
         slices = zip(*(t.reshape(-1).split(SLICE) for t in tensors), strict=True)
         for target, parts in zip(merged.view(-1).split(SLICE), slices, strict=True):
@@ -64,18 +79,13 @@ class Merge:
             target.copy_(wide.div_(divisor))
         return merged
 
-    def coefficients(
-        self, tensors: Sequence[Tensor], weights: Sequence[float]
-    ) -> tuple[float, ...]:
-        raise NotImplementedError
-
-    def divisor(self, weights: Sequence[float]) -> float:
-        return 1.0
+    def coefficients(self, tensors: Sequence[Tensor], weights: Weights) -> Counted:
+        return weights, sum(weights)
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
         return (1 / len(steps),) * len(steps)
 
-    def accept(self, weights: Sequence[float]) -> None:
+    def accept(self, weights: Weights) -> None:
         """Refuse weights of a recipe that the merge does not take."""
         raise UsageError(
             f"`{self.name}` takes no weights", hint="weights are for `weighted`: `0.9*A+0.1*B`"
@@ -97,19 +107,3 @@ def inner(a: Tensor, b: Tensor, origin: Tensor | None = None) -> float:
             wide = [wide[0] - wide[2], wide[1] - wide[2]]
         sums.append(float((wide[0] * wide[1]).sum()))
     return math.fsum(sums)
-
-
-def _refuse_misfits(tensors: Sequence[Tensor], weights: Sequence[float]) -> None:
-    if not tensors or len(tensors) != len(weights):
-        raise UsageError(
-            f"{len(tensors)} members and {len(weights)} weights do not make a soup",
-            hint="give every member one weight",
-        )
-    if sum(weights) == 0:
-        raise UsageError("the weights of a soup sum to zero", hint="give positive weights")
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) > 1:
-        raise SourceError(
-            f"members of a soup differ in shape: {sorted(shapes)}",
-            hint="average checkpoints of one architecture",
-        )

@@ -57,8 +57,9 @@ class Predicted:
 
     def below(self, level: float) -> Array:
         """Return the probability of each new value to lie below a level."""
-        chance_M: Array = scipy.special.stdtr(self.freedom, (level - self.values_M) / self.errors_M)
-        return chance_M
+        return np.asarray(
+            scipy.special.stdtr(self.freedom, (level - self.values_M) / self.errors_M)
+        )
 
     def gains(self, level: float) -> Array:
         """Return by how much each new value is expected to go below a level."""
@@ -66,8 +67,8 @@ class Predicted:
         size = math.exp(scipy.special.gammaln((nu + 1) / 2) - scipy.special.gammaln(nu / 2))
         density_M = size / math.sqrt(nu * math.pi) * (1 + t_M**2 / nu) ** (-(nu + 1) / 2)
         tail_M = density_M * (nu + t_M**2) / (nu - 1)
-        gained: Array = self.errors_M * (t_M * scipy.special.stdtr(nu, t_M) + tail_M)
-        return np.maximum(gained, 0.0)
+        gained_M = self.errors_M * (t_M * scipy.special.stdtr(nu, t_M) + tail_M)
+        return np.asarray(np.maximum(gained_M, 0.0))
 
 
 def predict(known: Known, positions_M: Array, signals_MF: Array) -> Predicted:
@@ -114,8 +115,7 @@ def between(positions_N: Array, values_N: Array, at_M: Array) -> Array:
     """Return values on the line between neighbours; beyond the ends, that of the last one."""
     places, which = np.unique(positions_N, return_inverse=True)
     means = np.bincount(which, values_N) / np.bincount(which)
-    values_M: Array = np.interp(at_M, places, means)
-    return values_M
+    return np.asarray(np.interp(at_M, places, means))
 
 
 def _ridge(known: Known, signals_MF: Array) -> tuple[Array, Array]:
@@ -140,5 +140,4 @@ def leave_one_out(x_NF: Array, y_N: Array, penalty: float) -> Array:
     full = np.column_stack([np.ones(n), x_NF])
     punished = np.diag([0.0, *[penalty] * signals])
     hat = full @ np.linalg.solve(full.T @ full + punished, full.T)
-    residuals: Array = (y_N - hat @ y_N) / np.maximum(1e-12, 1 - np.diag(hat))
-    return residuals
+    return np.asarray((y_N - hat @ y_N) / np.maximum(1e-12, 1 - np.diag(hat)))

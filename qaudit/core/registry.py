@@ -204,20 +204,16 @@ def build(kind: type[P], name: str, explicit: dict[str, str]) -> P:
     plugin: Any = kind
     fields_by_name: dict[str, Field[Any]] = {field.name: field for field in fields(plugin)}
     values: dict[str, Any] = {}
-    preset = explicit.pop("preset", None)
-    if preset is not None:
+    if (preset := explicit.pop("preset", None)) is not None:
         if preset not in plugin.presets:
             choice = ", ".join(plugin.presets) or "none"
             raise SchemeError(f"`{name}` has no preset `{preset}`", hint=f"presets: {choice}")
         values.update(plugin.presets[preset])
     for key, text in explicit.items():
         if key not in fields_by_name:
-            near = difflib.get_close_matches(key, fields_by_name, n=1)
-            hint = (
-                f"did you mean `{near[0]}`?"
-                if near
-                else f"it takes: {', '.join(fields_by_name) or '-'}"
-            )
+            hint = f"it takes: {', '.join(fields_by_name) or '-'}"
+            if near := difflib.get_close_matches(key, fields_by_name, n=1):
+                hint = f"did you mean `{near[0]}`?"
             raise SchemeError(f"`{name}` has no parameter `{key}`", hint=hint)
         values[key] = _read_value(name, fields_by_name[key], text)
     for key, field in fields_by_name.items():
@@ -252,10 +248,9 @@ def short_forms(bits: Sequence[int] = (4, 3, 8, 2, 5, 6, 7)) -> list[str]:
     forms: list[str] = []
     for name in schemes():
         plugin = schemes().built_in.get(name)
-        if plugin is None or not _takes_bits(plugin):
-            forms.append(name)
-        if plugin is None or _takes_bits(plugin):
-            forms += [f"{name}-{number}bit" for number in bits]
+        takes_bits = None if plugin is None else _takes_bits(plugin)
+        forms += [] if takes_bits else [name]
+        forms += [] if takes_bits is False else [f"{name}-{number}bit" for number in bits]
     return forms
 
 

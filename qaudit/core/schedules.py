@@ -15,6 +15,12 @@ import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 
+DECAY_SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda x: 1.0 - x,
+    "sqrt": lambda x: 1.0 - math.sqrt(x),
+    "cosine": lambda x: (1.0 + math.cos(math.pi * x)) / 2,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -24,26 +30,43 @@ class Schedule:
     warmup: float = 0.0
     warmup_min: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be computed: a decay that has no length would be divided by."""
+        limits: dict[str, tuple[Callable[[float], bool], str]] = {
+            "period": (lambda period: period > 0, "above 0"),
+            "multiplier": (lambda multiplier: multiplier >= 1, "at least 1"),
+            "peak_decay": (lambda decay: 0 < decay <= 1, "above 0, at most 1"),
+            "amplitude": (lambda amplitude: 0 <= amplitude <= 1, "from 0 to 1"),
+            "cool_share": (lambda share: 0 <= share < 1, "from 0 to below 1"),
+            "end": (lambda end: end > self.warmup, f"above the warm-up's {self.warmup:g}"),
+            "decay_length": (lambda length: length > 0, "above 0"),
+        }
+        for name, (holds, allowed) in limits.items():
+            value = getattr(self, name, None)
+            if value is not None and not holds(value):
+                raise ValueError(f"`{name}` is {value:g}, and it must be {allowed}")
+        shape = getattr(self, "shape", "linear")
+        if shape not in DECAY_SHAPES:
+            raise ValueError(f"unknown decay shape `{shape}`; known: {sorted(DECAY_SHAPES)}")
+
     def at(self, n: float) -> float:
         if n < self.warmup:
             return self.warmup_min + (self.peak - self.warmup_min) * n / self.warmup
         return self.after(n)
 
     def after(self, n: float) -> float:
-        raise NotImplementedError
+        """Return the rate behind the warm-up: held at the peak for ever."""
+        return self.peak
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
     """Held at the peak for ever."""
 
-    def after(self, n: float) -> float:
-        return self.peak
-
 
 @dataclass(frozen=True, kw_only=True)
-class _Decaying(Schedule):
-    """From the peak at the end of the warm-up to `floor_ratio * peak` at `end`, then constant."""
+class Cosine(Schedule):
+    """Half a cosine from the peak at the end of the warm-up to `floor_ratio * peak` at `end`."""
 
     end: float
     floor_ratio: float = 0.1
@@ -55,24 +78,36 @@ class _Decaying(Schedule):
     def part(self, n: float) -> float:
         return min(1.0, (n - self.warmup) / (self.end - self.warmup))
 
-
-@dataclass(frozen=True, kw_only=True)
-class Cosine(_Decaying):
-    """Half a cosine from the peak at the end of the warm-up to `floor_ratio * peak` at `end`."""
-
     def after(self, n: float) -> float:
         cosine = math.cos(math.pi * self.part(n))
         return self.floor + (self.peak - self.floor) * (1 + cosine) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(_Decaying):
+class Linear(Cosine):
     """A straight line from the peak at the end of the warm-up to `floor_ratio * peak` at `end`."""
 
     floor_ratio: float = 0.0
 
     def after(self, n: float) -> float:
         return self.peak - (self.peak - self.floor) * self.part(n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfCosine(Cosine):
+    """The second half of a cosine: a run that was lengthened goes on from the middle of one.
+
+    The warm-up rises to the middle between peak and floor, where the half begins (OLMo-core's
+    `HalfCosWithWarmup`).
+    """
+
+    def at(self, n: float) -> float:
+        if n < self.warmup:
+            return (self.floor + (self.peak - self.floor) / 2) * n / self.warmup
+        return super().at(n)
+
+    def part(self, n: float) -> float:
+        return (1 + super().part(n)) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,38 +122,9 @@ class WarmupStableDecay(Schedule):
     floor: float = 0.0
     shape: str = "linear"
 
-    def __post_init__(self) -> None:
-        if self.shape not in _DECAY_SHAPES:
-            raise ValueError(f"unknown decay shape `{self.shape}`; known: {sorted(_DECAY_SHAPES)}")
-
     def after(self, n: float) -> float:
         x = min(1.0, max(0.0, (n - self.decay_start) / self.decay_length))
-        return self.floor + (self.peak - self.floor) * _DECAY_SHAPES[self.shape](x)
-
-
-_DECAY_SHAPES: dict[str, Callable[[float], float]] = {
-    "linear": lambda x: 1.0 - x,
-    "sqrt": lambda x: 1.0 - math.sqrt(x),
-    "cosine": lambda x: (1.0 + math.cos(math.pi * x)) / 2,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class HalfCosine(_Decaying):
-    """The second half of a cosine: a run that was lengthened goes on from the middle of one.
-
-    The warm-up rises to the middle between peak and floor, where the half begins (OLMo-core's
-    `HalfCosWithWarmup`).
-    """
-
-    def at(self, n: float) -> float:
-        if n < self.warmup:
-            return (self.floor + (self.peak - self.floor) / 2) * n / self.warmup
-        return self.after(n)
-
-    def after(self, n: float) -> float:
-        cosine = math.cos(math.pi * (1 + self.part(n)) / 2)
-        return self.floor + (self.peak - self.floor) * (1 + cosine) / 2
+        return self.floor + (self.peak - self.floor) * DECAY_SHAPES[self.shape](x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,31 +159,23 @@ class WarmRestarts(Schedule):
     peak_decay: float = 1.0
     floor_ratio: float = 0.0
 
-    def __post_init__(self) -> None:
-        _demand("period", self.period, self.period > 0, "above 0")
-        _demand("multiplier", self.multiplier, self.multiplier >= 1, "at least 1")
-        _demand("peak_decay", self.peak_decay, 0 < self.peak_decay <= 1, "above 0, at most 1")
-
     def after(self, n: float) -> float:
-        floor = self.floor_ratio * self.peak
-        cycle, x = self._cycle(n - self.warmup)
+        floor, m = self.floor_ratio * self.peak, n - self.warmup
+        cycle, x = 0, 0.0
+        if m > 0 and self.multiplier == 1:
+            cycle = max(0, math.ceil(m / self.period) - 1)
+            x = min(1.0, m / self.period - cycle)
+        elif m > 0:
+            length = self.period
+            while m > length:
+                m, cycle, length = m - length, cycle + 1, length * self.multiplier
+            x = m / length
         height = max(0.0, self.peak * self.peak_decay**cycle - floor)
         return floor + height * (1 + math.cos(math.pi * x)) / 2
 
-    def _cycle(self, m: float) -> tuple[int, float]:
-        if m <= 0:
-            return 0, 0.0
-        if self.multiplier == 1:
-            cycle = max(0, math.ceil(m / self.period) - 1)
-            return cycle, min(1.0, m / self.period - cycle)
-        cycle, length = 0, self.period
-        while m > length:
-            m, cycle, length = m - length, cycle + 1, length * self.multiplier
-        return cycle, m / length
-
 
 @dataclass(frozen=True, kw_only=True)
-class OscillatoryLockIn(_Decaying):
+class OscillatoryLockIn(Cosine):
     """A cosine with bumps: each period rises towards the peak and settles for its cool share.
 
     After "When Flat Minima Fail" (2604.15167), which names bump phases and settled cool phases
@@ -191,24 +189,13 @@ class OscillatoryLockIn(_Decaying):
     amplitude: float = 0.3
     cool_share: float = 0.5
 
-    def __post_init__(self) -> None:
-        _demand("period", self.period, self.period > 0, "above 0")
-        _demand("amplitude", self.amplitude, 0 <= self.amplitude <= 1, "from 0 to 1")
-        _demand("cool_share", self.cool_share, 0 <= self.cool_share < 1, "from 0 to below 1")
-
     def after(self, n: float) -> float:
-        cosine = math.cos(math.pi * self.part(n))
-        base = self.floor + (self.peak - self.floor) * (1 + cosine) / 2
+        base = super().after(n)
         if n >= self.end:
             return base
         phase = (n - self.warmup) / self.period % 1.0 / (1 - self.cool_share)
         bump = (1 - math.cos(2 * math.pi * phase)) / 2 if phase < 1 else 0.0
         return base + self.amplitude * (self.peak - base) * bump
-
-
-def _demand(name: str, value: float, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"`{name}` is {value:g}, and it must be {allowed}")
 
 
 KINDS: dict[str, type[Schedule]] = {
@@ -221,12 +208,6 @@ KINDS: dict[str, type[Schedule]] = {
     "sgdr": WarmRestarts,
     "oli": OscillatoryLockIn,
 }
-
-
-def spell(schedule: Schedule) -> dict[str, float | str]:
-    """Return the table that `build` makes the schedule from: its kind and its parameters."""
-    kind = next(kind for kind, cls in KINDS.items() if cls is type(schedule))
-    return {"kind": kind, **{f.name: getattr(schedule, f.name) for f in fields(schedule)}}
 
 
 def build(kind: str, **parameters: float | str) -> Schedule:
@@ -244,11 +225,4 @@ def build(kind: str, **parameters: float | str) -> Schedule:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name != "shape" and not (is_number and abs(float(value)) < 1e300):
             raise ValueError(f"`{name}` is `{value}`, and it must be a number")
-    schedule = KINDS[kind](**parameters)  # type: ignore[arg-type]
-    # A decay that has no length would be divided by.
-    end, length = (getattr(schedule, name, None) for name in ("end", "decay_length"))
-    if end is not None:
-        _demand("end", end, end > schedule.warmup, f"above the warm-up's {schedule.warmup:g}")
-    if length is not None:
-        _demand("decay_length", length, length > 0, "above 0")
-    return schedule
+    return KINDS[kind](**parameters)  # type: ignore[arg-type]

@@ -31,7 +31,15 @@ from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 from qaudit.core.grid import SHARES
-from qaudit.core.linears import CodeLayout, Linears, Quantize, Quantized, WholeBlock
+from qaudit.core.linears import (
+    CodeLayout,
+    Linears,
+    Quantize,
+    Quantized,
+    WholeBlock,
+    alone,
+    refuse_nonfinite,
+)
 from qaudit.errors import MachineError, SchemeError
 
 Shapes = Mapping[tuple[int, str], tuple[int, int]]
@@ -145,10 +153,11 @@ class Scheme:
     extra: ClassVar[tuple[str, str] | None] = None  # a library, and what installs it
     act_bits: ClassVar[int | None] = None  # of each activation's code, where `act` is no parameter
     rounds_columns: ClassVar[bool] = False  # in turn, by the loop that a plan chooses
+    cache_clip: ClassVar[float] = 1.0  # share to which the range of cached keys and values is cut
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
 
-    kv: str = added(NO_CACHE)  # what keys and values are kept in (`qaudit/core/activations.py`)
+    kv: str = added(NO_CACHE)  # what keys and values are kept in (`qaudit/core/floats.py`)
 
     def __post_init__(self) -> None:
         """Refuse parameters out of range."""
@@ -201,11 +210,6 @@ class Scheme:
         return False
 
     @property
-    def cache_clip(self) -> float:
-        """Share to which the range of cached keys and values is cut."""
-        return 1.0
-
-    @property
     def learning_steps(self) -> int:
         """How many mini-batches a block is learned on."""
         return getattr(self, "steps", 0)
@@ -233,12 +237,14 @@ class Scheme:
         return None
 
     def quantize(self, linears: Linears) -> Quantized:
-        raise NotImplementedError
+        """Quantize a group; a scheme that learns on whole blocks then learns on the group alone."""
+        refuse_nonfinite(linears)
+        return self.train(alone(linears, self.name))(linears)
 
     def train(self, block: WholeBlock) -> Quantize:
         """Learn on what a block returns; return what quantizes its groups, which is called in turn.
 
-        Only where `calibration` is `WHOLE_BLOCK`. `quantize` then learns on one group alone.
+        Only where `calibration` is `WHOLE_BLOCK`.
         """
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy  # its parts load where they are first used
@@ -47,24 +47,6 @@ _BLOCK = 1 << 20  # entries that are summed in double precision at once
 
 
 @dataclass(frozen=True, eq=False)
-class Applied:
-    """What a matrix makes of a vector v."""
-
-    product_P: Tensor
-    forms_K: Array  # v.Av of other matrices A
-
-
-@dataclass(frozen=True)
-class Probing:
-    """How much is spent on a trace."""
-
-    probes: int = 30
-    tolerance: float = 0.01
-    seed: int = 0
-    confidence: float = 0.95
-
-
-@dataclass(frozen=True, eq=False)
 class Trace:
     """The samples of a trace."""
 
@@ -75,7 +57,8 @@ class Trace:
 
     @property
     def standard_error(self) -> float:
-        return _standard_error(self.samples_N)
+        probes = len(self.samples_N)
+        return float(self.samples_N.std(ddof=1)) / math.sqrt(probes) if probes > 1 else math.inf
 
     @property
     def interval(self) -> Interval:
@@ -84,34 +67,41 @@ class Trace:
         if probes < 2 or not math.isfinite(mean):
             return Interval(mean, -math.inf, math.inf)
         reach = float(scipy.special.stdtrit(probes - 1, 0.5 + self.confidence / 2))
-        return Interval(
-            mean, mean - reach * self.standard_error, mean + reach * self.standard_error
-        )
+        reach *= self.standard_error
+        return Interval(mean, mean - reach, mean + reach)
 
 
 def estimate_trace(
-    product: Callable[[Tensor], Applied],
+    product: Callable[[Tensor], tuple[Tensor, Array]],
     size: int,
     like: Tensor,
-    probing: Probing,
     progress: Progress = lambda done, total: None,
+    *,
+    probes: int = 30,
+    tolerance: float = 0.01,
+    seed: int = 0,
+    confidence: float = 0.95,
 ) -> Trace:
-    """Estimate a trace; vectors have the device and dtype of `like`."""
+    """Estimate a trace, by products with vectors that have the device and dtype of `like`.
+
+    Beside the product Av a function returns forms, v.Bv of other matrices B.
+    """
     samples: list[float] = []
     forms: list[Array] = []
-    reached = False
-    while len(samples) < probing.probes and not reached:
+    while True:
         # Every probe has a seed of its own, so that one more changes none of those before.
-        entropy = np.random.SeedSequence([probing.seed, len(samples), 0])
+        entropy = np.random.SeedSequence([seed, len(samples), 0])
         probe_P = signs(size, int(entropy.generate_state(1)[0]), like)
-        applied = product(probe_P)
-        samples.append(dot(probe_P, applied.product_P))
-        forms.append(applied.forms_K)
-        progress(len(samples), probing.probes)
-        error = _standard_error(np.array(samples))
-        limit = probing.tolerance * abs(float(np.mean(samples)))
-        reached = len(samples) >= FEWEST and error <= limit
-    return Trace(np.array(samples), np.stack(forms), reached, confidence=probing.confidence)
+        product_P, forms_K = product(probe_P)
+        samples.append(dot(probe_P, product_P))
+        forms.append(forms_K)
+        progress(len(samples), probes)
+        trace = Trace(np.array(samples), np.stack(forms), False, confidence)
+        limit = tolerance * abs(float(np.mean(samples)))
+        if len(samples) >= FEWEST and trace.standard_error <= limit:
+            return replace(trace, reached=True)
+        if len(samples) >= probes:
+            return trace
 
 
 def signs(size: int, seed: int, like: Tensor) -> Tensor:
@@ -119,12 +109,6 @@ def signs(size: int, seed: int, like: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     drawn_P = torch.randint(0, 2, (size,), generator=generator, dtype=torch.int8)
     return drawn_P.to(like.device).to(like.dtype).mul_(2).sub_(1)
-
-
-def _standard_error(samples_N: Array) -> float:
-    if len(samples_N) < 2:
-        return math.inf
-    return float(samples_N.std(ddof=1)) / math.sqrt(len(samples_N))
 
 
 # ---------------------------------------------------------------------------------------- its ends
@@ -148,42 +132,49 @@ class Ends:
     reached: bool  # the tolerance, for the largest
 
 
-@dataclass(frozen=True)
-class EigenSearch:
-    """The number of eigenvalues, and how much is spent on them."""
-
-    count: int = 1
-    steps: int = 40
-    tolerance: float = 0.01  # residual as a part of the eigenvalue
-    seed: int = 0
-
-
 def find_ends(
     multiply: Multiply,
     size: int,
     like: Tensor,
-    search: EigenSearch,
     progress: Progress = lambda done, total: None,
+    *,
+    count: int = 1,
+    steps: int = 40,
+    tolerance: float = 0.01,
+    seed: int = 0,
 ) -> Ends:
-    """Find the ends of a spectrum; vectors have the device and dtype of `like`."""
+    """Find so many of the largest eigenvalues and the smallest one.
+
+    The tolerance is of a residual, as a part of its eigenvalue.
+    """
     basis: list[Tensor] = []
     diagonal: list[float] = []
     beside_it: list[float] = []
-    at_most = min(search.steps, size)
-    vector_P = _fresh(basis, size, like, search.seed)
+    at_most = min(steps, size)
+    vector_P = _fresh(basis, size, like, seed)
     while True:
         basis.append(vector_P)
         image_P = multiply(vector_P)
         diagonal.append(dot(vector_P, image_P))
         progress(len(diagonal), at_most)
-        left_P = beside(image_P, basis)
-        length = norm(left_P)
+        rest_P = beside(image_P, basis)
+        length = norm(rest_P)
         ended = length <= _NOTHING * max(map(abs, (*diagonal, *beside_it)))
-        ends = _read(diagonal, beside_it, 0.0 if ended else length, search)
-        if ends.steps >= at_most or ends.reached or not math.isfinite(length):
-            return ends
-        beside_it.append(0.0 if ended else length)
-        vector_P = _fresh(basis, size, like, search.seed) if ended else left_P / length
+        following = 0.0 if ended else length
+        if not np.isfinite(diagonal).all():
+            unknown = Eigenvalue(math.nan, math.inf)
+            return Ends((unknown,) * count, unknown, len(diagonal), reached=False)
+        # The ends of T, each with its residual: what the next vector has of it.
+        values, vectors_SS = scipy.linalg.eigh_tridiagonal(np.array(diagonal), np.array(beside_it))
+        residuals = following * np.abs(vectors_SS[-1])
+        pairs = [Eigenvalue(float(v), float(r)) for v, r in zip(values, residuals, strict=True)]
+        largest = tuple(pairs[::-1][:count])
+        close = [end.residual <= tolerance * abs(end.value) for end in largest]
+        reached = len(largest) == count and all(close)
+        if len(pairs) >= at_most or reached or not math.isfinite(length):
+            return Ends(largest, pairs[0], len(pairs), reached)
+        beside_it.append(following)
+        vector_P = _fresh(basis, size, like, seed) if ended else rest_P / length
 
 
 def _fresh(basis: list[Tensor], size: int, like: Tensor, seed: int) -> Tensor:
@@ -193,32 +184,17 @@ def _fresh(basis: list[Tensor], size: int, like: Tensor, seed: int) -> Tensor:
     return vector_P / norm(vector_P)
 
 
-def _read(
-    diagonal: list[float], beside_it: list[float], next_one: float, search: EigenSearch
-) -> Ends:
-    """Return the ends of T, each with its residual: what the next vector has of it."""
-    if not np.isfinite(diagonal).all():
-        unknown = Eigenvalue(math.nan, math.inf)
-        return Ends((unknown,) * search.count, unknown, len(diagonal), reached=False)
-    values_S, vectors_SS = scipy.linalg.eigh_tridiagonal(np.array(diagonal), np.array(beside_it))
-    residual_S = next_one * np.abs(vectors_SS[-1])
-    pairs = [Eigenvalue(float(v), float(r)) for v, r in zip(values_S, residual_S, strict=True)]
-    largest = tuple(pairs[::-1][: search.count])
-    close = [e.residual <= search.tolerance * abs(e.value) for e in largest]
-    return Ends(largest, pairs[0], len(pairs), len(largest) == search.count and all(close))
-
-
 def beside(vector_P: Tensor, others: Sequence[Tensor]) -> Tensor:
     """Return the vector without its components along orthonormal others.
 
     Gram-Schmidt, twice: a single sweep leaves rounding errors along the others as large as what is
     taken away (Giraud, Langou and Rozloznik 2005).
     """
-    left_P = vector_P.clone()
+    rest_P = vector_P.clone()
     for _ in range(2):
         for other_P in others:
-            left_P.sub_(other_P, alpha=dot(other_P, left_P))
-    return left_P
+            rest_P.sub_(other_P, alpha=dot(other_P, rest_P))
+    return rest_P
 
 
 def dot(a_P: Tensor, b_P: Tensor) -> float:

@@ -51,6 +51,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +61,7 @@ from qaudit.types import Interval
 
 Array = npt.NDArray[np.float64]
 Sums = npt.ArrayLike
-Statistic = Callable[[Array], Array]
+Statistic = Callable[[Array], Any]
 """Sums (K, ...) to values (...)."""
 
 MINIMUM_DOCUMENTS = 10
@@ -154,40 +155,34 @@ def _shape(standardized_D: Array) -> tuple[float, float]:
     return skewness, max(0.0, corrected)
 
 
-def per_token(sums: Array) -> Array:
+def per_token(sums: Array) -> Any:
     """Return a loss per token; sums are (nll, tokens)."""
-    value: Array = sums[0] / sums[1]
-    return value
+    return sums[0] / sums[1]
 
 
-def root_mean(sums: Array) -> Array:
+def root_mean(sums: Array) -> Any:
     """Return the root of a mean per token; sums are (squares, tokens)."""
-    value: Array = np.sqrt(sums[0] / sums[1])
-    return value
+    return np.sqrt(sums[0] / sums[1])
 
 
-def excess(sums: Array) -> Array:
+def excess(sums: Array) -> Any:
     """Return by what part of a loss another is higher; sums are (nll, nll of full precision)."""
-    value: Array = sums[0] / sums[1] - 1
-    return value
+    return sums[0] / sums[1] - 1
 
 
-def change(sums: Array) -> Array:
+def change(sums: Array) -> Any:
     """Return the difference of two losses per token; sums are (nll, nll, tokens)."""
-    value: Array = (sums[0] - sums[1]) / sums[2]
-    return value
+    return (sums[0] - sums[1]) / sums[2]
 
 
-def change_difference(sums: Array) -> Array:
+def change_difference(sums: Array) -> Any:
     """Return the difference of two changes; sums are (a, a in full, b, b in full, tokens)."""
-    value: Array = (sums[0] - sums[1] - sums[2] + sums[3]) / sums[4]
-    return value
+    return (sums[0] - sums[1] - sums[2] + sums[3]) / sums[4]
 
 
-def excess_difference(sums: Array) -> Array:
+def excess_difference(sums: Array) -> Any:
     """Return the difference of two relative errors; sums are (a, a in full, b, b in full)."""
-    value: Array = sums[0] / sums[1] - sums[2] / sums[3]
-    return value
+    return sums[0] / sums[1] - sums[2] / sums[3]
 
 
 def cross_entropy(nll: Sums, tokens: Sums, confidence: float = 0.95) -> Interval:
@@ -198,11 +193,9 @@ def relative_error(quantized: Sums, full: Sums, confidence: float = 0.95) -> Int
     return interval((quantized, full), excess, confidence)
 
 
-def absolute_change(
-    quantized: Sums, full: Sums, tokens: Sums, confidence: float = 0.95
-) -> Interval:
-    """Return CE(quantized) - CE(full precision), in nats per token."""
-    return interval((quantized, full, tokens), change, confidence)
+def absolute_change(a: Sums, b: Sums, tokens: Sums, confidence: float = 0.95) -> Interval:
+    """Return CE(a) - CE(b), in nats per token: of full precision, or of another model."""
+    return interval((a, b, tokens), change, confidence)
 
 
 def bits_per_byte(nll: Sums, nbytes: Sums) -> float:
@@ -219,11 +212,6 @@ def perplexity(ce: float) -> float:
 def within(interval: Interval, low: float, high: float) -> Interval:
     """Return an interval without what the quantity cannot be."""
     return Interval(interval.estimate, max(interval.low, low), min(interval.high, high))
-
-
-def outright(a: Sums, b: Sums, tokens: Sums, confidence: float = 0.95) -> Interval:
-    """Return CE(a) - CE(b) in nats per token: which model is better as it is."""
-    return absolute_change(a, b, tokens, confidence)
 
 
 def median(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
@@ -281,22 +269,6 @@ def crossed(sums_RD: Array, below_D: Sums, confidence: float = 0.95) -> Interval
         whole.estimate - math.hypot(below, more),
         whole.estimate + math.hypot(above, more),
     )
-
-
-def over_repetitions(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Return the mean of independent repetitions with Student's t interval; None for one alone.
-
-    With few of them, as seeds of a training run are, the quantile is large (4.3 for three, at
-    95 %), and that is the honest price of few. Bootstrap and normal intervals are given up: with
-    three numbers the first has ten distinct samples, and the second covers 81 %.
-    """
-    if len(values) < 2:
-        return None
-    numbers = np.asarray(values, dtype=np.float64)
-    mean, n = float(numbers.mean()), len(numbers)
-    quantile = float(scipy.special.stdtrit(n - 1, 0.5 + confidence / 2))
-    half = quantile * float(numbers.std(ddof=1)) / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half)
 
 
 def simultaneous(confidence: float, comparisons: int) -> float:
@@ -366,12 +338,6 @@ MOST_TO_DECIDE = 4096
 """Documents: what takes more to decide is at its margin."""
 
 
-def _with_documents(spread: Spread, documents: int) -> Spread:
-    share = documents / spread.documents
-    freedom = min(max(2.0, spread.freedom * share), max(2.0, documents - 1.0))
-    return Spread(documents, spread.standard_error / math.sqrt(share), freedom, spread.skewness)
-
-
 def documents_to_decide(
     interval: Interval, error: float, documents: int, margin: float
 ) -> int | None:
@@ -406,11 +372,14 @@ def documents_for_width(
     target, spread = share * abs(result.interval.estimate), result.spread
     if spread is None or not 0.0 < target < math.inf:
         return None
-    return _smallest(
-        lambda n: max(reach(_with_documents(spread, n), confidence)) <= target,
-        MINIMUM_DOCUMENTS,
-        MOST,
-    )
+
+    def is_enough(count: int) -> bool:
+        share = count / spread.documents
+        freedom = min(max(2.0, spread.freedom * share), max(2.0, count - 1.0))
+        error = spread.standard_error / math.sqrt(share)
+        return max(reach(Spread(count, error, freedom, spread.skewness), confidence)) <= target
+
+    return _smallest(is_enough, MINIMUM_DOCUMENTS, MOST)
 
 
 def detectable(columns: Sequence[Sums], statistic: Statistic, confidence: float = 0.95) -> float:

@@ -61,16 +61,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qaudit.core.spectrum import (
-    Applied,
-    EigenSearch,
     Ends,
-    Probing,
     Trace,
     dot,
     estimate_trace,
     find_ends,
 )
-from qaudit.core.statistics import crossed
+from qaudit.core.statistics import Array, crossed
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.curvature import Curvature
 from qaudit.diagnostics.diagnostic import role_of
@@ -130,9 +127,9 @@ class LossHessian:
         return total / float(self.tokens_D.sum())
 
     def multiply(self, vector_P: Tensor) -> Tensor:
-        return self(vector_P).product_P
+        return self(vector_P)[0]
 
-    def __call__(self, vector_P: Tensor) -> Applied:
+    def __call__(self, vector_P: Tensor) -> tuple[Tensor, Array]:
         """Return the product, the forms of the documents' summed losses, and of the tensors."""
         product_P = torch.zeros_like(vector_P)
         along, sums = vector_P.split(self.sizes), product_P.split(self.sizes)
@@ -151,7 +148,7 @@ class LossHessian:
                 "the second derivatives of its loss are not finite",
                 hint="the checkpoint is damaged or its training diverged; try another revision",
             )
-        return Applied(product_P, np.concatenate([form_D, form_S]))
+        return product_P, np.concatenate([form_D, form_S])
 
     def _curve(self, windows: Sequence[Tensor], along: Sequence[Tensor]) -> Grads:
         with torch.enable_grad():
@@ -378,13 +375,11 @@ def measure_curvature(case: Case) -> list[CurvatureRow]:
         hessian,
         sum(hessian.sizes),
         hessian.like,
-        Probing(
-            probes=parameters.probes,
-            tolerance=parameters.tolerance,
-            seed=parameters.seed,
-            confidence=case.confidence,
-        ),
         lambda done, total: case.progress(done, total, f"curvature: product {done}"),
+        probes=parameters.probes,
+        tolerance=parameters.tolerance,
+        seed=parameters.seed,
+        confidence=case.confidence,
     )
     ends = None
     if parameters.eigenvalues:
@@ -392,10 +387,11 @@ def measure_curvature(case: Case) -> list[CurvatureRow]:
             hessian.multiply,
             sum(hessian.sizes),
             hessian.like,
-            EigenSearch(
-                parameters.eigenvalues, parameters.steps, parameters.residual, parameters.seed
-            ),
             lambda done, total: case.progress(done, total, f"curvature: step {done}"),
+            count=parameters.eigenvalues,
+            steps=parameters.steps,
+            tolerance=parameters.residual,
+            seed=parameters.seed,
         )
     tokens_D = hessian.tokens_D
     whole = CurvatureRow(

@@ -26,7 +26,7 @@ from qaudit.planning.machine import choose_device, why_auto
 from qaudit.planning.pin import libraries
 from qaudit.report.format import duration, size
 from qaudit.settings import DEFAULT_SCHEMES
-from qaudit.support.extras import INSTALL, install
+from qaudit.support.keys import INSTALL, install
 from qaudit.support.lazy import torch
 from qaudit.types import Window
 

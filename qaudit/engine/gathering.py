@@ -35,8 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qaudit.core.gram import InputsAccumulator
-from qaudit.core.linears import Inputs
+from qaudit.core.linears import Inputs, InputsAccumulator
 from qaudit.model.blocks import Block, Group
 from qaudit.model.device import upload
 from qaudit.model.experts import Experts, Routed

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qaudit.core.activations import bits_per_value, round_heads
+from qaudit.core.floats import bits_per_value, round_heads
 from qaudit.core.linears import Around, Inputs, Linears, Quantize, Quantized
 from qaudit.core.mixture import Table, bits_in
 from qaudit.core.scheme import NO_CACHE, Calibration, Scheme

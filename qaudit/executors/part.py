@@ -26,8 +26,7 @@ from typing import Any
 import torch
 
 from qaudit.checkpoints.stamps import refuse_changed_settings
-from qaudit.core.column_loops import FUSED
-from qaudit.core.gptq_triton import obstacle
+from qaudit.core.column_loops import FUSED, obstacle
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration, Shipped

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from qaudit.errors import ModelError
-from qaudit.support.extras import install
+from qaudit.support.keys import install
 
 
 class _Parameters(ctypes.Structure):

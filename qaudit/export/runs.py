@@ -332,7 +332,7 @@ def run(
         int((audited.tokens > 0).sum()),
         statistics.cross_entropy(audited.nll_sum, tokens),
         statistics.cross_entropy(evidence.nll_sum, tokens),
-        statistics.outright(evidence.nll_sum, audited.nll_sum, tokens),
+        statistics.absolute_change(evidence.nll_sum, audited.nll_sum, tokens),
         _mean_kl(audited),
         _mean_kl(evidence),
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from qaudit.checkpoints.safetensors import ShardWriter
 from qaudit.checkpoints.stamps import folder_of, hub_cache
-from qaudit.core.doubts import doubts_of_files
+from qaudit.core.course import doubts_of_files
 from qaudit.downloads.downloads import RECORD_FILE, Downloads, price_traffic
 from qaudit.errors import MachineError, SourceError
 from qaudit.export import contents

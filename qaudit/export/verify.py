@@ -29,7 +29,7 @@ from qaudit.saved.evidence import read_saved
 from qaudit.saved.exports import FILE as RECORD
 from qaudit.saved.exports import ExportRecord, read_export
 from qaudit.saved.signature import VARIABLE, has_key, is_signed_export
-from qaudit.support.extras import install
+from qaudit.support.keys import install
 from qaudit.support.lazy import torch
 from qaudit.types import Evidence, Watch, digest
 

@@ -31,8 +31,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from qaudit.core.schedules import Schedule, build
+from qaudit.support.foreign import slow_reason
 from qaudit.support.keys import as_list
-from qaudit.support.patterns import slow_reason
 
 
 @dataclass(frozen=True)

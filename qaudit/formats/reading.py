@@ -20,8 +20,8 @@ from typing import Any, Literal
 from qaudit.checkpoints.header import TensorInfo
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ConfigurationError, SourceError, UsageError
+from qaudit.support.foreign import slow_reason
 from qaudit.support.lazy import Tensor, torch
-from qaudit.support.patterns import slow_reason
 from qaudit.whole import read_regular
 
 Config = Mapping[str, Any]
@@ -72,27 +72,27 @@ class Rounding:
         return 4 if self.kind.endswith("fp4") else 8
 
     def __call__(self, x: Tensor) -> Tensor:
-        from qaudit.core.activations import in_parts
+        from qaudit.core.floats import in_parts
 
         whole_batch = self.kind == "int8 but outliers"  # of any token of a batch
         return self._round(x) if whole_batch else in_parts(x, self._round)
 
     def _round(self, x: Tensor) -> Tensor:
-        from qaudit.core import activations, floats
+        from qaudit.core import floats
 
         number = self.number or 0.0
         match self.kind:
             case "fp8":
                 bounded = x if self.number is None else x.clamp(-number, number)
-                return activations.fp8_tokens(bounded)
+                return floats.fp8_tokens(bounded)
             case "fp8 by 128":
-                return activations.fp8_token_groups(x)
+                return floats.fp8_token_groups(x)
             case "int8":
-                return activations.int8_tokens(x)
+                return floats.int8_tokens(x)
             case "mxfp4":
-                return activations.mxfp4_groups(x, "even")
+                return floats.mxfp4_groups(x, "even")
             case "nvfp4":
-                return activations.nvfp4_groups(x, x.new_tensor(number, dtype=torch.float32))
+                return floats.nvfp4_groups(x, x.new_tensor(number, dtype=torch.float32))
             case "fp8 fixed":
                 return (floats.e4m3(x.float() / number).float() * number).to(x.dtype)
             case "int8 fixed":

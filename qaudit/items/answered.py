@@ -38,9 +38,8 @@ from qaudit.judge.tasks import MEAN, same_items
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.parts import PLAN, one_writer
 from qaudit.saved.results import write_imported
-from qaudit.support.extras import install
 from qaudit.support.foreign import json_of
-from qaudit.support.keys import first_of, nearest
+from qaudit.support.keys import first_of, install, nearest
 from qaudit.types import FULL_PRECISION, ImportedAnswers, Measurement, TaskEvidence, digest
 from qaudit.whole import read_regular
 

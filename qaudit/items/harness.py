@@ -23,8 +23,7 @@ from typing import Any
 
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.sandbox import Templates
-from qaudit.support.extras import install
-from qaudit.support.keys import nearest
+from qaudit.support.keys import install, nearest
 
 DEFAULT_SHOTS = 5
 DEFAULT_ITEMS = 500

@@ -256,6 +256,11 @@ class Deciding:
     documents: int | None = None
 
 
+AT_THE_MARGIN = Deciding(
+    f"at the margin: {MOST_TO_DECIDE:,} documents would not decide it in four of five cases"
+)
+
+
 def settling(
     table: Measurements,
     cells: Sequence[Cell],
@@ -278,7 +283,6 @@ def settling(
 
 def deciding(needed: int | None, measured: int) -> Deciding:
     if needed is None:
-        most = f"{MOST_TO_DECIDE:,} documents would not decide it in four of five cases"
-        return Deciding(f"at the margin: {most}")
+        return AT_THE_MARGIN
     hint = f"needs about {needed:,} documents to decide; {measured:,} were measured"
     return Deciding(hint, needed)

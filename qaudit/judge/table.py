@@ -58,28 +58,18 @@ class Measurements:
             )
         seen: set[tuple[str, str, int]] = set()
         for m in measurements:
-            first, key = measurements[0], (m.subject, m.spec, m.calibration_seed)
             if m.subject not in labels:
                 raise AuditError(
                     f"`{m.subject}` was measured and is no subject of this audit",
                     hint="evidence of another audit may be in the same folder",
                 )
-            if key in seen:
+            if (key := (m.subject, m.spec, m.calibration_seed)) in seen:
                 raise AuditError(
                     f"`{m.subject}` was measured twice under `{m.scheme}`",
                     hint="one measurement for each subject, scheme and calibration seed",
                 )
             seen.add(key)
-            what, hint = "documents", "measure both on the same evaluation text and protocol"
-            if m.evidence.document_sha256 == first.evidence.document_sha256:
-                what, hint = "tokens", "different tokenizers compare only in bits per byte"
-                if np.array_equal(m.evidence.tokens, first.evidence.tokens):
-                    continue
-            raise AuditError(
-                f"`{m.subject}` under `{m.scheme}` and `{first.subject}` under `{first.scheme}` "
-                f"were measured on different {what}",
-                hint=hint,
-            )
+        _refuse_other_documents(measurements)
         return cls(tuple(subjects), tuple(measurements), confidence)
 
     @cached_property
@@ -130,23 +120,25 @@ class Measurements:
         return self.measurements[0].evidence.scored()
 
     @cached_property
-    def _checkpoints(self) -> tuple[Subject, ...]:
-        return tuple(s for s in self.subjects if s.kind == "checkpoint")
-
-    @property
     def last_checkpoint(self) -> str | None:
-        return self._checkpoints[-1].label if self._checkpoints else None
+        labels = [s.label for s in self.subjects if s.kind == "checkpoint"]
+        return labels[-1] if labels else None
 
     def series_ends(self) -> tuple[str, ...]:
         """Return the last checkpoint, and the last ones of the ingredients beside it."""
-        return tuple(self._checkpoints[k].label for k in ends([s.first for s in self._checkpoints]))
+        singles = [s for s in self.subjects if s.kind == "checkpoint"]
+        return tuple(singles[k].label for k in ends([s.first for s in singles]))
 
     def stage_ends(self) -> tuple[str, ...]:
-        stages = {s.first.stage: s.label for s in self._checkpoints if s.first.stage is not None}
-        return tuple(label for label in stages.values() if label != self.last_checkpoint)
+        ends = {
+            s.first.stage: s.label
+            for s in self.subjects
+            if s.kind == "checkpoint" and s.first.stage is not None
+        }
+        return tuple(label for label in ends.values() if label != self.last_checkpoint)
 
     def members(self, soup: Subject) -> tuple[str, ...]:
-        singles = {s.first: s.label for s in self._checkpoints}
+        singles = {s.first: s.label for s in self.subjects if s.kind == "checkpoint"}
         labels = (singles.get(checkpoint) for checkpoint, _ in soup.members)
         return tuple(dict.fromkeys(label for label in labels if label is not None))
 
@@ -160,3 +152,19 @@ def by_cell(measurements: Iterable[Measurement]) -> dict[tuple[str, str], list[M
 
 def is_finite(measurement: Measurement) -> bool:
     return bool(np.isfinite(measurement.evidence.nll_sum).all())
+
+
+def _refuse_other_documents(measurements: Sequence[Measurement]) -> None:
+    for m in measurements[1:]:
+        first = measurements[0]
+        if m.evidence.document_sha256 != first.evidence.document_sha256:
+            what, hint = "documents", "measure both on the same evaluation text and protocol"
+        elif not np.array_equal(m.evidence.tokens, first.evidence.tokens):
+            what, hint = "tokens", "different tokenizers compare only in bits per byte"
+        else:
+            continue
+        raise AuditError(
+            f"`{m.subject}` under `{m.scheme}` and `{first.subject}` under `{first.scheme}` "
+            f"were measured on different {what}",
+            hint=hint,
+        )

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from qaudit.core.activations import in_parts
+from qaudit.core.floats import in_parts
 from qaudit.core.linears import FoldSource, Inputs, Linears, Quantized, Rows
 from qaudit.errors import ModelError
 from qaudit.model.experts import ExpertPart, Experts, Routed, fuse

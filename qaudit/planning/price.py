@@ -21,7 +21,7 @@ from statistics import median
 import numpy as np
 import psutil
 
-from qaudit.core.gram import SAMPLE
+from qaudit.core.linears import SAMPLE
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Scheme, Shipped, class_of_stored
 from qaudit.core.statistics import detectable, excess

@@ -25,7 +25,7 @@ from xml.etree.ElementTree import Element
 
 from qaudit.errors import MachineError
 from qaudit.report.format import pixels_of, printable, shortened, width_of, wrapped
-from qaudit.support.extras import INSTALL
+from qaudit.support.keys import INSTALL
 from qaudit.types import Interval
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from qaudit.core.doubts import doubts_of_files
+from qaudit.core.course import doubts_of_files
 from qaudit.core.registry import parse_scheme
 from qaudit.report import document as doc
 from qaudit.report import terminal

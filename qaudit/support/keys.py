@@ -2,6 +2,8 @@
 
 Pydantic's messages name types and models. These name the key that is wrong, the key that was
 probably meant, and what is allowed there.
+
+Optional packages are installed as extras of this distribution, with its bounds.
 """
 
 from __future__ import annotations
@@ -101,3 +103,26 @@ def first_of(names: Sequence[str], most: int = 3) -> str:
     """Quote the first names, and count those behind them."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(f"`{name}`" for name in names[:most]) + more
+
+
+INSTALL = "pip install qaudit-llm"
+EXTRAS = {
+    "accelerate": "verify",
+    "compressed-tensors": "verify",
+    "gguf": "gguf",
+    "gptqmodel": "gptqmodel",
+    "lm_eval": "tasks",
+    "mlx-lm": "mlx",
+    "pandas": "pandas",
+    "pyarrow": "parquet",
+    "vllm": "vllm",
+    "xllamacpp": "llamacpp",
+    "zstandard": "inspect",
+}
+"""Package -> the extra that brings it. What is not listed is a dependency."""
+
+
+def install(*packages: str) -> str:
+    """Return the command that installs packages."""
+    extras = sorted({EXTRAS[name] for name in packages if name in EXTRAS})
+    return f"pip install 'qaudit-llm[{','.join(extras)}]'" if extras else INSTALL

@@ -48,8 +48,7 @@ from typing import Any, Literal
 
 from qaudit.errors import CorpusError, MachineError
 from qaudit.items.tokens import PromptedItem
-from qaudit.support.extras import install
-from qaudit.support.keys import nearest
+from qaudit.support.keys import install, nearest
 from qaudit.text.chat import MESSAGES, TOOLS, Chat
 from qaudit.text.tokenizer import must_be_unicode
 from qaudit.types import CHOICES, Document

@@ -106,7 +106,7 @@ def test_what_stops_a_command_is_no_breach(
 
     shown: list[object] = []
     monkeypatch.setattr("qaudit.cli.terminal.say", shown.append)
-    monkeypatch.setattr("qaudit.cli.gate.classes_named", stop)
+    monkeypatch.setattr("qaudit.cli.gate._judge", stop)
     refused(qaudit("gate", "out"), code, sentence, hint)
     assert ("ZeroDivisionError: of nothing" in str(shown)) == ("bug" in sentence)
 

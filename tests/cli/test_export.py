@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes.gptq import Gptq
-from qaudit.core.schemes.rtn import RoundToNearest
+from qaudit.core.schemes.nearest import RoundToNearest
 from qaudit.engine.kept_weights import sha256_of
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.report.format import spread

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.gguf.blocks import GgufBlocks
+from qaudit.core.gguf import GgufBlocks
 from qaudit.core.linears import IntegerCodes
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import QauditError, SchemeError

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from qaudit.core.gram import tf32_products
-from qaudit.core.linears import Inputs, Linears
+from qaudit.core.linears import Inputs, Linears, tf32_products
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes import awq
 from tests.support.pretended_device import pretended

@@ -6,8 +6,7 @@ import torch
 
 from qaudit.core.linears import FoldSource, Inputs, Linears, MiniBatch, Rows, WholeBlock
 from qaudit.core.rotation import rotated, rotation
-from qaudit.core.schemes.base_q import BaseQ, Basis, Turns
-from qaudit.core.schemes.quarot import round_columns
+from qaudit.core.schemes.quarot import BaseQ, Basis, Turns, round_columns
 from tests.support.filled import filled
 from tests.support.schemes import example
 

@@ -11,7 +11,7 @@ import torch
 
 from qaudit.core import column_loops
 from qaudit.core.column_loops import FUSED, LOOPS, PLAIN, choose
-from qaudit.core.gptq_block import quantize_block
+from qaudit.core.gptq_solver import quantize_block
 from qaudit.core.registry import parse_scheme
 from qaudit.planning.machine import choose_column_loop
 from qaudit.planning.sizes import Sizes

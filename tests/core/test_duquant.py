@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.learned import descend, total_error
 from qaudit.core.linears import alone
 from qaudit.core.registry import parse_scheme
+from qaudit.core.rotation import descend, total_error
 from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.duquant import Clips, DualTurn, even_rotation, greedy_rotation, zigzag
 from tests.support.filled import filled

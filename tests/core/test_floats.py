@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core import activations, floats
+from qaudit.core import floats
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 
@@ -70,7 +70,7 @@ def test_mxfp4_group_by_group(rule, magnitude):
     ]
     stored = floats.MxFloat4Codes.of(values, rule=rule)
     assert stored.decode().tolist() == expected
-    assert activations.mxfp4_groups(values, rule).tolist() == expected
+    assert floats.mxfp4_groups(values, rule).tolist() == expected
     assert stored.nbits == 9 * (70 * 4 + 3 * 8)
 
 
@@ -100,7 +100,7 @@ def test_nvfp4_group_by_group():
     scale = floats.tensor_scale(values.abs().amax())
     assert float(scale) == g
     assert floats.NvFloat4Codes.of(values, scale, None).decode().tolist() == expected
-    assert activations.nvfp4_groups(values, scale).tolist() == expected
+    assert floats.nvfp4_groups(values, scale).tolist() == expected
 
 
 def test_fp8_scales_of_rows_and_squares():
@@ -131,7 +131,7 @@ def test_the_scale_of_nvfp4_activations_is_that_of_calibration():
     x = torch.randn(50, 70, generator=torch.Generator().manual_seed(3))
     inputs = Inputs(x.T @ x, x.abs().mean(0), 50, x.abs().amax(0))
     quantized = parse_scheme("nvfp4").quantize(Linears({"q": weight()}, inputs))
-    expected = activations.nvfp4_groups(x[:4], floats.tensor_scale(x.abs().amax()))
+    expected = floats.nvfp4_groups(x[:4], floats.tensor_scale(x.abs().amax()))
     assert torch.equal(quantized.inputs(x[:4]), expected)
 
 
@@ -163,7 +163,7 @@ def test_large_batches_are_rounded_in_parts_and_not_in_place(spec):
         tokens.append(part.numel() // 300)
         return inputs(part)
 
-    assert torch.equal(activations.in_parts(x, counted), inputs(x))
+    assert torch.equal(floats.in_parts(x, counted), inputs(x))
     assert torch.equal(x, given)
     assert len(tokens) > 1
     assert sum(tokens) == 600

@@ -12,11 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.gguf.blocks import TYPES, GgufBlocks
-from qaudit.core.gguf.mix import TensorPlace, fallback, type_in_mix
-from qaudit.core.gguf.pack import pack
+from qaudit.core.gguf import TYPES, GgufBlocks, pack
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
+from qaudit.core.schemes.gguf import fallback, type_in_mix
 from qaudit.errors import SourceError
 from tests.support.filled import filled
 from tests.support.gguf import HASHES, importance, weight
@@ -155,7 +154,7 @@ def test_weights_beyond_float16_are_refused(name):
 
 
 def kinds(mix, role, blocks):
-    return [type_in_mix(mix, TensorPlace(role, block, blocks)) for block in range(blocks)]
+    return [type_in_mix(mix, role, block, blocks) for block in range(blocks)]
 
 
 def test_q4_k_m_gives_more_bits_to_values_and_down_in_the_blocks_of_llama_cpp():
@@ -177,8 +176,8 @@ def test_q3_k_m_gives_more_bits_to_values_outputs_and_down():
 
 @pytest.mark.parametrize("mix", ["Q4_K", "Q3_K"])
 def test_shared_values_of_80_blocks_get_five_bits(mix):
-    assert type_in_mix(mix, TensorPlace("self_attn.v_proj", 11, 80, shares_values=True)) == "Q5_K"
-    assert type_in_mix(mix, TensorPlace("self_attn.v_proj", 11, 80)) == "Q4_K"
+    assert type_in_mix(mix, "self_attn.v_proj", 11, 80, shared=True) == "Q5_K"
+    assert type_in_mix(mix, "self_attn.v_proj", 11, 80) == "Q4_K"
 
 
 def test_a_mix_is_packed_by_block_and_role_and_counted():

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from qaudit.core.gram import InputsAccumulator
-from qaudit.core.linears import Inputs, Linears
+from qaudit.core.linears import Inputs, InputsAccumulator, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Calibration
 from qaudit.errors import SchemeError

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from qaudit.core.gptq_block import factor_backwards
-from qaudit.core.gptq_solver import factorize
+from qaudit.core.gptq_solver import factor_backwards, factorize
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import SchemeError, SourceError
@@ -92,7 +91,7 @@ def test_rows_of_several_linears_are_solved_as_if_alone():
 
 def test_dead_columns_need_no_damping():
     gram_CC = torch.diag(torch.tensor([2.0, 0.0, 3.0]))
-    hessian = factorize(gram_CC, torch.arange(3), ("up",), damp=0.0, damp_increment=0.01)
+    hessian = factorize(gram_CC, torch.arange(3), "`up`", damp=0.0, damp_increment=0.01)
     assert hessian.notes == ("1 columns never see an input",)
 
 

@@ -18,8 +18,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qaudit.core.gptq_block import Pull, quantize_block
-from qaudit.core.gptq_triton import Tile, obstacle, quantize_block_fused
+from qaudit.core.column_loops import obstacle, quantize_block_fused
+from qaudit.core.gptq_solver import Pull, quantize_block
 from qaudit.core.grid import Grid, fit
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
@@ -192,7 +192,7 @@ class TestTheKernel:
         apart = (abs(targets - block.targets) > 1e-4 * abs(block.targets).max()).any(0)
         assert apart.sum() <= 1  # a row with a tie
 
-    @pytest.mark.parametrize("tile", [Tile(4, 1), Tile(8, 1), Tile(8, 8), Tile(32, 2)], ids=str)
+    @pytest.mark.parametrize("tile", [(4, 1), (8, 1), (8, 8), (32, 2)], ids=str)
     def test_the_tile_changes_no_bit(self, tile):
         block = Block(100, 45, 32, 3, symmetric=False)
         expected = block.run(quantize_block_fused, DEVICE)
@@ -321,15 +321,15 @@ import sys
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from qaudit.core import gptq_triton
+from qaudit.core import column_loops
 
-kernel, width = gptq_triton._kernel(), int(sys.argv[1])
+kernel, width = column_loops._kernel(), int(sys.argv[1])
 floats = ("weight", "target", "upper", "pulled", "pulling", "scale", "low", "high")
 types = {f"{name}_ptr": "*fp32" for name in floats} | {"grid_of_ptr": "*i32"}
 types |= {"size": "i32", "rows": "i32"} | dict.fromkeys(("WIDTH", "TILE", "PULLS"), "constexpr")
-tile = gptq_triton.Tile()
-source = ASTSource(kernel, types, constexprs={"WIDTH": width, "TILE": tile.rows, "PULLS": True})
-options = {"num_warps": tile.warps, **gptq_triton.EXACT}
+tile_rows, warps = column_loops.TILE
+source = ASTSource(kernel, types, constexprs={"WIDTH": width, "TILE": tile_rows, "PULLS": True})
+options = {"num_warps": warps, **column_loops.EXACT}
 print(compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
 """
 
@@ -358,7 +358,7 @@ class TestWithoutADevice:
     """These need neither Triton nor a device."""
 
     def test_the_plain_loop_runs_and_a_note_says_so(self, monkeypatch):
-        monkeypatch.setattr("qaudit.core.gptq_triton.find_spec", lambda name: None)
+        monkeypatch.setattr("qaudit.core.column_loops.find_spec", lambda name: None)
         linears = problem(6, 40)
         plain = parse_scheme("gptq-4bit").quantize(linears)
         fused = parse_scheme("gptq-4bit:fused=true").quantize(linears)
@@ -369,14 +369,14 @@ class TestWithoutADevice:
             assert torch.equal(fused.weights[name], weight)
 
     def test_double_precision_is_left_to_the_plain_loop(self, monkeypatch):
-        monkeypatch.setattr("qaudit.core.gptq_triton.find_spec", lambda name: name)
-        monkeypatch.setattr("qaudit.core.gptq_triton._is_interpreted", lambda: True)
+        monkeypatch.setattr("qaudit.core.column_loops.find_spec", lambda name: name)
+        monkeypatch.setattr("qaudit.core.column_loops._is_interpreted", lambda: True)
         assert obstacle(torch.zeros(2)) is None
         assert "float64" in obstacle(torch.zeros(2, dtype=torch.float64))
 
     def test_weights_on_the_cpu_are_left_to_the_plain_loop(self, monkeypatch):
-        monkeypatch.setattr("qaudit.core.gptq_triton.find_spec", lambda name: name)
-        monkeypatch.setattr("qaudit.core.gptq_triton._is_interpreted", lambda: False)
+        monkeypatch.setattr("qaudit.core.column_loops.find_spec", lambda name: name)
+        monkeypatch.setattr("qaudit.core.column_loops._is_interpreted", lambda: False)
         assert obstacle(torch.zeros(2)) == "there is no CUDA device"
 
     def test_the_kernel_asked_for_by_name_has_results_of_its_own(self):

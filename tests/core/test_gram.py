@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from qaudit.core.gram import InputsAccumulator
+from qaudit.core.linears import InputsAccumulator
 
 
 def activations(tokens, columns, dtype, seed=0):

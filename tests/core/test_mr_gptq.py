@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
-from qaudit.core.activations import by_group
+from qaudit.core.floats import by_group
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import rotate, rotation

@@ -12,16 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
-from qaudit.core.learned import (
+from qaudit.core.linears import Inputs, alone
+from qaudit.core.registry import parse_scheme
+from qaudit.core.rotation import (
     LearningCourse,
     Transform,
     cayley_step,
     descend,
     learn,
+    rotate,
+    rotated,
+    rotation,
 )
-from qaudit.core.linears import Inputs, alone
-from qaudit.core.registry import parse_scheme
-from qaudit.core.rotation import rotate, rotated, rotation
 from tests.support.filled import filled
 from tests.support.reference import plain_gptq
 from tests.support.reference.plain_gptq import stored_scale

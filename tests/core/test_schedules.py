@@ -24,7 +24,8 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from qaudit.core.schedules import KINDS, Schedule, build, spell
+from experiments.run import spell
+from qaudit.core.schedules import KINDS, Schedule, build
 
 COSINE_2T = {"warmup": 8_388_608_000, "end": 5e12}  # OLMo 2, in tokens
 OLMO2_1B = build("cosine", peak=4e-4, **COSINE_2T)

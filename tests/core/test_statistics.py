@@ -32,7 +32,7 @@ def test_loss_is_the_sum_of_nll_over_the_sum_of_tokens() -> None:
 def test_differences_subtract_in_the_order_that_favours_a_when_negative() -> None:
     full, quantized, tokens = documents(40)
     worse = quantized + 0.1 * tokens
-    assert statistics.outright(quantized, worse, tokens).estimate == pytest.approx(-0.1)
+    assert statistics.absolute_change(quantized, worse, tokens).estimate == pytest.approx(-0.1)
     sums = (quantized, full, worse, full)
     did = statistics.interval((*sums, tokens), statistics.change_difference)
     assert did.estimate == pytest.approx(-0.1)
@@ -52,7 +52,7 @@ def test_a_loss_in_other_units() -> None:
 def test_equal_models_differ_by_exactly_nothing() -> None:
     full, _, tokens = documents(30)
     assert statistics.relative_error(full, full) == Interval(0.0, 0.0, 0.0)
-    assert statistics.outright(full, full, tokens) == Interval(0.0, 0.0, 0.0)
+    assert statistics.absolute_change(full, full, tokens) == Interval(0.0, 0.0, 0.0)
 
 
 def test_intervals_agree_with_a_slow_jackknife() -> None:

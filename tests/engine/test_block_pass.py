@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from qaudit.core.gram import InputsAccumulator
+from qaudit.core.linears import InputsAccumulator
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration
 from qaudit.engine.gathering import capture_inputs, groups_in_passing

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from qaudit.core.activations import bits_per_value, round_heads
+from qaudit.core.floats import bits_per_value, round_heads
 from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import rotation
 from qaudit.engine.streams import SchemeStream

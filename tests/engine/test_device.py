@@ -11,7 +11,7 @@ import torch
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core import fidelity
 from qaudit.core.fidelity import head_rows
-from qaudit.core.gptq_block import factor_backwards
+from qaudit.core.gptq_solver import factor_backwards
 from qaudit.core.registry import parse_schemes
 from qaudit.core.schemes.duquant import greedy_rotation
 from qaudit.engine.hidden_states import HiddenStates

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from qaudit.cli.app import app
 from qaudit.core.registry import schemes
-from qaudit.core.schemes.rtn import RoundToNearest
+from qaudit.core.schemes.nearest import RoundToNearest
 from qaudit.engine import doctor
 from qaudit.engine.doctor import EXAMPLE_REPO, DeviceCheck, Fact, _one_block, check_device, examine
 from qaudit.planning import price

@@ -11,7 +11,7 @@ import pytest
 
 import qaudit
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.schemes.rtn import RoundToNearest
+from qaudit.core.schemes.nearest import RoundToNearest
 from tests.house.source import PACKAGE, ROOT
 from tests.support.parts import demo
 

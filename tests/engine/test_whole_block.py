@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from qaudit.core.linears import Linears, Quantized, alone
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration
-from qaudit.core.schemes.rtn import RoundToNearest
+from qaudit.core.schemes.nearest import RoundToNearest
 from qaudit.engine.batches import backwards, make_batches
 from tests.support import tiny
 from tests.support.filled import filled

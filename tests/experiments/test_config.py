@@ -8,8 +8,8 @@ import pytest
 
 from experiments.config import SCHEDULES, Config, read_config, run_of
 from experiments.folder import write_record
-from experiments.run import TrainingRun
-from qaudit.core.schedules import Linear, WarmupStableDecay, spell
+from experiments.run import TrainingRun, spell
+from qaudit.core.schedules import Linear, WarmupStableDecay
 from qaudit.errors import UsageError
 from tests.support.training import HELD
 

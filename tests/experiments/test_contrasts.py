@@ -18,6 +18,7 @@ from experiments.contrasts import (
     MeasuredSeed,
     estimate,
     log_ratio,
+    over_repetitions,
     points_of,
     result_of,
     standing,
@@ -45,7 +46,6 @@ from experiments.table import (
     shipped_experiments,
 )
 from qaudit.core import statistics
-from qaudit.core.statistics import over_repetitions
 from qaudit.types import Evidence, Fidelity, Interval
 
 NUMBERS = st.floats(-10, 10, allow_nan=False)
@@ -117,7 +117,7 @@ def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair(measure: str) -> No
     wanted = {
         "error": statistics.interval((*a, *b), statistics.excess_difference),
         "lost": statistics.interval((*a, *b, tokens), statistics.change_difference),
-        "loss": statistics.outright(a[0], b[0], tokens),
+        "loss": statistics.absolute_change(a[0], b[0], tokens),
         "kl": statistics.interval((*kl, tokens), statistics.change),
     }
     assert estimate(contrast(measure), seed, 0.95) == wanted[measure]

@@ -14,7 +14,7 @@ import venv
 from pathlib import Path
 
 from qaudit.light import lock_file
-from qaudit.support.extras import EXTRAS
+from qaudit.support.keys import EXTRAS
 from tests.house.source import ROOT, tracked_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

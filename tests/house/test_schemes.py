@@ -19,7 +19,7 @@ OF_TYPES = (
     "checkpoints/",
     "export/",
     "formats/",
-    "core/activations.py",
+    "core/floats.py",
     "core/scheme.py",
     "cli/export.py",
 )

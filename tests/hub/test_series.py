@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qaudit.core.doubts import NO_WEIGHTS, names_in_equal_report
+from qaudit.core.course import NO_WEIGHTS, names_in_equal_report
 from qaudit.errors import HubError, UsageError
 from qaudit.hub.api import Client
 from qaudit.hub.listing import Listing

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.doubts import (
+from qaudit.core.course import (
     NO_WEIGHTS,
     bad_report,
     equal_report,

@@ -123,7 +123,7 @@ def test_numbers_are_those_of_the_paired_statistics_at_a_level_for_all() -> None
             )
         )
         got = delta(difference, subject, "gptq-4bit")
-        assert near(got.loss, statistics.outright(n.nll_sum, q.nll_sum, q.tokens, level))
+        assert near(got.loss, statistics.absolute_change(n.nll_sum, q.nll_sum, q.tokens, level))
         four = (n.nll_sum, w.nll_sum, q.nll_sum, f.nll_sum)
         plain = statistics.interval(four, statistics.excess_difference, level)
         assert near(got.relative_error, plain)

@@ -83,7 +83,7 @@ def test_a_soup_is_held_against_its_best_member(level: float, outcome: str) -> N
     level = 1 - 0.05 / 2
     tokens = audit.table.find(A, GPTQ).evidence.tokens  # type: ignore[union-attr]
     both = [
-        statistics.outright(sums(audit, SOUP, GPTQ), sums(audit, m, GPTQ), tokens, level)
+        statistics.absolute_change(sums(audit, SOUP, GPTQ), sums(audit, m, GPTQ), tokens, level)
         for m in (A, B)
     ]
     assert only_check.interval is not None
@@ -116,7 +116,7 @@ def test_a_release_is_held_against_the_one_before(
     tokens = audit.table.find(A, GPTQ).evidence.tokens  # type: ignore[union-attr]
     full = sums(audit, A, "fp"), sums(before, A, "fp")
     by_hand = (
-        statistics.outright(ours, theirs, tokens)
+        statistics.absolute_change(ours, theirs, tokens)
         if metric == "loss_against_baseline"
         else statistics.interval((ours, full[0], theirs, full[1]), statistics.excess_difference)
     )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from qaudit.core.activations import by_group
+from qaudit.core.floats import by_group
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import fused, rotate, rotated, rotation

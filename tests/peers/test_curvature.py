@@ -25,8 +25,6 @@ sys.modules["torchvision"] = None  # type: ignore[assignment]
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qaudit.core.spectrum import (
-    EigenSearch,
-    Probing,
     Trace,
     estimate_trace,
     find_ends,
@@ -88,8 +86,8 @@ def ours(model: nn.Module, tokens_BT: Tensor) -> LossHessian:
 
 @pytest.fixture(scope="module")
 def trace(ours: LossHessian) -> Trace:
-    probing = Probing(probes=60, tolerance=0.0, confidence=0.999)
-    return estimate_trace(ours, sum(ours.sizes), ours.like, probing)
+    size = sum(ours.sizes)
+    return estimate_trace(ours, size, ours.like, probes=60, tolerance=0.0, confidence=0.999)
 
 
 def must_agree(found: Tensor, expected: Tensor) -> None:
@@ -137,8 +135,8 @@ def test_the_largest_eigenvalues_are_those_of_scipy_through_curvlinops(
     from scipy.sparse.linalg import eigsh
 
     theirs = sorted(eigsh(operator.to_scipy(), k=3, which="LA", return_eigenvectors=False))
-    search = EigenSearch(count=3, steps=120, tolerance=1e-3)
-    found = find_ends(ours.multiply, sum(ours.sizes), ours.like, search)
+    search = {"count": 3, "steps": 120, "tolerance": 1e-3}
+    found = find_ends(ours.multiply, sum(ours.sizes), ours.like, **search)
     assert [end.value for end in found.largest] == pytest.approx(theirs[::-1], rel=1e-4)
 
 
@@ -175,7 +173,7 @@ def test_the_trace_is_that_of_pyhessian(trace: Trace, peer) -> None:
 def test_the_eigenvalue_of_largest_magnitude_is_that_of_pyhessian(ours: LossHessian, peer) -> None:
     torch.manual_seed(5)
     (theirs,), _ = peer.eigenvalues(maxIter=500, tol=1e-6, top_n=1)
-    search = EigenSearch(count=1, steps=120, tolerance=1e-3)
-    found = find_ends(ours.multiply, sum(ours.sizes), ours.like, search)
+    search = {"count": 1, "steps": 120, "tolerance": 1e-3}
+    found = find_ends(ours.multiply, sum(ours.sizes), ours.like, **search)
     farthest = max(found.largest[0].value, found.smallest.value, key=abs)
     assert farthest == pytest.approx(theirs, rel=1e-3)

@@ -25,8 +25,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.gguf.blocks import TYPES, GgufBlocks
-from qaudit.core.gguf.pack import pack
+from qaudit.core.gguf import TYPES, GgufBlocks, pack
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.engine.batches import make_batches

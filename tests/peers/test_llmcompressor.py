@@ -18,8 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qaudit.core.gram import InputsAccumulator
-from qaudit.core.linears import Linears
+from qaudit.core.linears import InputsAccumulator, Linears
 from qaudit.core.registry import parse_scheme
 from tests.support.problems import Problem, make_problem, rows_differing
 from tests.support.whole import (

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qaudit.core.gram import InputsAccumulator
 from qaudit.core.grid import fit, split_groups
-from qaudit.core.linears import Inputs, Linears
+from qaudit.core.linears import Inputs, InputsAccumulator, Linears
 from qaudit.core.registry import parse_scheme
 from tests.support.problems import make_problem
 from tests.support.whole import FAMILIES, assert_within_noise, save

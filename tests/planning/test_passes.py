@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from benchmarks.cut import checkpoint
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.gguf.blocks import TYPES
+from qaudit.core.gguf import TYPES
 from qaudit.core.registry import parse_scheme, parse_schemes, scheme_sets
 from qaudit.core.schemes import gguf
 from qaudit.errors import UsageError

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.doubts import NO_WEIGHTS, bad_report
+from qaudit.core.course import NO_WEIGHTS, bad_report
 from qaudit.report.plan import Catalog, catalog_to_json, render_catalog
 from qaudit.types import Checkpoint, Finding, Ref, WeightFile
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.gguf.pack import pack
+from qaudit.core.gguf import pack
 
 ROWS, COLUMNS = 24, 512
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qaudit.core.gram import InputsAccumulator
-from qaudit.core.linears import Linears
+from qaudit.core.linears import InputsAccumulator, Linears
 from qaudit.core.registry import parse_scheme
 
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Weighted means: of members alike, with weights of their own, and along a run.
+"""Weighted means, and merges that measure the angle between members.
 
 How the sum is formed, and why its bits are the same on every run, is in `core/merge.py`.
 
@@ -28,7 +28,20 @@ every decay is a weighted mean, and `linear` is the plain one. The curve is read
 so that the learning rate ends above zero and every member counts. The members are those in the
 last `duration` steps, both ends included; a window that silently took others would be another
 merge, and so would one of unequal distances.
-"""
+
+`slerp` is spherical interpolation of two members, tensor by tensor (Shoemake 1985). The mean of two
+directions is shorter than either; on the arc between them the length is kept. sin((1 - t) * angle)
+/ sin(angle) of the one and sin(t * angle) / sin(angle) of the other, the angle being that of the
+two tensors as vectors. Where they point the same way, or exactly opposite ways, there is no arc and
+the straight line is taken.
+
+`stock`, model stock (Jang et al., 2403.19522): how far to go from an anchor to the members' mean.
+The first member is the anchor, the checkpoint that the others were trained on from (the end of
+stage 1, say). Fine-tuned weights form a thin shell around a centre; the angle between any two of
+them, seen from the anchor, gives how far along the way to their mean the centre is: t = N cos / (1
++ (N - 1) cos), tensor by tensor. Members that agree are believed (t = 1), members that went
+orthogonal ways are not (t = 0). The cosine is the mean over all pairs; one below zero counts as
+zero, since it would be a step backwards from the anchor."""
 
 from __future__ import annotations
 
@@ -39,7 +52,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from qaudit.core.merge import Merge
+from qaudit.core.merge import Counted, Merge, Weights, inner
 from qaudit.errors import UsageError
 from qaudit.support.keys import nearest
 from qaudit.support.lazy import Tensor
@@ -50,14 +63,6 @@ class Mean(Merge):
     """Average the members, all alike."""
 
     name: ClassVar[str] = "mean"
-
-    def coefficients(
-        self, tensors: Sequence[Tensor], weights: Sequence[float]
-    ) -> tuple[float, ...]:
-        return tuple(weights)
-
-    def divisor(self, weights: Sequence[float]) -> float:
-        return sum(weights)
 
 
 TOLERANCE = 1e-6  # thirds are written with a few digits
@@ -79,7 +84,7 @@ class Weighted(Mean):
                 hint="scaled divides by the sum of the weights, free does not: take one",
             )
 
-    def accept(self, weights: Sequence[float]) -> None:
+    def accept(self, weights: Weights) -> None:
         total = math.fsum(weights)
         if not all(math.isfinite(weight) for weight in weights) or total == 0:
             raise UsageError(
@@ -92,8 +97,8 @@ class Weighted(Mean):
                 "or `weighted:free=true(...)` if that sum is meant",
             )
 
-    def divisor(self, weights: Sequence[float]) -> float:
-        return 1.0 if self.free else super().divisor(weights)
+    def coefficients(self, tensors: Sequence[Tensor], weights: Weights) -> Counted:
+        return weights, 1.0 if self.free else sum(weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +117,8 @@ class Ema(Mean):
             )
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
-        last = len(steps) - 1
-        return tuple(
-            self.decay ** (last - n) * (1.0 if n == 0 else 1 - self.decay) for n in range(last + 1)
-        )
+        shares = [self.decay**n * (1 - self.decay) for n in reversed(range(len(steps)))]
+        return (self.decay ** (len(steps) - 1), *shares[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +145,8 @@ class Lawa(Mean):
                 hint="name more checkpoints"
                 + (f", or write `lawa:k={len(steps)}`" if len(steps) > 1 else ""),
             )
-        chosen = self._spaced(steps) if self.every else set(range(len(steps) - self.k, len(steps)))
-        return tuple(1 / self.k if n in chosen else 0.0 for n in range(len(steps)))
-
-    def _spaced(self, steps: Sequence[int | None]) -> set[int]:
+        if not self.every:
+            return (0.0,) * (len(steps) - self.k) + (1 / self.k,) * self.k
         latest = steps[-1]
         if latest is None:
             raise UsageError(
@@ -158,7 +159,8 @@ class Lawa(Mean):
                 f"there is no checkpoint at step {missing[0]}, which `{self.spec}` needs",
                 hint=f"it would take steps {', '.join(map(str, reversed(wanted)))}",
             )
-        return {steps.index(step) for step in wanted}
+        chosen = {steps.index(step) for step in wanted}
+        return tuple(1 / self.k if n in chosen else 0.0 for n in range(len(steps)))
 
 
 CURVES: Mapping[str, Callable[[float], float]] = MappingProxyType({
@@ -211,7 +213,64 @@ class Wsm(Mean):
                 hint="name members at equal distances: `wsm(A+B+C)`",
             )
         remaining = [CURVES[self.decay](n / len(members)) for n in range(len(members))]
-        shares = [
-            before - after for before, after in zip(remaining, [*remaining[1:], 0.0], strict=True)
-        ]
+        shares = [before - after for before, after in itertools.pairwise([*remaining, 0.0])]
         return (*[0.0] * (len(dated) - len(members)), *shares)
+
+
+NO_ARC = 1e-7  # below this sine the two quotients are noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slerp(Merge):
+    """Go from the first member towards the second on the arc between them."""
+
+    t: float = 0.5
+
+    name: ClassVar[str] = "slerp"
+    most: ClassVar[int | None] = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.t <= 1:
+            raise UsageError(f"`t` is {self.t:g}, not within 0 and 1", hint="write `slerp:t=0.5`")
+
+    def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
+        return (1 - self.t, self.t)
+
+    def coefficients(self, tensors: Sequence[Tensor], weights: Weights) -> Counted:
+        if len(tensors) > 2:
+            raise UsageError(
+                f"`slerp` goes from one member to another, and there are {len(tensors)}",
+                hint="use `mean` for more than two",
+            )
+        t = weights[1] / sum(weights)
+        first, second = tensors
+        norms = math.sqrt(inner(first, first) * inner(second, second))
+        cosine = max(-1.0, min(1.0, inner(first, second) / norms)) if norms > 0 else 1.0
+        angle = math.acos(cosine)
+        if math.sin(angle) < NO_ARC:
+            return (1 - t, t), 1.0
+        return [math.sin(part * angle) / math.sin(angle) for part in (1 - t, t)], 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stock(Merge):
+    """Go from the first member, an anchor, towards the mean of the others as far as they agree."""
+
+    name: ClassVar[str] = "stock"
+    fewest: ClassVar[int] = 3
+
+    def coefficients(self, tensors: Sequence[Tensor], weights: Weights) -> Counted:
+        """Return those of (1 - t) * anchor + t * mean of the others, whatever the weights."""
+        if len(tensors) == 2:
+            raise UsageError(
+                "`stock` needs an anchor and two members or more", hint="or take their `mean`"
+            )
+        anchor, *members = tensors
+        norms = [math.sqrt(inner(member, member, anchor)) for member in members]
+        t = 1.0  # of a member that has not moved: nothing to measure an angle by
+        if 0.0 not in norms:
+            pairs = itertools.combinations(zip(members, norms, strict=True), 2)
+            cosines = [inner(a, b, anchor) / (of_a * of_b) for (a, of_a), (b, of_b) in pairs]
+            cosine = min(1.0, max(0.0, math.fsum(cosines) / len(cosines)))
+            t = len(members) * cosine / (1 + (len(members) - 1) * cosine)
+        return (1 - t, *[t / len(members)] * len(members)), 1.0

@@ -40,12 +40,12 @@ B bounds tried.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from qaudit.core.gram import quadratic_forms, tf32_products
 from qaudit.core.grid import (
     CAST_LAST,
     Grid,
@@ -62,8 +62,10 @@ from qaudit.core.linears import (
     Linears,
     Quantized,
     decoded,
+    quadratic_forms,
     refuse_nonfinite,
     required_inputs,
+    tf32_products,
 )
 from qaudit.core.scheme import Calibration, Scheme, added, one_of
 from qaudit.support.lazy import Tensor, torch
@@ -78,6 +80,9 @@ CLIP_TOKENS = 512  # of AutoAWQ, up to twice as many
 GPU_CHUNK = 2**27  # weights that are tried at a time on a GPU
 
 
+_BY_MODULES = {"exact_fold": False, "shared_fold": False, "modules": True}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Awq(Scheme):
     """Scale columns by their inputs and clip groups before rounding (AWQ)."""
@@ -90,20 +95,11 @@ class Awq(Scheme):
         "llm-compressor": {
             "zero_point": True,
             "clip": False,
-            "exact_fold": False,
-            "shared_fold": False,
-            "modules": True,
+            **_BY_MODULES,
             "ratios": "llm-compressor",
             "all_tokens": True,
         },
-        "autoawq": {
-            "zero_point": True,
-            "clip": True,
-            "exact_fold": False,
-            "shared_fold": False,
-            "modules": True,
-            "ratios": "autoawq",
-        },
+        "autoawq": {"zero_point": True, "clip": True, **_BY_MODULES, "ratios": "autoawq"},
     }
     bits: int
     group: int = 128
@@ -124,14 +120,20 @@ class Awq(Scheme):
         refuse_nonfinite(linears)
         fold_C = self._fold(linears)
         scale_C = self.search_scales(linears)
-        gram_CC = self._clip_gram(linears)
+        # The moments by which weights are clipped: of all tokens, or of AutoAWQ's.
+        inputs = required_inputs(linears, self.name)
+        gram_CC = inputs.gram_CC
+        if linears.tokens is not None:
+            step, first, gram_CC = max(1, inputs.tokens // CLIP_TOKENS), 0, inputs.gram_CC * 0
+            for x_TC in linears.tokens():
+                taken_TC = x_TC[first::step].to(gram_CC)
+                gram_CC.addmm_(taken_TC.T, taken_TC)
+                first = (first - len(x_TC)) % step
         stored = {}
         for name, weight_RC in linears.widened():
             scaled_RC = weight_RC if scale_C is None else weight_RC * scale_C
             last = name.rpartition(".")[2].lower()
-            is_query_or_key = last.startswith(("q_", "k_")) or any(
-                word in last for word in ("query", "key", "qkv")
-            )
+            is_query_or_key = re.match("[qk]_", last) or re.search("query|key|qkv", last)
             if self.clip and not is_query_or_key:
                 scaled_CC = gram_CC.to(scaled_RC)
                 if scale_C is not None:
@@ -141,12 +143,10 @@ class Awq(Scheme):
                 stored[name] = quantize_groups(scaled_RC, self.bits, self.group, **self._grid)
         notes = list(group_notes(linears.columns, self.group))
         if scale_C is None:
-            verb = "clipped" if self.clip else "rounded"
-            notes.append(
-                f"nothing before these linears can take scales: {verb} only"
-                if linears.fold_C is None
-                else f"columns share a row of what precedes, and shared_fold=false: {verb} only"
-            )
+            reason = "nothing before these linears can take scales"
+            if linears.fold_C is not None:
+                reason = "columns share a row of what precedes, and shared_fold=false"
+            notes.append(f"{reason}: {'clipped' if self.clip else 'rounded'} only")
         elif fold_C is None:
             notes.append("scales applied unfolded, counted too")
         if scale_C is not None and self.modules and len(stored) > 1 and linears.around is None:
@@ -168,11 +168,14 @@ class Awq(Scheme):
         tie_C = torch.unique(tie_C, return_inverse=True)[1]
         # On the host: a GPU adds in any order, and the last bits could choose another ratio.
         input_mean_I = _pooled_mean(inputs.absmean_C.to(weight_RC).cpu(), tie_C)
-        weight_mean_I = _pooled_mean(_relative_magnitude(weight_RC, self.group).cpu(), tie_C)
-
-        scales = [
-            _scales(input_mean_I, weight_mean_I, ratio)[tie_C] for ratio in RATIOS[self.ratios]
-        ]
+        relative = []  # the mean over rows of a column's |weight| over the largest of its group
+        for part_RGK in split_groups(weight_RC, self.group):
+            magnitude_RGK = part_RGK.abs()
+            magnitude_RGK = magnitude_RGK / (magnitude_RGK.amax(-1, keepdim=True) + 1e-6)
+            relative.append(magnitude_RGK.mean(0).flatten())
+        weight_mean_I = _pooled_mean(torch.cat(relative).cpu(), tie_C)
+        ratios = RATIOS[self.ratios]
+        scales = [_scales(input_mean_I, weight_mean_I, ratio)[tie_C] for ratio in ratios]
         if self.exact_fold:
             scales = [powers_of_two(scale_C) for scale_C in scales]
         elif fold_C is None:
@@ -206,22 +209,7 @@ class Awq(Scheme):
         return [float(loss) for loss in loss_S.tolist()]
 
     def _rounded(self, linears: Linears, scale_C: Tensor) -> dict[str, Tensor]:
-        return {
-            name: self._round(weight_RC * scale_C).div_(scale_C)
-            for name, weight_RC in linears.widened()
-        }
-
-    def _clip_gram(self, linears: Linears) -> Tensor:
-        """Return the moments by which weights are clipped: of all tokens, or of AutoAWQ's."""
-        inputs = required_inputs(linears, self.name)
-        if linears.tokens is None:
-            return inputs.gram_CC
-        step, first, gram_CC = max(1, inputs.tokens // CLIP_TOKENS), 0, inputs.gram_CC * 0
-        for x_TC in linears.tokens():
-            taken_TC = x_TC[first::step].to(gram_CC)
-            gram_CC.addmm_(taken_TC.T, taken_TC)
-            first = (first - len(x_TC)) % step
-        return gram_CC
+        return {n: self._round(w * scale_C).div_(scale_C) for n, w in linears.widened()}
 
     def _fold(self, linears: Linears) -> Tensor | None:
         """Return which columns share a scale that folds, or nothing where none may."""
@@ -297,16 +285,6 @@ def _scales(input_mean: Tensor, weight_mean: Tensor, ratio: float | None) -> Ten
     scale = (input_mean.pow(ratio) / (weight_mean.pow(1 - ratio) + 1e-4)).clamp(min=1e-4)
     scale = scale / (scale.max() * scale.min()).sqrt()
     return torch.where(torch.isfinite(scale), scale, 1.0)
-
-
-def _relative_magnitude(weight_RC: Tensor, group: int) -> Tensor:
-    """Return per column the mean over rows of |weight| over the largest of its group."""
-    parts = []
-    for part_RGK in split_groups(weight_RC, group):
-        magnitude_RGK = part_RGK.abs()
-        relative_RGK = magnitude_RGK / (magnitude_RGK.amax(-1, keepdim=True) + 1e-6)
-        parts.append(relative_RGK.mean(0).flatten())
-    return torch.cat(parts)
 
 
 def _pooled_mean(value_C: Tensor, tie_C: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ Weights in float64, which bitsandbytes does not take, are rounded to float32 fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from qaudit.core.bnb_codes import (
@@ -41,15 +41,13 @@ class FourBit(Scheme):
     """Base of both 4-bit tables: blocks of the flattened weight, one maximum each."""
 
     code_bits: ClassVar[int | None] = 4
+    layout: ClassVar[CodeLayout]
+
     blocksize: int = limited(
         64,
         one_of("blocksize", BLOCKSIZES, "a blocksize of {} does not exist in bitsandbytes"),
     )
     double_quant: bool = False
-
-    @property
-    def layout(self) -> CodeLayout:
-        return CodeLayout("bitsandbytes", kind=self.name.removeprefix("bnb-"))
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -68,15 +66,9 @@ class FourBit(Scheme):
             maxima = None
             if self.double_quant:
                 maxima = NestedMaxima(state.state2.absmax, state.state2.code, state.offset)
+            table = (state.code, self.layout.kind, self.blocksize)
             stored[name] = FourBitCodes(
-                packed,
-                state.absmax,
-                state.code,
-                self.layout.kind,
-                self.blocksize,
-                weight_RC.shape,
-                state.dtype,
-                maxima,
+                packed, state.absmax, *table, weight_RC.shape, state.dtype, maxima
             )
         return decoded(linears, stored)
 
@@ -86,6 +78,7 @@ class Nf4(FourBit):
     """Look weights up in the 16 quantiles of a normal distribution (bitsandbytes NF4)."""
 
     name: ClassVar[str] = "bnb-nf4"
+    layout: ClassVar[CodeLayout] = CodeLayout("bitsandbytes", kind="nf4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +86,7 @@ class Fp4(FourBit):
     """Look weights up in the 16 values of a 4-bit float (bitsandbytes FP4)."""
 
     name: ClassVar[str] = "bnb-fp4"
+    layout: ClassVar[CodeLayout] = CodeLayout("bitsandbytes", kind="fp4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +105,7 @@ class Int8(Scheme):
         ),
     )
 
-    @property
-    def layout(self) -> CodeLayout:
-        return CodeLayout("bitsandbytes", kind=self.name.removeprefix("bnb-"))
+    layout: ClassVar[CodeLayout] = CodeLayout("bitsandbytes", kind="int8")
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -128,27 +120,17 @@ class Int8(Scheme):
                 )
             codes_RC, absmax_R, _ = library().functional.int8_vectorwise_quant(half_RC)
             stored[name] = Int8Codes(codes_RC, absmax_R)
-        forwards = {
-            name: _int8_forward(codes.codes_RC, codes.absmax_R, self.threshold)
-            for name, codes in stored.items()
-        }
         notes = ("outlier columns are found per batch, as in bitsandbytes",)
+        forwards = {name: partial(self._multiply, codes) for name, codes in stored.items()}
         return decoded(linears, stored, notes if self.threshold else (), forwards=forwards)
 
-
-def _int8_forward(
-    codes_RC: Tensor, absmax_R: Tensor, threshold: float
-) -> Callable[[Tensor], Tensor]:
-    """Return the forward of `Linear8bitLt` in evaluation mode, without a bias."""
-    bitsandbytes = library()
-
-    def forward(x: Tensor) -> Tensor:
+    def _multiply(self, codes: Int8Codes, x: Tensor) -> Tensor:
+        """Do what the forward of `Linear8bitLt` does in evaluation mode, without a bias."""
+        bitsandbytes = library()
         state = bitsandbytes.MatmulLtState()
-        state.CB, state.SCB = codes_RC, absmax_R
+        state.CB, state.SCB = codes.codes_RC, codes.absmax_R
         state.has_fp16_weights = state.is_training = False
-        state.threshold = threshold
+        state.threshold = self.threshold
         with without_warning("bitsandbytes.autograd._functions", "MatMul8bitLt: inputs will be"):
-            output: Tensor = bitsandbytes.matmul(x, codes_RC, state=state)
+            output: Tensor = bitsandbytes.matmul(x, codes.codes_RC, state=state)
         return output
-
-    return forward

@@ -23,12 +23,12 @@ are chosen on inputs of a block whose weights are not quantized.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from qaudit.core.grid import Grid, fit, join_groups
-from qaudit.core.learned import LARGEST_SHARE, descend, snap_through
 from qaudit.core.linears import (
     INDEX_BITS,
     Linears,
@@ -36,14 +36,14 @@ from qaudit.core.linears import (
     Quantized,
     StoredWeight,
     WholeBlock,
-    alone,
     decoded,
     largest_inputs,
     refuse_nonfinite,
     sampled_inputs,
 )
+from qaudit.core.rotation import LARGEST_SHARE, Learner, descend, snap_through
 from qaudit.core.scheme import UNROUNDED, Calibration, Scheme, added
-from qaudit.core.schemes.int8 import smoothing_scales
+from qaudit.core.schemes.w8a8 import smoothing_scales
 from qaudit.support.lazy import Tensor, torch
 
 STEPS = 256
@@ -83,10 +83,7 @@ class DuQuant(Scheme):
         return 2 * STEPS * 2 * max(0, self.block)
 
     def quantize(self, linears: Linears) -> Quantized:
-        if self.lwc:
-            refuse_nonfinite(linears)
-            return self.train(alone(linears, self.name))(linears)
-        return self._apply(linears, Clips(self, linears))
+        return super().quantize(linears) if self.lwc else self._apply(linears, Clips(self, linears))
 
     def train(self, block: WholeBlock) -> Quantize:
         learners = {tuple(group.weights): Clips(self, group) for group in block.calibrated()}
@@ -100,18 +97,15 @@ class DuQuant(Scheme):
         return replace(quantized, bits=quantized.bits + clips.nbits)
 
 
-class Clips:
+class Clips(Learner):
     """A group behind its transformation, and shares of the ranges of its rows."""
-
-    turns: Sequence[Tensor] = ()
 
     def __init__(self, scheme: DuQuant, linears: Linears) -> None:
         """Choose the transformation; begin at the shares that are not learned."""
         refuse_nonfinite(linears)
         self._scheme = scheme
-        self._scale_C = smoothing_scales(
-            linears, largest_inputs(linears, scheme.name), scheme.alpha
-        )
+        largest_C = largest_inputs(linears, scheme.name)
+        self._scale_C = smoothing_scales(linears, largest_C, scheme.alpha)
         sample_TC = sampled_inputs(linears, scheme.name) / self._scale_C
         self._turn = DualTurn.of(sample_TC, scheme.block)
         self._turned: dict[str, Tensor] = {}
@@ -124,11 +118,8 @@ class Clips:
                 ends = torch.logit(ends.clamp(max=LARGEST_SHARE))
             self._ends[name] = ends
         self.free = [(ends, LWC_RATE) for ends in self._ends.values()]
-
-    @property
-    def nbits(self) -> int:
-        """Count what a file holds of the transformation."""
-        return self._turn.nbits + SCALE_BITS * len(self._scale_C)
+        # What a file holds of the transformation.
+        self.nbits = self._turn.nbits + SCALE_BITS * len(self._scale_C)
 
     def quantized(self) -> Quantized:
         weights = {
@@ -138,35 +129,27 @@ class Clips:
         return Quantized(weights, 0, inputs=self.inputs(lambda grid, x: snap_through(x, grid)))
 
     def inputs(self, snap: Callable[[Grid, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        scheme, turn, scale_C = self._scheme, self._turn, self._scale_C
+        act, shares = self._scheme.act, (self._scheme.clip, self._scheme.clip)
 
         def inputs(x: Tensor) -> Tensor:
-            turned = turn(x.float() / scale_C)
-            if scheme.act != UNROUNDED:
-                shares = (scheme.clip, scheme.clip)
-                grid = fit(turned, scheme.act, symmetric=False, dim=-1, shares=shares)
-                turned = snap(grid, turned)
+            turned = self._turn(x.float() / self._scale_C)
+            if act != UNROUNDED:
+                turned = snap(fit(turned, act, symmetric=False, dim=-1, shares=shares), turned)
             return turned.to(x.dtype)
 
         return inputs
 
     def stored(self, name: str) -> StoredWeight:
-        bits, scale_dtype = self._scheme.bits, self._scheme.scale_dtype
         grid = self._grid(name).each(lambda values: values[:, None])
         parts = [(grid, grid.codes(self._turned[name][:, None]))]
-        return join_groups(parts, bits, -1, symmetric=False, scale_dtype=scale_dtype)
+        scale_dtype = self._scheme.scale_dtype
+        return join_groups(parts, self._scheme.bits, -1, symmetric=False, scale_dtype=scale_dtype)
 
     def _grid(self, name: str) -> Grid:
         scheme, ends = self._scheme, self._ends[name]
         below_R1, above_R1 = ends.sigmoid() if scheme.lwc else ends
-        return fit(
-            self._turned[name],
-            scheme.bits,
-            symmetric=False,
-            dim=-1,
-            scale_dtype=scheme.scale_dtype,
-            shares=(below_R1, above_R1),
-        )
+        lay = partial(fit, symmetric=False, dim=-1, scale_dtype=scheme.scale_dtype)
+        return lay(self._turned[name], scheme.bits, shares=(below_R1, above_R1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,10 +162,8 @@ class BlockTurn:
     @classmethod
     def of(cls, sample_TC: Tensor, size: int) -> BlockTurn:
         full = sample_TC.shape[1] - sample_TC.shape[1] % size
-        return cls(
-            greedy_rotation(sample_TC[:, :full].reshape(-1, size)),
-            greedy_rotation(sample_TC[:, full:]),
-        )
+        blocks = (sample_TC[:, :full].reshape(-1, size), sample_TC[:, full:])
+        return cls(*map(greedy_rotation, blocks))
 
     def __call__(self, x: Tensor) -> Tensor:
         size, columns = len(self.full_BB), x.shape[-1]

@@ -39,28 +39,30 @@ Shapes: R rows, C columns, G groups. Weights are transposed in the solver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from qaudit.core.activations import by_group, mxfp4_groups, nvfp4_groups
 from qaudit.core.floats import (
     E2M1_LARGEST,
     MX_GROUP,
     NV_GROUP,
     MxFloat4Codes,
     NvFloat4Codes,
+    by_group,
     e2m1_codes,
     e4m3,
     exponents_of,
     mx_scale,
+    mxfp4_groups,
     nv_scale,
+    nvfp4_groups,
     round_e2m1_,
     tensor_scale,
 )
 from qaudit.core.gptq_solver import column_order, factorize, solve
-from qaudit.core.grid import group_notes
+from qaudit.core.grid import ColumnGrid, group_notes
 from qaudit.core.linears import (
     CodeLayout,
     Codes,
@@ -81,6 +83,7 @@ GROUPS = {"nvfp4": NV_GROUP, "mxfp4": MX_GROUP}
 
 RoundGroups = Callable[[Tensor], Tensor]
 """Round activations in groups of columns."""
+Rounded = tuple[Mapping[str, StoredWeight], RoundGroups]
 
 
 class _Float4(Scheme):
@@ -91,10 +94,6 @@ class _Float4(Scheme):
     columns: ClassVar[int]  # of a group
 
     rotate: bool
-
-    @property
-    def transforms_inputs(self) -> bool:
-        return self.rotate
 
     @property
     def layout(self) -> CodeLayout | None:
@@ -111,9 +110,7 @@ class _Float4(Scheme):
             inputs = rotate if inputs is None else lambda x: round_groups(rotate(x))
         return decoded(linears, stored, group_notes(linears.columns, self.columns), inputs=inputs)
 
-    def _rounded(
-        self, weights: Mapping[str, Tensor], linears: Linears
-    ) -> tuple[Mapping[str, StoredWeight], RoundGroups]:
+    def _rounded(self, weights: Mapping[str, Tensor], linears: Linears) -> Rounded:
         raise NotImplementedError
 
 
@@ -130,9 +127,7 @@ class MxFloat4Weights(_Float4):
     )
     rotate: bool = False
 
-    def _rounded(
-        self, weights: Mapping[str, Tensor], linears: Linears
-    ) -> tuple[Mapping[str, StoredWeight], RoundGroups]:
+    def _rounded(self, weights: Mapping[str, Tensor], linears: Linears) -> Rounded:
         stored = {name: MxFloat4Codes.of(w, rule=self.rule) for name, w in weights.items()}
         return stored, partial(mxfp4_groups, rule=self.rule)
 
@@ -155,9 +150,7 @@ class NvFloat4Weights(_Float4):
 
     rotate: bool = False
 
-    def _rounded(
-        self, weights: Mapping[str, Tensor], linears: Linears
-    ) -> tuple[Mapping[str, StoredWeight], RoundGroups]:
+    def _rounded(self, weights: Mapping[str, Tensor], linears: Linears) -> Rounded:
         scale = tensor_scale(torch.stack([w.abs().amax() for w in weights.values()]).amax())
         input_scale = None
         if self.act_bits is not None:
@@ -182,16 +175,8 @@ MX_STEPS = (0, 1, -1, -2)
 
 
 @dataclass(frozen=True, eq=False)
-class FloatGrid:
+class FloatGrid(ColumnGrid):
     """4-bit floats under float32 scales, (P, R)."""
-
-    scale: Tensor
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> FloatGrid:
-        return FloatGrid(change(self.scale))
-
-    def joined(self, grids: Sequence[FloatGrid]) -> FloatGrid:
-        return FloatGrid(torch.cat([grid.scale for grid in grids]))
 
     def roundings(self) -> list[Callable[[Tensor], None]]:
         return [partial(_round_column, scale_R) for scale_R in self.scale.unbind()]
@@ -202,12 +187,9 @@ class FloatGrid:
 
 def fit_nv(weight_KR: Tensor, tensor_scale: Tensor) -> FloatGrid:
     usual = nv_scale(weight_KR.abs().amax(0, keepdim=True), tensor_scale)
-    codes = e4m3(usual).view(torch.uint8)
-    lower = (codes.int() - step for step in range(NV_STEPS))
-    scales = (
-        code.clamp(min=1).to(torch.uint8).view(torch.float8_e4m3fn).float() / tensor_scale
-        for code in lower
-    )
+    codes = e4m3(usual).view(torch.uint8).int()
+    lower = ((codes - step).clamp(min=1).to(torch.uint8) for step in range(NV_STEPS))
+    scales = (code.view(torch.float8_e4m3fn).float() / tensor_scale for code in lower)
     return _best(weight_KR, scales)
 
 
@@ -253,8 +235,8 @@ class MrGptq(Scheme):
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
-        gram_CC = required_inputs(linears, self.name).gram_CC
         turn = partial(by_group, size=self.block, change=rotate)
+        gram_CC = required_inputs(linears, self.name).gram_CC
         weight_RC = torch.cat([weight.detach().float() for weight in linears.weights.values()])
         weight_CR = turn(weight_RC).T.contiguous()
         gram_CC = turn(turn(gram_CC.to(weight_CR)).T.contiguous())
@@ -265,29 +247,20 @@ class MrGptq(Scheme):
             blocks = largest_inputs(linears, self.name).to(weight_CR.device).split(self.block)
             input_scale = tensor_scale(torch.stack([block.norm() for block in blocks]).amax())
         group = GROUPS[self.format]
-        hessian = factorize(
-            gram_CC,
-            column_order(gram_CC.diagonal(), group, act_order=True, act_group_aware=False),
-            list(linears.weights),
-            damp=self.damp,
-            damp_increment=self.damp_increment,
-        )
+        order_C = column_order(gram_CC.diagonal(), group, act_order=True, act_group_aware=False)
+        hessian = factorize(gram_CC, order_C, linears.names, self.damp, self.damp_increment)
         lay = partial(fit_nv, tensor_scale=scale) if is_nv else fit_mx
         codes_CR, grid_GR, _ = solve(weight_CR, hessian, lay, group=group, static_groups=True)
         stored: dict[str, StoredWeight] = {}
         counts = [len(weight) for weight in linears.weights.values()]
-        for name, codes_RC, scales_RG in zip(
-            linears.weights,
-            codes_CR.T.split(counts),
-            grid_GR.scale.T.split(counts),
-            strict=True,
-        ):
-            codes_RC, scales_RG = codes_RC.contiguous(), scales_RG.contiguous()
+        scale_GR = e4m3(grid_GR.scale * scale) if is_nv else exponents_of(grid_GR.scale)
+        parts = (codes_CR.T.split(counts), scale_GR.T.split(counts))
+        for name, *pair in zip(linears.weights, *parts, strict=True):
+            codes_RC, scales_RG = (part.contiguous() for part in pair)
             if is_nv:
-                scales = e4m3(scales_RG * scale)
-                stored[name] = NvFloat4Codes(codes_RC, scales, scale, input_scale)
+                stored[name] = NvFloat4Codes(codes_RC, scales_RG, scale, input_scale)
             else:
-                stored[name] = MxFloat4Codes(codes_RC, exponents_of(scales_RG))
+                stored[name] = MxFloat4Codes(codes_RC, scales_RG)
         round_groups: RoundGroups = partial(mxfp4_groups, rule="even")
         if input_scale is not None:
             round_groups = partial(nvfp4_groups, scale=input_scale)

@@ -28,19 +28,19 @@ from qaudit.core.scheme import Calibration, Scheme
 from qaudit.core.schemes.awq import Awq
 from qaudit.core.schemes.gguf import GgufQ3K, GgufQ4K, GgufQ5K, GgufQ6K, GgufQ8
 from qaudit.core.schemes.gptq import Gptq
-from qaudit.core.schemes.hqq import Hqq
-from qaudit.core.schemes.rtn import RoundToNearest
+from qaudit.core.schemes.nearest import Hqq, RoundToNearest
 from qaudit.errors import SchemeError
 
 
+@dataclass(frozen=True, kw_only=True)
 class _OfBits(Mixture):
-    """A mixture of members of one scheme, whose other parameters it has."""
+    """A mixture of members of the scheme that it derives from, too, and whose parameters it has."""
 
-    base: ClassVar[type[Scheme]]
+    bits: ClassVar[int] = 4  # of none
 
     def member(self, bits: int) -> Scheme:
-        shared = {f.name: getattr(self, f.name) for f in fields(self.base) if f.name != "bits"}
-        base: Any = self.base
+        base: Any = type(self).__bases__[1]
+        shared = {f.name: getattr(self, f.name) for f in fields(base) if f.name != "bits"}
         made: Scheme = base(bits=bits, **shared)
         return made
 
@@ -50,8 +50,6 @@ class RtnMix(_OfBits, RoundToNearest):
     """Round to nearest, each linear to bits of its own; the bits need calibration text."""
 
     name: ClassVar[str] = "rtn-mix"
-    base = RoundToNearest
-    bits: ClassVar[int] = 4  # type: ignore[misc]  # of none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +57,6 @@ class GptqMix(_OfBits, Gptq):
     """Round columns in turn as GPTQ does, each linear to bits of its own."""
 
     name: ClassVar[str] = "gptq-mix"
-    base = Gptq
-    bits: ClassVar[int] = 4  # type: ignore[misc]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +64,6 @@ class HqqMix(_OfBits, Hqq):
     """Round to nearest with fitted zero points as HQQ does, each linear to bits of its own."""
 
     name: ClassVar[str] = "hqq-mix"
-    base = Hqq
-    bits: ClassVar[int] = 4  # type: ignore[misc]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +71,6 @@ class AwqMix(_OfBits, Awq):
     """Scale and clip as AWQ does, each group of linears to bits of its own."""
 
     name: ClassVar[str] = "awq-mix"
-    base = Awq
-    bits: ClassVar[int] = 4  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,7 +49,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from qaudit.core.activations import by_group, round_tokens
+from qaudit.core.floats import by_group, round_tokens
 from qaudit.core.grid import Grid, fit, fit_range, fit_share, quantize_groups
 from qaudit.core.linears import (
     INDEX_BITS,
@@ -75,11 +75,7 @@ DAMPED = 1e-12  # what GPTQ adds to a diagonal that is damped already
 class PlainColumns(StoredWeight):
     """Columns as they are, in 16 bits."""
 
-    weight_RC: Tensor
-
-    @classmethod
-    def of(cls, weight_RC: Tensor) -> PlainColumns:
-        return cls(weight_RC.to(torch.bfloat16))
+    weight_RC: Tensor  # bfloat16
 
     def decode(self) -> Tensor:
         return self.weight_RC.float()
@@ -121,12 +117,9 @@ class Split:
         """Keep the columns of the largest sizes; the others are in rising order."""
         order_C = torch.argsort(size_C, stable=True)
         most = len(order_C) // LARGEST_SHARE
-        notes: tuple[str, ...] = ()
-        if count > most:
-            notes = (f"{most} of {len(order_C)} columns keep more bits, not {count}",)
-            count = most
-        rest = len(order_C) - count
-        return cls(order_C[:rest], order_C[rest:], notes)
+        note = f"{most} of {len(order_C)} columns keep more bits, not {count}"
+        rest = len(order_C) - min(count, most)
+        return cls(order_C[:rest], order_C[rest:], (note,) if count > most else ())
 
     def around(
         self, x: Tensor, rest: Callable[[Tensor], Tensor], kept: Callable[[Tensor], Tensor]
@@ -153,9 +146,9 @@ def round_mixed(
     `rounding` sees a Gram matrix that is damped already, and adds no more than `DAMPED`.
     """
     inputs = required_inputs(linears, "outliers")
-    first = next(iter(linears.weights.values()))
-    wide = torch.promote_types(first.dtype, torch.float32)
-    gram_CC = inputs.gram_CC.to(first.device, wide, copy=True)
+    wide = dict(linears.widened())
+    first = next(iter(wide.values()))
+    gram_CC = inputs.gram_CC.to(first, copy=True)
     alive_C = gram_CC.diagonal() > 0  # GPTQ zeroes the weights of the others
     damping = damp * gram_CC.diagonal().sum() / alive_C.sum().clamp(min=1)
     gram_CC.diagonal().add_(damping * alive_C)
@@ -164,22 +157,20 @@ def round_mixed(
     solved_KI = gram_CC[kept_K][:, rest_I]
     if len(kept_K):
         gram_KK = gram_CC[kept_K][:, kept_K]
-        gram_KK.diagonal().clamp_(min=torch.finfo(wide).tiny)
+        gram_KK.diagonal().clamp_(min=torch.finfo(first.dtype).tiny)
         solved_KI = torch.linalg.solve(gram_KK, solved_KI)
         gram_II = gram_II - gram_CC[rest_I][:, kept_K] @ solved_KI
         gram_II = (gram_II + gram_II.T) / 2
-    weights = {
-        name: weight.detach().to(wide)[:, rest_I] for name, weight in linears.weights.items()
-    }
-    alone = Inputs(gram_II, inputs.absmean_C[rest_I], inputs.tokens)
-    rounded = rounding(replace(linears, weights=weights, inputs=alone, fold_C=None))
+    weights = {name: weight_RC[:, rest_I] for name, weight_RC in wide.items()}
+    behind = Inputs(gram_II, inputs.absmean_C[rest_I], inputs.tokens)
+    rounded = rounding(replace(linears, weights=weights, inputs=behind, fold_C=None))
     order_C = torch.cat([rest_I, kept_K])
     stored = {}
-    for name, weight in linears.weights.items():
+    for name, weight_RC in wide.items():
         kept = None
         if len(kept_K):
-            error_RI = weights[name] - rounded.stored[name].decode().to(wide)
-            kept = keep(weight.detach().to(wide)[:, kept_K] + error_RI @ solved_KI.T)
+            error_RI = weights[name] - rounded.stored[name].decode().to(first)
+            kept = keep(weight_RC[:, kept_K] + error_RI @ solved_KI.T)
         stored[name] = MixedCodes(rounded.stored[name], kept, order_C, indices)
     return stored, (*split.notes, *rounded.notes)
 
@@ -215,30 +206,22 @@ class Atom(Scheme):
             smallest, largest = (self.weight_clip * end for end in ends)
             return fit_range(smallest, largest, self.bits, symmetric=True, scale_dtype="bf16")
 
-        in_eight = partial(
-            quantize_groups,
-            bits=KEPT_BITS,
-            group=-1,
-            symmetric=True,
-            scale_dtype="bf16",
-            lay=partial(fit_share, bits=KEPT_BITS, scale_dtype="bf16"),
-        )
+        def in_eight(weight_RK: Tensor) -> StoredWeight:
+            shares = partial(fit_share, bits=KEPT_BITS, scale_dtype="bf16")
+            return quantize_groups(weight_RK, KEPT_BITS, -1, lay=shares)
+
+        rounded = partial(rounding.rounded, lay=lay)
+        indices = len(diagonal_C)
         stored, notes = round_mixed(
-            linears,
-            split,
-            partial(rounding.rounded, lay=lay),
-            in_eight,
-            damp=self.damp,
-            indices=len(diagonal_C),
+            linears, split, rounded, in_eight, damp=self.damp, indices=indices
         )
         group = len(split.rest_I) if self.group == -1 else self.group
 
-        def round_rest(x: Tensor) -> Tensor:
-            return by_group(x, group, lambda part: round_tokens(part, self.act, self.clip))
-
         def inputs(x: Tensor) -> Tensor:
+            rest = partial(round_tokens, bits=self.act, clip=self.clip)
+            in_groups = partial(by_group, size=group, change=rest)
             kept = partial(round_tokens, bits=KEPT_BITS)
-            return split.around(x.float(), round_rest, kept).to(x.dtype)
+            return split.around(x.float(), in_groups, kept).to(x.dtype)
 
         return decoded(linears, stored, notes, inputs=inputs)
 
@@ -275,8 +258,12 @@ class Quik(Scheme):
         split = Split.by(largest_C, self.keep if float(largest_C.max()) > threshold else 0)
         rounding = partial(round_columns, bits=bits, damp=DAMPED, search=self.search)
         indices = len(split.kept_K)
+
+        def plain(weight_RK: Tensor) -> StoredWeight:
+            return PlainColumns(weight_RK.to(torch.bfloat16))
+
         stored, notes = round_mixed(
-            linears, split, rounding, PlainColumns.of, damp=self.damp, indices=indices
+            linears, split, rounding, plain, damp=self.damp, indices=indices
         )
 
         def round_rest(x: Tensor) -> Tensor:

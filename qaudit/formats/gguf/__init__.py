@@ -19,7 +19,7 @@ import numpy as np
 
 from qaudit.checkpoints.safetensors import ShardWriter, WeightFolder
 from qaudit.checkpoints.stamps import is_gguf
-from qaudit.core.gguf.blocks import TYPES, GgufBlocks, assembled, interleave
+from qaudit.core.gguf import TYPES, GgufBlocks, assembled, interleave
 from qaudit.core.linears import Codes, StoredWeight
 from qaudit.errors import MachineError, SchemeError, SourceError, UsageError, not_written
 from qaudit.formats import packing

@@ -20,7 +20,7 @@ from typing import Any
 from qaudit.checkpoints.header import not_read
 from qaudit.errors import MachineError, SourceError
 from qaudit.formats.reading import most_bits
-from qaudit.support.extras import install
+from qaudit.support.keys import install
 from qaudit.whole import open_regular
 
 MAGIC = b"GGUF"

@@ -26,7 +26,7 @@ from qaudit.formats.gguf.architectures import ARCHITECTURES
 from qaudit.formats.gguf.header import GgufHeader, GgufTensor, library, read_header
 from qaudit.formats.gguf.metadata import UNKNOWN, differences, rope_factors
 from qaudit.formats.reading import Rounding, refused
-from qaudit.support.extras import install
+from qaudit.support.keys import install
 from qaudit.support.lazy import Tensor, torch
 from qaudit.whole import open_regular
 

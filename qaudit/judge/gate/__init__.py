@@ -39,6 +39,7 @@ from qaudit.judge.gate.audits import (
 )
 from qaudit.judge.gate.checks import (
     answer,
+    least_documents,
     levels_of,
     mark_known,
     of_cell,
@@ -163,7 +164,7 @@ def findings_of(judged: Gate) -> tuple[Finding, ...]:
 
 def _too_few(policy: Policy, checks: Sequence[Check]) -> Iterator[Check]:
     """QA026: fewer documents than the policy requires; once for all checks."""
-    least = policy.minimum_documents
+    least = least_documents(policy)
     judged = [c for c in checks if c.interval is not None and c.record and not c.record.of_tasks]
     few = [c for c in judged if c.documents < least]
     few = [c for c in few if c.level == "error"] or few

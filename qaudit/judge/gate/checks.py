@@ -276,6 +276,11 @@ _Answer = tuple[Interval, str | None, Callable[[], Deciding]]
 """An interval, the subject or part that it is of, and what would decide it."""
 
 
+def least_documents(policy: Policy) -> int:
+    """Return the number of documents below which no check passes."""
+    return max(policy.minimum_documents, statistics.MINIMUM_DOCUMENTS)
+
+
 def answer(question: Question, policy: Policy, levels: Levels) -> Check:
     rule, record = question.rule, question.record
     check = partial(
@@ -311,12 +316,13 @@ def answer(question: Question, policy: Policy, levels: Levels) -> Check:
         result = _mean(question, levels)
     if isinstance(result, str):
         return check(outcome="missing", message=result, documents=documents)
-    interval, against, _ = result
+    interval, against, needed = result
     names = {"scheme": question.scheme, "subject": question.subject, "against": against}
     message = record.sentence.format(**names, change=in_unit(interval, record.unit))
     message += f" in `{against}`, the worst stratum" if rule.strata is not None else ""
     message += f" in `{against}`, the worst task" if rule.tasks is not None else ""
-    outcome, decided_by = _outcome(question, result, documents, policy.minimum_documents)
+    least = least_documents(policy)
+    outcome, decided_by = _outcome(question, interval, needed, documents, least)
     return check(
         outcome=outcome,
         message=f"{message}, and the margin is {bound_of(rule.margin, record.unit)}",
@@ -329,19 +335,22 @@ def answer(question: Question, policy: Policy, levels: Levels) -> Check:
 
 
 def _outcome(
-    question: Question, result: _Answer, documents: int, least: int
+    question: Question,
+    interval: Interval,
+    needed: Callable[[], Deciding],
+    documents: int,
+    least: int,
 ) -> tuple[Literal["pass", "fail", "inconclusive", "missing"], Deciding]:
     """Return the outcome by the interval, and a hint: what would decide, or what to do."""
-    (interval, _, needed), record, margin = result, question.record, question.rule.margin
+    record, margin = question.record, question.rule.margin
     passes, fails = record.reaches(interval, margin)
     if fails:
+        hint = record.hint
+        if SHIPS in question.rule.subjects and "qaudit pick" in hint:
+            hint = "nothing that was measured does better: add schemes or checkpoints"
         if question.rule.level == "warn":  # the class may ship all the same
-            accept = f"accept it, or set `level: error` for the rule `{question.rule.name}`"
-            return "fail", Deciding(accept)
-        if SHIPS in question.rule.subjects and "qaudit pick" in record.hint:
-            better = "nothing that was measured does better: add schemes or checkpoints"
-            return "fail", Deciding(better)
-        return "fail", Deciding(record.hint)
+            hint = f"accept it, or set `level: error` for the rule `{question.rule.name}`"
+        return "fail", Deciding(hint)
     is_unbounded = record.quantile is not None and not math.isfinite(interval.high)
     if is_unbounded and interval.estimate <= margin:
         # Tokens are too few to bound a tail, and nothing beyond the margin was seen.

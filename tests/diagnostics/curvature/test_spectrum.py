@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from qaudit.core.spectrum import (
     FEWEST,
-    Applied,
-    EigenSearch,
-    Probing,
     beside,
     dot,
     estimate_trace,
@@ -27,14 +24,14 @@ LIKE = torch.zeros(1, dtype=torch.float64)
 def times(matrix_PP: torch.Tensor):
     def product(vector_P):
         image_P = matrix_PP @ vector_P
-        return Applied(image_P, (vector_P * image_P).numpy())
+        return image_P, (vector_P * image_P).numpy()
 
     return product
 
 
 def trace_of(matrix_PP, **probing):
-    given = Probing(**{"tolerance": 0.0, "probes": 40, **probing})
-    return estimate_trace(times(matrix_PP), len(matrix_PP), LIKE, given)
+    given = {"tolerance": 0.0, "probes": 40, **probing}
+    return estimate_trace(times(matrix_PP), len(matrix_PP), LIKE, **given)
 
 
 @given(st.integers(1, 12), st.integers(0, 10**6))
@@ -90,8 +87,8 @@ def test_one_probe_has_no_interval() -> None:
 
 
 def ends_of(matrix_PP: torch.Tensor, **search):
-    asked = EigenSearch(**{"steps": len(matrix_PP), "tolerance": 1e-9, **search})
-    return find_ends(lambda v: matrix_PP @ v, len(matrix_PP), LIKE, asked)
+    given = {"steps": len(matrix_PP), "tolerance": 1e-9, **search}
+    return find_ends(lambda v: matrix_PP @ v, len(matrix_PP), LIKE, **given)
 
 
 @given(st.integers(1, 25), st.integers(0, 10**6))
@@ -123,15 +120,13 @@ def test_a_matrix_of_zeros_has_ends_of_zero() -> None:
 def test_single_precision_keeps_the_vectors_apart() -> None:
     # Without reorthogonalization copies of 1000 turn up among the largest.
     values = torch.cat([torch.linspace(0, 1, 400), torch.tensor([1000.0])])
-    found = find_ends(
-        lambda v: values * v, 401, torch.zeros(1), EigenSearch(count=2, steps=60, tolerance=0.0)
-    )
+    found = find_ends(lambda v: values * v, 401, torch.zeros(1), count=2, steps=60, tolerance=0.0)
     assert found.largest[0].value == pytest.approx(1000, rel=1e-5)
     assert found.largest[1].value < 1.01
 
 
 def test_products_that_are_not_numbers_end_the_search() -> None:
-    found = find_ends(lambda v: v * math.nan, 4, LIKE, EigenSearch(steps=4))
+    found = find_ends(lambda v: v * math.nan, 4, LIKE, steps=4)
     assert found.steps == 1
     assert not found.reached
     assert math.isnan(found.largest[0].value)

@@ -31,7 +31,7 @@ def audit(few: int = 12) -> AuditRecord:
     found = measurements([s.label for s in made], LOSS[:few], errors)
     files = {(m.subject, m.spec, 0): ("evidence/x.npz", "0" * 64) for m in found}
     tables, advice = phases.judge(Measurements.of(made, found, 0.95), Diagnostics())
-    whole = sample.put_together(found, made, judge(Measurements.of(made, found, 0.95), files))
+    whole = sample.put_together(found, made, judge(made, found, files))
     return replace(whole, diagnostics=tables, findings=(*whole.findings, *advice))
 
 

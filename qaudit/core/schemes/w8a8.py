@@ -1,4 +1,14 @@
-"""INT8 for weights and activations (W8A8), and SmoothQuant in front of it.
+"""Eight bits for weights and activations: FP8, INT8, and SmoothQuant in front of INT8.
+
+`fp8` has 8-bit floats, without calibration: one float32 scale per row of a weight and one per token
+of the activations, computed as the token arrives: what llm-compressor and vLLM call `FP8_DYNAMIC`.
+With `blocks` one per square of 128 x 128 weights, and one per token and 128 columns: `FP8_BLOCK`,
+the format of DeepSeek's releases. With `scale_dtype=bf16` the scales of weights are rounded before
+the codes are chosen: transformers reads them in the dtype of the model, vLLM in float32.
+
+Given up: the accumulation of any particular kernel. Rounded activations are multiplied in the
+dtype of the model, in which a code times its scale is rounded once more; in float32 it is exact
+to the last bit of the product.
 
 `int8` has one symmetric scale per row of a weight, and one per token of the activations, computed
 as the token arrives: llm-compressor's `W8A8`, without calibration. With `scale_dtype=bf16` the
@@ -18,39 +28,68 @@ is none: scales are rounded to powers of two, so that a file can hold the norm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from qaudit.core.activations import int8_tokens
-from qaudit.core.grid import powers_of_two, quantize_groups
+from qaudit.core.floats import SQUARE, Float8Codes, fp8_token_groups, fp8_tokens, int8_tokens
+from qaudit.core.grid import group_notes, powers_of_two, quantize_groups
 from qaudit.core.linears import (
     CodeLayout,
+    IntegerCodes,
     Linears,
     Quantized,
-    decoded,
     largest_inputs,
     refuse_nonfinite,
+    store_each,
 )
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import SourceError
 from qaudit.support.lazy import Tensor, torch
 
+INTEGERS = CodeLayout("integers", rounds_inputs=True)
 SMALLEST = 1e-5  # of a column's largest magnitudes, as in the published code
 
 
-@dataclass(frozen=True, kw_only=True)
-class Integer8(Scheme):
-    """Round weights by row and activations by token to 8-bit integers (W8A8)."""
+class _EightBits(Scheme):
+    """What all have in common."""
 
-    name: ClassVar[str] = "int8"
     code_bits: ClassVar[int | None] = 8
     act_bits: ClassVar[int | None] = 8
 
+
+@dataclass(frozen=True, kw_only=True)
+class Float8(_EightBits):
+    """Round weights and activations to 8-bit floats (FP8, e4m3); no calibration."""
+
+    name: ClassVar[str] = "fp8"
+
+    blocks: bool = False
     scale_dtype: str = "float32"
 
     @property
     def layout(self) -> CodeLayout:
-        return CodeLayout("integers", rounds_inputs=True)
+        return CodeLayout("float8", rounds_inputs=True, squares=self.blocks)
+
+    def quantize(self, linears: Linears) -> Quantized:
+        def store(weight_RC: Tensor) -> Float8Codes:
+            return Float8Codes.of(
+                weight_RC.float(), squares=self.blocks, scale_dtype=self.scale_dtype
+            )
+
+        refuse_nonfinite(linears)
+        notes = group_notes(linears.columns, SQUARE) if self.blocks else ()
+        inputs = fp8_token_groups if self.blocks else fp8_tokens
+        return store_each(linears, store, notes, inputs=inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integer8(_EightBits):
+    """Round weights by row and activations by token to 8-bit integers (W8A8)."""
+
+    name: ClassVar[str] = "int8"
+    layout: ClassVar[CodeLayout] = INTEGERS
+
+    scale_dtype: str = "float32"
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
@@ -58,12 +97,11 @@ class Integer8(Scheme):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothQuant(Scheme):
+class SmoothQuant(_EightBits):
     """Move large activations into the weights behind norms, then round both to 8 bits."""
 
     name: ClassVar[str] = "smoothquant"
-    code_bits: ClassVar[int | None] = 8
-    act_bits: ClassVar[int | None] = 8
+    layout: ClassVar[CodeLayout] = INTEGERS
     calibration: ClassVar[Calibration] = Calibration.FULL_PRECISION
     any_model: ClassVar[bool] = False
 
@@ -71,18 +109,14 @@ class SmoothQuant(Scheme):
     exact_fold: bool = False
     scale_dtype: str = "float32"
 
-    @property
-    def layout(self) -> CodeLayout:
-        return CodeLayout("integers", rounds_inputs=True)
-
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
         largest_C = largest_inputs(linears, self.name)
         if not linears.block_has_norm_folds:
-            names = ", ".join(f"`{name}`" for name in linears.weights)
             raise SourceError(
-                f"no norm of block {linears.block} can take the scales of `smoothquant`: {names} "
-                "and the others read no norm's output alone, as in post-norm models",
+                f"no norm of block {linears.block} can take the scales of `smoothquant`: "
+                f"{linears.names} and the others read no norm's output alone, as in post-norm "
+                "models",
                 hint="use `int8`, which rounds the same way without scales",
             )
         if not linears.fold_is_norm:
@@ -105,15 +139,14 @@ def smoothing_scales(linears: Linears, largest_C: Tensor, alpha: float) -> Tenso
 
 
 def _rounded(linears: Linears, scale_dtype: str, scale_C: Tensor | None = None) -> Quantized:
-    stored = {}
-    for name, weight_RC in linears.widened():
+    def store(weight_RC: Tensor) -> IntegerCodes:
         scaled_RC = weight_RC if scale_C is None else weight_RC * scale_C
-        stored[name] = quantize_groups(scaled_RC, 8, -1, symmetric=True, scale_dtype=scale_dtype)
-    if scale_C is None:
-        return decoded(linears, stored, inputs=int8_tokens)
+        return quantize_groups(scaled_RC, 8, -1, symmetric=True, scale_dtype=scale_dtype)
 
     def inputs(x: Tensor) -> Tensor:
+        if scale_C is None:
+            return int8_tokens(x)
         # What follows the norm is x / s; the weights here are those for x.
         return (int8_tokens(x.float() / scale_C) * scale_C).to(x.dtype)
 
-    return replace(decoded(linears, stored, column_scale_C=scale_C), inputs=inputs)
+    return store_each(linears, store, column_scale_C=scale_C, inputs=inputs)

@@ -1,9 +1,21 @@
-"""Weights -> blocks, as ggml's quantizers make them, with and without importance.
+"""What a GGUF file holds of a matrix: blocks of codes under scales, and their weights.
 
-Importance is the mean square of each column's inputs, as `llama-imatrix` collects it. Without it
-ggml weighs by the weights themselves and searches less.
+| type | columns | of a block, in order | weight |
+|---|---|---|---|
+| Q8_0 | 32 | d, 32 codes | d q |
+| Q4_0 | 32 | d, codes k and k + 16 in one byte | d (q - 8) |
+| Q5_0 | 32 | d, fifth bits, four bits as Q4_0 | d (q - 16) |
+| Q5_1 | 32 | d, m, fifth bits, four bits | d q + m |
+| Q3_K | 256 | third bits, two bits, scales s of 6 bits for 16 columns, d | d (s - 32) (q - 4) |
+| Q4_K | 256 | d, e, scales s and t of 6 bits for 32 columns, four bits | d s q - e t |
+| Q5_K | 256 | d, e, scales, fifth bits, four bits | d s q - e t |
+| Q6_K | 256 | four bits, two bits, scales s of 8 bits for 16 columns, d | d s (q - 32) |
 
-Shapes: R rows, C columns, N blocks, J groups of a block, K columns of a group, M = N J groups.
+d, e and m are float16.
+
+**The blocks** are those that ggml's quantizers make, with and without importance. Importance is the
+mean square of each column's inputs, as `llama-imatrix` collects it. Without it ggml weighs by the
+weights themselves and searches less.
 
 **The searches** for scales and codes of llama.cpp's quantizers, in the order of their sums.
 
@@ -11,17 +23,145 @@ Each works on many groups at once: K values of a group are rows, M groups are co
 taken value by value in float32, as C code does, so that bytes are equal where a compiler contracts
 no products and sums (x86-64 builds of ggml).
 
-Shapes: K values of a group, M groups.
+Shapes: R rows, C columns, N blocks, J groups of a block, K columns of a block or values of a group,
+M = N J groups, B bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from qaudit.core.gguf.blocks import TYPES, WIDE, assembled, half, interleave, widened
+from qaudit.core.linears import StoredWeight
 from qaudit.support.lazy import Tensor, torch
+
+Parts = dict[str, Tensor]
+
+WIDE = 256
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """A type of llama.cpp, and the bytes of each part of its blocks, in order."""
+
+    columns: int
+    bits: int  # of a code
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(count for _, count in self.parts)
+
+
+_HALF = ("d", 2)
+TYPES = {
+    "Q8_0": BlockType(32, 8, (_HALF, ("codes", 32))),
+    "Q4_0": BlockType(32, 4, (_HALF, ("low", 16))),
+    "Q5_0": BlockType(32, 5, (_HALF, ("high", 4), ("low", 16))),
+    "Q5_1": BlockType(32, 5, (_HALF, ("m", 2), ("high", 4), ("low", 16))),
+    "Q3_K": BlockType(WIDE, 3, (("high", 32), ("low", 64), ("scales", 12), _HALF)),
+    "Q4_K": BlockType(WIDE, 4, (_HALF, ("e", 2), ("scales", 12), ("low", 128))),
+    "Q5_K": BlockType(WIDE, 5, (_HALF, ("e", 2), ("scales", 12), ("high", 32), ("low", 128))),
+    "Q6_K": BlockType(WIDE, 6, (("low", 128), ("high", 64), ("scales", 16), _HALF)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class GgufBlocks(StoredWeight):
+    """Packed blocks of a matrix, row after row."""
+
+    packed_RB: Tensor  # uint8
+    kind: str  # a key of TYPES
+
+    def decode(self) -> Tensor:
+        kind = TYPES[self.kind]
+        blocks_NB = self.packed_RB.reshape(-1, kind.nbytes)
+        parts, start = {}, 0
+        for name, count in kind.parts:
+            parts[name] = blocks_NB[:, start : start + count].contiguous()
+            start += count
+        return _DECODERS[self.kind](parts).reshape(len(self.packed_RB), -1)
+
+    @property
+    def nbits(self) -> int:
+        return 8 * self.packed_RB.numel()
+
+
+def assembled(kind: str, parts: Parts) -> Tensor:
+    return torch.cat([parts[name].reshape(len(parts["d"]), -1) for name, _ in TYPES[kind].parts], 1)
+
+
+def half(values_N: Tensor) -> Tensor:
+    """Return the bytes of float16 numbers, one a block."""
+    return values_N.reshape(-1, 1).to(torch.float16).view(torch.uint8)
+
+
+def widened(bytes_N2: Tensor) -> Tensor:
+    return bytes_N2.view(torch.float16).float()
+
+
+def interleave(codes_NK: Tensor, bits: int, width: int) -> Tensor:
+    """Put codes of so many bits that are `width` columns apart into one byte."""
+    count = 8 // bits
+    codes_NCW: Tensor = codes_NK.unflatten(1, (-1, count, width))
+    byte = codes_NCW[:, :, 0]
+    for k in range(1, count):
+        byte = byte | (codes_NCW[:, :, k] << (bits * k))
+    return byte.flatten(1)
+
+
+def separate(bytes_NB: Tensor, bits: int, width: int) -> Tensor:
+    bytes_NW, mask = bytes_NB.unflatten(1, (-1, width)), (1 << bits) - 1
+    every = [(bytes_NW >> shift) & mask for shift in range(0, 8, bits)]
+    return torch.stack(every, 2).flatten(1)
+
+
+def _codes(parts: Parts) -> Tensor:
+    low, high = (32, 32) if "e" in parts else (16, 1)
+    codes_NK = separate(parts["low"], 4, low)
+    return codes_NK | (separate(parts["high"], 1, high) << 4) if "high" in parts else codes_NK
+
+
+def _q3_k_weights(parts: Parts) -> Tensor:
+    scales_NB = parts["scales"]
+    s_NJ = separate(scales_NB[:, :8], 4, 8) | (separate(scales_NB[:, 8:], 2, 4) << 4)
+    codes_NK = separate(parts["low"], 2, 32) | (separate(parts["high"], 1, 32) << 2)
+    return _scaled(widened(parts["d"]) * (s_NJ.float() - 32), codes_NK.float() - 4)
+
+
+def _with_minima_weights(parts: Parts) -> Tensor:
+    first_N4, second_N4, third_N4 = parts["scales"].chunk(3, 1)
+    s_NJ = torch.cat([first_N4 & 63, (third_N4 & 15) | (first_N4 >> 6 << 4)], 1)
+    t_NJ = torch.cat([second_N4 & 63, (third_N4 >> 4) | (second_N4 >> 6 << 4)], 1)
+    s_NJ, t_NJ = widened(parts["d"]) * s_NJ.float(), widened(parts["e"]) * t_NJ.float()
+    codes_NJK: Tensor = _codes(parts).float().unflatten(1, (8, 32))
+    return (s_NJ[:, :, None] * codes_NJK - t_NJ[:, :, None]).flatten(1)
+
+
+def _q6_k_weights(parts: Parts) -> Tensor:
+    codes_NK = separate(parts["low"], 4, 64) | (separate(parts["high"], 2, 32) << 4)
+    scale_NJ = widened(parts["d"]) * parts["scales"].view(torch.int8).float()
+    return _scaled(scale_NJ, codes_NK.float() - 32)
+
+
+def _scaled(scale_NJ: Tensor, codes_NK: Tensor) -> Tensor:
+    codes_NJK: Tensor = codes_NK.unflatten(1, (16, 16))
+    return (scale_NJ[:, :, None] * codes_NJK).flatten(1)
+
+
+_DECODERS: dict[str, Callable[[Parts], Tensor]] = {
+    "Q8_0": lambda parts: parts["codes"].view(torch.int8).float() * widened(parts["d"]),
+    "Q4_0": lambda parts: (_codes(parts).float() - 8) * widened(parts["d"]),
+    "Q5_0": lambda parts: (_codes(parts).float() - 16) * widened(parts["d"]),
+    "Q5_1": lambda parts: _codes(parts).float() * widened(parts["d"]) + widened(parts["m"]),
+    "Q3_K": _q3_k_weights,
+    "Q4_K": _with_minima_weights,
+    "Q5_K": _with_minima_weights,
+    "Q6_K": _q6_k_weights,
+}
+
 
 _AT_ONCE = {"cpu": 1 << 19}
 _ELSEWHERE = 1 << 25
@@ -34,110 +174,96 @@ _WITH = (-0.9, 0.05, 36)
 
 def pack(kind: str, weight_RC: Tensor, importance_C: Tensor | None = None) -> Tensor:
     """Return the blocks of a matrix whose columns the type's blocks divide, (R, bytes)."""
+    make = {"Q8_0": _q8_0, "Q3_K": _q3_k, "Q4_K": _with_minima, "Q5_K": _with_minima, "Q6_K": _q6_k}
     rows = max(1, _AT_ONCE.get(weight_RC.device.type, _ELSEWHERE) // weight_RC.shape[1])
     parts = []
     for part_RC in weight_RC.split(rows):
-        weights_RC = None
-        if importance_C is not None and kind != "Q8_0":
-            weights_RC = importance_C.float().expand_as(part_RC)
-        parts.append(_packed(kind, part_RC.float(), weights_RC).reshape(len(part_RC), -1))
+        x, importance = part_RC.float(), None
+        if importance_C is not None:
+            importance = importance_C.float().expand_as(part_RC)
+        if TYPES[kind].columns == WIDE:
+            x = x.reshape(-1, WIDE)
+            importance = None if importance is None else importance.reshape(-1, WIDE)
+        parts.append(make.get(kind, _narrow)(kind, x, importance).reshape(len(part_RC), -1))
     return torch.cat(parts)
 
 
-def _packed(kind: str, x_RC: Tensor, importance_RC: Tensor | None) -> Tensor:
-    if TYPES[kind].columns == WIDE:
-        x_NK = x_RC.reshape(-1, WIDE)
-        importance_NK = None if importance_RC is None else importance_RC.reshape(-1, WIDE)
-        make = {"Q3_K": _q3_k, "Q6_K": _q6_k}.get(kind)
-        return make(x_NK, importance_NK) if make else _with_minima(kind, x_NK, importance_NK)
-    if importance_RC is not None:
-        return _narrow(kind, x_RC, importance_RC)
+def _q8_0(kind: str, x_RC: Tensor, importance_RC: Tensor | None) -> Tensor:
     x_NK = x_RC.reshape(-1, 32)
-    if plain := {"Q8_0": _q8_0, "Q5_1": _q5_1}.get(kind):
-        return plain(x_NK)
-    # The lowest point of the grid is the value of largest magnitude (Q4_0, Q5_0).
-    middle = 1 << (TYPES[kind].bits - 1)
-    scale_N1 = x_NK.gather(1, x_NK.abs().argmax(1, keepdim=True)) / -middle
-    codes_NK = (x_NK * _inverse(scale_N1) + (middle + 0.5)).trunc().clamp(0, 2 * middle - 1)
-    return _narrow_block(kind, codes_NK.to(torch.uint8), scale_N1)
-
-
-def _q8_0(x_NK: Tensor) -> Tensor:
-    largest_N1 = x_NK.abs().amax(1, keepdim=True)
-    scale_N1 = over(largest_N1, 127.0, largest_N1)
+    scale_N1 = over(x_NK.abs().amax(1, keepdim=True), 127.0)
     steps_NK = (x_NK * _inverse(scale_N1)).abs()
     floor_NK = steps_NK.floor()
     magnitude_NK = floor_NK + (2 * (steps_NK - floor_NK)).floor()
     codes_NK = torch.copysign(magnitude_NK, x_NK).to(torch.int8)
-    return assembled("Q8_0", {"d": half(scale_N1), "codes": codes_NK.view(torch.uint8)})
+    return assembled(kind, {"d": half(scale_N1), "codes": codes_NK.view(torch.uint8)})
 
 
-def _q5_1(x_NK: Tensor) -> Tensor:
-    low_N1, high_N1 = x_NK.amin(1, keepdim=True), x_NK.amax(1, keepdim=True)
-    scale_N1 = over(high_N1 - low_N1, 31.0, low_N1)
-    codes_NK = ((x_NK - low_N1) * _inverse(scale_N1) + 0.5).trunc().to(torch.uint8)
-    return _narrow_block("Q5_1", codes_NK, scale_N1, low_N1)
-
-
-def _narrow(kind: str, x_RC: Tensor, importance_RC: Tensor) -> Tensor:
-    """Search Q4_0, Q5_0 and Q5_1; weights depend on the mean square of a whole row."""
-    power_R = total((x_RC * x_RC).T.contiguous())
-    power_R = over(power_R, float(x_RC.shape[1]), power_R)
-    weight_RC = importance_RC * root(power_R[:, None] + x_RC * x_RC)
-    x_KM, weight_KM = _columns(x_RC, 32), _columns(weight_RC, 32)
-    if kind == "Q5_1":
-        fit = affine(x_KM, weight_KM, 31, *_WITH)
+def _narrow(kind: str, x_RC: Tensor, importance_RC: Tensor | None) -> Tensor:
+    """Q4_0, Q5_0 and Q5_1: a scale, and of the last a minimum, for 32 columns."""
+    x_NK, middle, low = x_RC.reshape(-1, 32), 1 << (TYPES[kind].bits - 1), None
+    if importance_RC is not None:
+        # Weights depend on the mean square of a whole row.
+        power_R = over(total((x_RC * x_RC).T.contiguous()), float(x_RC.shape[1]))
+        weight_KM = _columns(importance_RC * root(power_R[:, None] + x_RC * x_RC), 32)
+        if kind == "Q5_1":
+            codes_KM, scale, offset_M = affine(_columns(x_RC, 32), weight_KM, 31, *_WITH)
+            low = -offset_M
+        else:
+            codes_KM, scale = symmetric(_columns(x_RC, 32), middle, weight_KM)
+        codes_NK = codes_KM.T
+    elif kind == "Q5_1":
+        low = x_NK.amin(1, keepdim=True)
+        scale = over(x_NK.amax(1, keepdim=True) - low, 31.0)
+        codes_NK = ((x_NK - low) * _inverse(scale) + 0.5).trunc()
     else:
-        fit = symmetric(x_KM, 1 << (TYPES[kind].bits - 1), weight_KM)
-    low_M = None if fit.offset_M is None else -fit.offset_M
-    return _narrow_block(kind, fit.codes_KM.T.to(torch.uint8), fit.scale_M, low_M)
-
-
-def _narrow_block(kind: str, codes_NK: Tensor, d_N: Tensor, m_N: Tensor | None = None) -> Tensor:
+        # The lowest point of the grid is the value of largest magnitude (Q4_0, Q5_0).
+        scale = x_NK.gather(1, x_NK.abs().argmax(1, keepdim=True)) / -middle
+        codes_NK = (x_NK * _inverse(scale) + (middle + 0.5)).trunc().clamp(0, 2 * middle - 1)
+    codes_NK = codes_NK.to(torch.uint8)
     parts = {
-        "d": half(d_N),
+        "d": half(scale),
         "low": interleave(codes_NK & 15, 4, 16),
         "high": interleave(codes_NK >> 4, 1, 1),
     }
-    return assembled(kind, parts if m_N is None else parts | {"m": half(m_N)})
+    return assembled(kind, parts if low is None else parts | {"m": half(low)})
 
 
 def _inverse(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, 0.0, over(1.0, scale, scale))
+    return torch.where(scale == 0, 0.0, over(1.0, scale))
 
 
-def _q3_k(x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
+def _q3_k(kind: str, x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
     x_KM = _columns(x_NK, 16)
     if importance_NK is None:
         # One value after another, weighted by squares (make_q3_quants).
         largest_M = x_KM.gather(0, x_KM.abs().argmax(0, keepdim=True))[0]
-        first_KM = nearest(over(-4.0, largest_M, largest_M) * x_KM).clamp_(-4, 3).float()
-        fit = _descend(x_KM, x_KM * x_KM, first_KM, (-4, 3), both=False)
-        fit = _without_zeros(fit.codes_KM + 4, fit.scale_M, largest_M)
-        scales_NJ = fit.scale_M.reshape(len(x_NK), -1)
+        first_KM = nearest(over(-4.0, largest_M) * x_KM).clamp_(-4, 3).float()
+        first_KM, scale_M = _descend(x_KM, x_KM * x_KM, first_KM, (-4, 3), both=False)
+        first_KM, scale_M = _without_zeros(first_KM + 4, scale_M, largest_M)
+        scales_NJ = scale_M.reshape(len(x_NK), -1)
         largest_N = scales_NJ.gather(1, scales_NJ.abs().argmax(1, keepdim=True))[:, 0]
-        inverse_N = over(-32.0, largest_N, largest_N)
+        inverse_N = over(-32.0, largest_N)
         s_NJ = nearest(inverse_N[:, None] * scales_NJ).clamp_(-32, 31) + 32
-        d_N = over(1.0, inverse_N, inverse_N)
+        d_N = over(1.0, inverse_N)
         d_N = torch.where(largest_N == 0, 0.0, d_N)
         s_NJ = torch.where(largest_N[:, None] == 0, 0, s_NJ)
     else:
         weight_KM = _weighted(x_NK, importance_NK, 16)
-        fit = symmetric(x_KM, 4, weight_KM)
+        first_KM, scale_M = symmetric(x_KM, 4, weight_KM)
         sums_JN = total(weight_KM).reshape(len(x_NK), -1).T.contiguous()
-        scales = symmetric(fit.scale_M.reshape(len(x_NK), -1).T.contiguous(), 32, sums_JN)
-        s_NJ, d_N = scales.codes_KM.T.int(), scales.scale_M
+        s_JN, d_N = symmetric(scale_M.reshape(len(x_NK), -1).T.contiguous(), 32, sums_JN)
+        s_NJ = s_JN.T.int()
     s_NJ = s_NJ.to(torch.uint8)
     d_NB = half(d_N)
     step_M = (widened(d_NB) * (s_NJ.float() - 32)).flatten()
-    codes_NK = _in_rows(_rounded(x_KM, fit.codes_KM, step_M, -4, 3), len(x_NK))
+    codes_NK = _rounded(x_KM, first_KM, step_M, -4, 3)
     parts = {
         "high": interleave(codes_NK >> 2, 1, 32),
         "low": interleave(codes_NK & 3, 2, 32),
         "scales": torch.cat([interleave(s_NJ & 15, 4, 8), interleave(s_NJ >> 4, 2, 4)], 1),
         "d": d_NB,
     }
-    return assembled("Q3_K", parts)
+    return assembled(kind, parts)
 
 
 def _with_minima(kind: str, x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
@@ -146,28 +272,27 @@ def _with_minima(kind: str, x_NK: Tensor, importance_NK: Tensor | None) -> Tenso
     x_KM = _columns(x_NK, 32)
     if importance_NK is None:
         weight_KM = root(total(x_KM * x_KM) / 32) + x_KM.abs()
-        fit = affine(x_KM, weight_KM, top, *_WITHOUT[kind])
+        search = _WITHOUT[kind]
     else:
         weight_KM = _weighted(x_NK, importance_NK, 32)
-        fit = affine(x_KM, weight_KM, top, *_WITH)
-    assert fit.offset_M is not None
+        search = _WITH
+    first_KM, *values = affine(x_KM, weight_KM, top, *search)
     six = []
-    for values_M in (fit.scale_M, fit.offset_M):
+    for values_M in values:
         values_NJ = values_M.reshape(len(x_NK), -1)
         if importance_NK is None:
             largest_N = values_NJ.amax(1).clamp_(min=0) + 0.0  # no -0
-            inverse_N = torch.where(largest_N > 0, over(63.0, largest_N, largest_N), 0.0)
+            inverse_N = torch.where(largest_N > 0, over(63.0, largest_N), 0.0)
             codes_NJ = (nearest(inverse_N[:, None] * values_NJ) & 255).clamp_(max=63)
-            six.append((codes_NJ.to(torch.uint8), half(over(largest_N, 63.0, largest_N))))
+            six.append((codes_NJ.to(torch.uint8), half(over(largest_N, 63.0))))
         else:
             sums_JN = total(weight_KM).reshape(len(x_NK), -1).T.contiguous()
-            level = positive(values_NJ.T.contiguous(), 63, sums_JN)
-            six.append((level.codes_KM.T.to(torch.uint8), half(level.scale_M)))
+            level_JN, d_N = positive(values_NJ.T.contiguous(), 63, sums_JN)
+            six.append((level_JN.T.to(torch.uint8), half(d_N)))
     (s_NJ, d_NB), (t_NJ, e_NB) = six
     step_M = (widened(d_NB) * s_NJ.float()).flatten()
     offset_M = (widened(e_NB) * t_NJ.float()).flatten()
-    rounded_KM = _rounded(x_KM + offset_M, fit.codes_KM, step_M, 0, top)
-    codes_NK = _in_rows(rounded_KM, len(x_NK))
+    codes_NK = _rounded(x_KM + offset_M, first_KM, step_M, 0, top)
     six_NB = [
         s_NJ[:, :4] | (s_NJ[:, 4:] >> 4 << 6),
         t_NJ[:, :4] | (t_NJ[:, 4:] >> 4 << 6),
@@ -183,24 +308,25 @@ def _with_minima(kind: str, x_NK: Tensor, importance_NK: Tensor | None) -> Tenso
     return assembled(kind, parts)
 
 
-def _q6_k(x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
+def _q6_k(kind: str, x_NK: Tensor, importance_NK: Tensor | None) -> Tensor:
     x_KM = _columns(x_NK, 16)
-    fit = symmetric(x_KM, 32, None if importance_NK is None else _columns(importance_NK, 16))
-    scales_NJ = fit.scale_M.reshape(len(x_NK), -1)
+    weight_KM = None if importance_NK is None else _columns(importance_NK, 16)
+    first_KM, scale_M = symmetric(x_KM, 32, weight_KM)
+    scales_NJ = scale_M.reshape(len(x_NK), -1)
     largest_N = scales_NJ.gather(1, scales_NJ.abs().argmax(1, keepdim=True))[:, 0]
     zero_N1 = (largest_N.abs() < SMALLEST)[:, None]
-    inverse_N = over(-128.0, largest_N, largest_N)
+    inverse_N = over(-128.0, largest_N)
     s_NJ = nearest(inverse_N[:, None] * scales_NJ).clamp_(max=127).to(torch.int8)
-    d_NB = half(over(1.0, inverse_N, inverse_N))
+    d_NB = half(over(1.0, inverse_N))
     step_M = (widened(d_NB) * s_NJ.float()).flatten()
-    codes_NK = _in_rows(_rounded(x_KM, fit.codes_KM, step_M, -32, 31), len(x_NK))
+    codes_NK = _rounded(x_KM, first_KM, step_M, -32, 31)
     parts = {
         "low": interleave(codes_NK & 15, 4, 64),
         "high": interleave(codes_NK >> 4, 2, 32),
         "scales": s_NJ.view(torch.uint8),
         "d": d_NB,
     }
-    return torch.where(zero_N1, 0, assembled("Q6_K", parts))
+    return torch.where(zero_N1, 0, assembled(kind, parts))
 
 
 def _weighted(x_NK: Tensor, importance_NK: Tensor, group: int) -> Tensor:
@@ -212,15 +338,11 @@ def _weighted(x_NK: Tensor, importance_NK: Tensor, group: int) -> Tensor:
 def _rounded(x_KM: Tensor, codes_KM: Tensor, step_M: Tensor, low: int, high: int) -> Tensor:
     """Round under the scales that are stored; codes of a scale of zero stay those of the search."""
     rounded_KM = nearest(x_KM / step_M).clamp_(low, high) - low
-    return torch.where(step_M == 0, codes_KM.int(), rounded_KM).to(torch.uint8)
+    return torch.where(step_M == 0, codes_KM.int(), rounded_KM).to(torch.uint8).T.reshape(-1, WIDE)
 
 
 def _columns(values: Tensor, group: int) -> Tensor:
     return values.reshape(-1, group).T.contiguous()
-
-
-def _in_rows(codes_KM: Tensor, blocks: int) -> Tensor:
-    return codes_KM.T.reshape(blocks, -1)
 
 
 SMALLEST = 1e-15
@@ -229,13 +351,8 @@ SMALLEST = 1e-15
 _DESCENTS = 5
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """Codes from 0 up, as float32, and what turns them into values."""
-
-    codes_KM: Tensor
-    scale_M: Tensor
-    offset_M: Tensor | None = None  # what is subtracted; None: codes are about a fixed middle
+Fit = tuple[Tensor, Tensor]
+"""Codes (K, M) from 0 up, as float32, and the scales (M,) that turn them into values."""
 
 
 def nearest(values: Tensor) -> Tensor:
@@ -251,8 +368,9 @@ def total(values_KM: Tensor) -> Tensor:
     return total_M
 
 
-def over(numerator: float | Tensor, denominator: float | Tensor, like: Tensor) -> Tensor:
+def over(numerator: float | Tensor, denominator: float | Tensor) -> Tensor:
     """Divide; CUDA multiplies by the inverse of a number that is given as such."""
+    like = torch.as_tensor(numerator if isinstance(numerator, torch.Tensor) else denominator)
     a, b = (
         value if isinstance(value, torch.Tensor) else torch.full_like(like, value)
         for value in (numerator, denominator)
@@ -273,7 +391,7 @@ def symmetric(x_KM: Tensor, top: int, weight_KM: Tensor | None = None) -> Fit:
     best_KM, scale_M = torch.zeros_like(x_KM), torch.zeros_like(largest_M)
     best_M = torch.zeros_like(largest_M)
     for step in (0, *range(-9, 0), *range(1, 10)):
-        inverse_M = over(-_sum(top, (0.1, step)), largest_M, largest_M)
+        inverse_M = over(-_sum(top, (0.1, step)), largest_M)
         codes_KM = nearest(inverse_M * x_KM).clamp_(-top, top - 1).float()
         lx_M, l2_M = total(product_KM * codes_KM), total(weight_KM * codes_KM * codes_KM)
         better_M = (l2_M > 0) & (lx_M * lx_M > best_M * l2_M)
@@ -288,13 +406,13 @@ def symmetric(x_KM: Tensor, top: int, weight_KM: Tensor | None = None) -> Fit:
 def positive(x_KM: Tensor, top: int, weight_KM: Tensor) -> Fit:
     """Fit codes from 0 to `top` to values that are not negative (make_qp_quants)."""
     largest_M = x_KM.amax(0).clamp_(min=0)
-    best_M, error_M = over(float(top), largest_M, largest_M), None
+    best_M, error_M = over(float(top), largest_M), None
     for step in (0, *range(-4, 0), *range(1, 5)):
-        inverse_M = over(_sum(top, (0.1, step)), largest_M, largest_M)
+        inverse_M = over(_sum(top, (0.1, step)), largest_M)
         codes_KM = nearest(inverse_M * x_KM).float()
         if step != 0:
             codes_KM.clamp_(max=top)
-        rest_KM = x_KM - over(1.0, inverse_M, inverse_M) * codes_KM
+        rest_KM = x_KM - over(1.0, inverse_M) * codes_KM
         own_M = total(weight_KM * rest_KM * rest_KM)
         if error_M is None:
             error_M = own_M
@@ -303,26 +421,27 @@ def positive(x_KM: Tensor, top: int, weight_KM: Tensor) -> Fit:
         best_M = torch.where(better_M, inverse_M, best_M)
         error_M = torch.where(better_M, own_M, error_M)
     codes_KM = nearest(best_M * x_KM).clamp_(max=top).float()
-    fit = _descend(x_KM, weight_KM, codes_KM, (0, top), both=True)
-    return _without_zeros(fit.codes_KM, fit.scale_M, largest_M)
+    return _without_zeros(*_descend(x_KM, weight_KM, codes_KM, (0, top), both=True), largest_M)
 
 
 def affine(
     x_KM: Tensor, weight_KM: Tensor, top: int, first: float, delta: float, steps: int
-) -> Fit:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Fit codes from 0 to `top` over a smallest value, by regression (make_qkx2, make_qkx3).
+
+    The last result is what is subtracted of values under scales.
 
     The smallest value of the best fit is the one from which later candidates are coded.
     """
     low_M, high_M = x_KM.amin(0).clamp_(max=0), x_KM.amax(0)
     flat_M, smallest_M = high_M == low_M, low_M
     weights_M, x_M = total(weight_KM), total(weight_KM * x_KM)
-    inverse_M = over(float(top), high_M - low_M, low_M)
-    scale_M = over(1.0, inverse_M, inverse_M)
+    inverse_M = over(float(top), high_M - low_M)
+    scale_M = over(1.0, inverse_M)
     best_KM = nearest(inverse_M * (x_KM - low_M)).clamp_(0, top).float()
     error_M = _squared(scale_M * best_KM + low_M - x_KM, weight_KM)
     for step in range(steps + 1):
-        inverse_M = over(_sum(first, (delta, step), top), high_M - low_M, low_M)
+        inverse_M = over(_sum(first, (delta, step), top), high_M - low_M)
         codes_KM = nearest(inverse_M * (x_KM - low_M)).clamp_(0, top).float()
         weighted_KM = weight_KM * codes_KM
         l_M, l2_M = total(weighted_KM), total(weighted_KM * codes_KM)
@@ -338,11 +457,8 @@ def affine(
         error_M = torch.where(better_M, own_M, error_M)
         scale_M = torch.where(better_M, own_scale_M, scale_M)
         low_M = torch.where(better_M, own_low_M, low_M)
-    return Fit(
-        torch.where(flat_M, 0.0, best_KM),
-        torch.where(flat_M, 0.0, scale_M),
-        -torch.where(flat_M, smallest_M, low_M),
-    )
+    offset_M = -torch.where(flat_M, smallest_M, low_M)
+    return torch.where(flat_M, 0.0, best_KM), torch.where(flat_M, 0.0, scale_M), offset_M
 
 
 def _descend(
@@ -374,12 +490,12 @@ def _descend(
         on_host = codes_KM.device.type == "cpu"
         if on_host and torch.equal(codes_KM, before_KM):  # a GPU would wait to tell
             break
-    return Fit(codes_KM, torch.where(l2_M > 0, lx_M / l2_M, 0.0))
+    return codes_KM, torch.where(l2_M > 0, lx_M / l2_M, 0.0)
 
 
 def _without_zeros(codes_KM: Tensor, scale_M: Tensor, largest_M: Tensor) -> Fit:
     zero_M = largest_M.abs() < SMALLEST
-    return Fit(torch.where(zero_M, 0.0, codes_KM), torch.where(zero_M, 0.0, scale_M))
+    return torch.where(zero_M, 0.0, codes_KM), torch.where(zero_M, 0.0, scale_M)
 
 
 def _squared(difference_KM: Tensor, weight_KM: Tensor) -> Tensor:

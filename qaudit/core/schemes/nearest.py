@@ -1,4 +1,12 @@
-"""HQQ: round to nearest, with zero points that leave a few large errors and many small ones.
+"""Rounding to nearest: no calibration, the floor every other scheme is held against.
+
+Each group of each row is rounded to the nearest point of its own uniform grid
+(`qaudit/core/grid.py` has the formulas). Symmetric by default, as GPTQModel and
+llm-compressor round when asked for the plain scheme. Two presets name the settings of a
+published study: `paper-b`, 4 bits, asymmetric, in groups of 128, and `paper-b-int8`, 8 bits,
+symmetric, one group per row.
+
+**HQQ**: round to nearest, with zero points that leave a few large errors and many small ones.
 
 Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models" (2023), data-free:
 
@@ -26,14 +34,45 @@ Shapes: R rows, C columns, G groups, K columns of one group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
-from qaudit.core.grid import as_stored, group_notes, group_size, split_groups
-from qaudit.core.linears import Linears, Quantized, StoredWeight, decoded, refuse_nonfinite
+from qaudit.core.grid import as_stored, group_notes, group_size, quantize_groups, split_groups
+from qaudit.core.linears import Linears, Quantized, StoredWeight, refuse_nonfinite, store_each
 from qaudit.core.scheme import Scheme
 from qaudit.support.lazy import Tensor, torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundToNearest(Scheme):
+    """Round to the nearest point of a uniform grid; no calibration."""
+
+    name: ClassVar[str] = "rtn"
+    version: ClassVar[int] = 2
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "paper-b": {"bits": 4, "group": 128, "sym": False, "scale_dtype": "float32"},
+        "paper-b-int8": {"bits": 8, "group": -1, "sym": True, "scale_dtype": "float32"},
+    }
+    remarks: ClassVar[Mapping[str, str]] = {
+        "paper-b": "2604.15167 as second-hand readings describe it; its error is taken for the "
+        "relative change of perplexity, which is inferred",
+        "paper-b-int8": "2604.15167 as second-hand readings describe it; INT8 there differs from "
+        "INT4 in granularity and symmetry too",
+    }
+
+    bits: int
+    group: int = 128
+    sym: bool = True
+    scale_dtype: str = "bf16"
+
+    def quantize(self, linears: Linears) -> Quantized:
+        refuse_nonfinite(linears)
+        store = partial(quantize_groups, symmetric=self.sym, scale_dtype=self.scale_dtype)
+        store = partial(store, bits=self.bits, group=self.group)
+        return store_each(linears, store, group_notes(linears.columns, self.group))
+
 
 POWER = 0.7
 BETA = 10.0
@@ -83,47 +122,32 @@ class Hqq(Scheme):
 
     def quantize(self, linears: Linears) -> Quantized:
         refuse_nonfinite(linears)
-        stored = {name: self._fit(one_RC.contiguous()) for name, one_RC in linears.widened()}
-        return decoded(linears, stored, group_notes(linears.columns, self.group))
+        return store_each(linears, self._fit, group_notes(linears.columns, self.group))
 
     def _fit(self, weight_RC: Tensor) -> FloatZeroCodes:
+        weight_RC = weight_RC.contiguous()
         parts = [_HqqPart(part_RGK, self.bits) for part_RGK in split_groups(weight_RC, self.group)]
-        if weight_RC.device.type == "cpu":
-            smallest = float("inf")
-            for _ in range(STEPS):
-                error = sum(float(part.step()) for part in parts) / weight_RC.numel()
-                if not error < smallest:
-                    break
-                smallest = error
-        else:
-            _step_without_waiting(parts, weight_RC.numel())
-        codes_RC, scales_RG, zeros_RG = (
-            torch.cat(tensors, 1)
-            for tensors in zip(*(part.result() for part in parts), strict=True)
-        )
-        return FloatZeroCodes(
-            codes_RC,
-            as_stored(scales_RG, self.scale_dtype),
-            as_stored(zeros_RG, self.scale_dtype),
-            self.bits,
-            group_size(weight_RC.shape[1], self.group),
-        )
-
-
-def _step_without_waiting(parts: Sequence[_HqqPart], count: int) -> None:
-    """Take all steps, of which those after the last that lowers the error move nothing."""
-    device = parts[0].device
-    moves = torch.ones((), dtype=torch.bool, device=device)
-    smallest = torch.full((), float("inf"), dtype=torch.float64, device=device)
-    for _ in range(STEPS):
-        errors = []
-        for part in parts:
-            before = part.zero.clone()
-            errors.append(part.step().double())
-            torch.where(moves, part.zero, before, out=part.zero)
-        error = sum(errors) / count
-        moves = moves & (error < smallest)
-        smallest = torch.where(moves, error, smallest)
+        on_host, device = weight_RC.device.type == "cpu", weight_RC.device
+        smallest = torch.full((), float("inf"), dtype=torch.float64, device=device)
+        moves = torch.ones((), dtype=torch.bool, device=device)
+        for _ in range(STEPS):
+            errors = []
+            for part in parts:
+                before = part.zero.clone()
+                errors.append(part.step().double())
+                torch.where(moves, part.zero, before, out=part.zero)
+            error = sum(errors) / weight_RC.numel()
+            # Steps after the last that lowers the error move nothing: a GPU, which would wait to be
+            # told, takes them.
+            moves = moves & (error < smallest)
+            if on_host and not moves:
+                break
+            smallest = torch.where(moves, error, smallest)
+        results = zip(*(part.result() for part in parts), strict=True)
+        codes_RC, *floats = (torch.cat(tensors, 1) for tensors in results)
+        scales_RG, zeros_RG = (as_stored(float_RG, self.scale_dtype) for float_RG in floats)
+        size = group_size(weight_RC.shape[1], self.group)
+        return FloatZeroCodes(codes_RC, scales_RG, zeros_RG, self.bits, size)
 
 
 class _HqqPart:
@@ -142,33 +166,27 @@ class _HqqPart:
         if bits == ROUNDED_FIRST:
             self.zero.round_()
 
-    @property
-    def device(self) -> torch.device:
-        return self._weight_RGK.device
-
     def step(self) -> Tensor:
         """Move the zero points once; return the sum of the errors before."""
         rows, size = len(self._weight_RGK), self._weight_RGK.numel()
         if self._on_host:
             rows = max(1, _CORE_ELEMENTS * rows // size)
         tensors = (self._weight_RGK, self._scaled_RGK, self._inverse, self.zero, self._magnitude)
-        for parts in zip(*(tensor.split(rows) for tensor in tensors), strict=True):
-            self._step(*parts)
+        # Some rows at a time, few enough to stay in a core's cache.
+        for weight, scaled, inverse, zero, magnitude in zip(
+            *(tensor.split(rows) for tensor in tensors), strict=True
+        ):
+            codes = (scaled + zero).round_().clamp_(0, self._top)
+            error = torch.sub(codes, zero).div_(inverse)
+            torch.sub(weight, error, out=error)
+            torch.abs(error, out=magnitude)
+            # A GPU would wait to be told, and powers cost it little: of small errors they add 0.
+            if not self._on_host or magnitude.amax() >= NO_ERROR:
+                power = magnitude.pow(POWER - 1) / BETA
+                large = torch.sign(error) * (magnitude - power).clamp_(min=0)
+                scaled = (weight - large) * inverse
+            torch.mean(codes.sub_(scaled), -1, keepdim=True, out=zero)
         return self._magnitude.sum()
-
-    def _step(
-        self, weight: Tensor, scaled: Tensor, inverse: Tensor, zero: Tensor, out: Tensor
-    ) -> None:
-        """Move the zero points of some rows, few enough to stay in a core's cache."""
-        codes = (scaled + zero).round_().clamp_(0, self._top)
-        error = torch.sub(codes, zero).div_(inverse)
-        torch.sub(weight, error, out=error)
-        magnitude = torch.abs(error, out=out)
-        # A GPU would wait to be told, and powers cost it little: where nothing is large they add 0.
-        if not self._on_host or magnitude.amax() >= NO_ERROR:
-            large = torch.sign(error) * (magnitude - magnitude.pow(POWER - 1) / BETA).clamp_(min=0)
-            scaled = (weight - large) * inverse
-        torch.mean(codes.sub_(scaled), -1, keepdim=True, out=zero)
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return codes (R, C), scales and zero points (R, G)."""
