@@ -17,8 +17,7 @@ import qaudit
 import qaudit.demo
 from qaudit.core import statistics
 from qaudit.core.registry import parse_scheme
-from qaudit.judge.quantities import interval_of
-from qaudit.judge.table import divergences, losses
+from qaudit.judge.table import divergences, interval_of, losses
 
 DEMO = Path(qaudit.demo.__path__[0])
 DOCUMENT_TOKENS = 256  # whole documents of the default text took most of an hour

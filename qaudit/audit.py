@@ -17,8 +17,8 @@ from qaudit.judging import gate as gate  # part of the API
 from qaudit.judging import judge
 from qaudit.judging import load as load
 from qaudit.judging import pick as pick
+from qaudit.saved.evidence import sign_audit, signing_key
 from qaudit.saved.parts import one_writer
-from qaudit.saved.signature import sign_audit, signing_key
 from qaudit.tables import Audit as Audit  # part of the API
 from qaudit.types import SILENT, Pass, Plan, Run, Watch, units_of
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.core.course import previous_of
-from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.diagnostics.registry import judges, module, parse_diagnostics
+from qaudit.diagnostics.diagnostic import Diagnostic, judges, module, parse_diagnostics
 from qaudit.errors import SourceError
 from qaudit.executors.records import RETRY_TASK, Record, one_error, read_record
 from qaudit.judge import EvidenceFiles
@@ -22,17 +21,15 @@ from qaudit.judge import judge as judge_measurements
 from qaudit.judge.choose import parse_objective
 from qaudit.judge.gate import GateInput, verdict_of
 from qaudit.judge.gate import gate as gate_measurements
-from qaudit.judge.quantities import Moved
-from qaudit.judge.table import Measurements
+from qaudit.judge.table import Measurements, Moved
 from qaudit.planning.price import detectable_error, planned_rounds
 from qaudit.policy import policy_named
 from qaudit.report.verdict import next_step
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import decode
-from qaudit.saved.evidence import SavedAudit, combine
+from qaudit.saved.evidence import SavedAudit, combine, must_be_signed
 from qaudit.saved.parts import DiagnosticRows, UnitDocument, read_run, unfinished
 from qaudit.saved.results import ResultFile, UnitOutcome, sha256_of, with_imported
-from qaudit.saved.signature import must_be_signed
 from qaudit.tables import Audit
 from qaudit.types import (
     FULL_PRECISION,

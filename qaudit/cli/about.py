@@ -139,8 +139,8 @@ _KINDS: dict[str, Callable[[], Mapping[str, str | dict[str, str]]]] = {
     "formats": _formats,
     "merges": lambda: _classes("qaudit.core.registry:merges"),
     "diagnostics": lambda: _described(
-        resolve_name("qaudit.diagnostics.registry:diagnostics")(),
-        resolve_name("qaudit.diagnostics.registry:broken")(),
+        resolve_name("qaudit.diagnostics.diagnostic:diagnostics")(),
+        resolve_name("qaudit.diagnostics.diagnostic:broken")(),
     ),
     "families": lambda: {
         family.family: family.description

@@ -178,7 +178,7 @@ def series(
 
 
 def _suggested(after: str, catalog: Catalog, *, as_json: bool) -> str:
-    from qaudit.judge.suggest import suggest
+    from qaudit.judge.scores import suggest
     from qaudit.report.format import printable
     from qaudit.report.plan import render_suggestion, suggestion_to_json
     from qaudit.saved.evidence import read_saved

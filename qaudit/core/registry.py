@@ -1,7 +1,7 @@
 """A plug-in's text form and its object: `gptq-4bit:group=64` <-> `Gptq(bits=4, group=64)`.
 
 Every class in a module of `core/schemes/` and `core/merges/` is registered; diagnostics share the
-syntax and have a registry of their own (`diagnostics/registry.py`). A text is a name, for schemes
+syntax and have a registry of their own (`diagnostics/diagnostic.py`). A text is a name, for schemes
 with bits optionally `-Nbit`, then parameters separated by colons, because commas separate schemes
 and a shell leaves both alone:
 

@@ -1,6 +1,6 @@
 """Diagnostics: why quantization costs what it costs. Each is a module here, looked up by name.
 
-A module holds any of these. Other rooms look them up (`registry.module`, `registry.parts`) and
+A module holds any of these. Other rooms look them up (`diagnostic.module`, `diagnostic.parts`) and
 never name a diagnostic:
 
 - a `Diagnostic`, the parameters of one and what it adds to a plan (`work`). A module

@@ -29,9 +29,7 @@ from qaudit.checkpoints.stamps import folder_of
 from qaudit.core.course import previous_of
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.scheme import Scheme
-from qaudit.diagnostics import registry
-from qaudit.diagnostics.diagnostic import Diagnostic
-from qaudit.diagnostics.registry import origin
+from qaudit.diagnostics.diagnostic import Diagnostic, module, origin
 from qaudit.engine.block_pass import Progress, open_weights
 from qaudit.engine.streams import Observer
 from qaudit.engine.tasks import Machine, Task
@@ -137,7 +135,7 @@ class Diagnoses:
         self._confidence = confidence
         self._evicts = evicts
         self._diagnostics: dict[Diagnostic, Measure] = {
-            diagnostic: registry.measure(diagnostic.name).MEASURE for diagnostic in diagnostics
+            diagnostic: module(diagnostic.name, "_measure").MEASURE for diagnostic in diagnostics
         }
         self._subjects = subjects
         self._machine = machine

@@ -30,8 +30,7 @@ from qaudit.core import statistics
 from qaudit.core.changepoint import MINIMUM_POINTS, find_break, trajectory
 from qaudit.core.course import Places
 from qaudit.core.course import courses as runs_in
-from qaudit.judge.quantities import columns_of, interval_of
-from qaudit.judge.table import Measurements
+from qaudit.judge.table import Measurements, columns_of, interval_of
 from qaudit.report import document as doc
 from qaudit.report.format import NOT_FINITE, count, listing, percent, plural, spread
 from qaudit.report.views import View

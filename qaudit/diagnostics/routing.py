@@ -17,8 +17,7 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
 from qaudit.diagnostics.diagnostic import DiagnosticFigure
-from qaudit.judge.quantities import agreement_of
-from qaudit.judge.table import Cell, Measurements
+from qaudit.judge.table import Cell, Measurements, agreement_of
 from qaudit.report import document as doc
 from qaudit.report.chart import Chart, looks
 from qaudit.report.format import or_dash, percent

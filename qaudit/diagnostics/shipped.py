@@ -14,8 +14,7 @@ from dataclasses import replace
 from qaudit.core import statistics
 from qaudit.core.scheme import LOOKS_BROKEN, Shipped
 from qaudit.diagnostics.diagnostic import DiagnosticFigure
-from qaudit.judge.quantities import estimated, mean_of
-from qaudit.judge.table import Measurements, divergences
+from qaudit.judge.table import Measurements, divergences, estimated, mean_of
 from qaudit.report import document as doc
 from qaudit.report.chart import COLOURS, Chart
 from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, size, spread

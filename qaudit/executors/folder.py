@@ -25,7 +25,7 @@ from typing import Any
 
 from qaudit.core.course import previous_of
 from qaudit.core.registry import parse_scheme
-from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.diagnostics.diagnostic import parse_diagnostics
 from qaudit.errors import HubError, UsageError
 from qaudit.executors.records import RoundState, is_number, read_logs, read_record, states_of
 from qaudit.host import is_running

@@ -54,10 +54,10 @@ from qaudit.report.folder import render_card
 from qaudit.saved import exports
 from qaudit.saved.audits import read_audit, to_json
 from qaudit.saved.codec import FILE
+from qaudit.saved.evidence import may_sign, signed_export
 from qaudit.saved.exports import ExportRecord, kept_folder
 from qaudit.saved.parts import PLAN
 from qaudit.saved.results import ResultFile, ResultStore, read_measurement, sha256_of
-from qaudit.saved.signature import may_sign, signed_export
 from qaudit.support.lazy import torch
 from qaudit.support.sizes import size
 from qaudit.types import SILENT, AuditRecord, Diagnostics, Measurement, Watch, digest

@@ -25,10 +25,9 @@ from qaudit.formats.weights import QuantizedWeights, open_quantized
 from qaudit.model.skeleton import Shapes, build_skeleton
 from qaudit.model.stored_names import names_of
 from qaudit.policy import policy_named
-from qaudit.saved.evidence import read_saved
+from qaudit.saved.evidence import VARIABLE, has_key, is_signed_export, read_saved
 from qaudit.saved.exports import FILE as RECORD
 from qaudit.saved.exports import ExportRecord, read_export
-from qaudit.saved.signature import VARIABLE, has_key, is_signed_export
 from qaudit.support.keys import install
 from qaudit.support.lazy import torch
 from qaudit.types import Evidence, Watch, digest

@@ -24,7 +24,7 @@ from qaudit.core.floats import MX_GROUP, NV_GROUP, SQUARE, Float8Codes, MxFloat4
 from qaudit.core.linears import IntegerCodes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.formats import arithmetic, packing, reading
-from qaudit.formats.floats import FLOATS, fp4, without_zeros
+from qaudit.formats.arithmetic import FLOATS, fp4, without_zeros
 from qaudit.formats.packing import Document
 from qaudit.settings import EXAMPLE_SCHEME
 from qaudit.support.lazy import Tensor, torch

@@ -24,10 +24,9 @@ from typing import Any
 from qaudit.errors import AuditError
 from qaudit.judge.choose import LOSS, NO_SEARCH, Objective, choices, pick_of
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
-from qaudit.judge.quantities import Moved, noise
 from qaudit.judge.rules import RULES, RuleCase
 from qaudit.judge.scores import compare, score
-from qaudit.judge.table import EvidenceFiles, Measurements
+from qaudit.judge.table import EvidenceFiles, Measurements, Moved, noise
 from qaudit.judge.tasks import score_tasks
 from qaudit.types import (
     AuditRecord,

@@ -40,8 +40,16 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.core.scheme import most_bits_first
 from qaudit.errors import UsageError
-from qaudit.judge.quantities import interval_of, sided
-from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
+from qaudit.judge.table import (
+    Cell,
+    Measurements,
+    Sums,
+    divergences,
+    interval_of,
+    is_finite,
+    losses,
+    sided,
+)
 from qaudit.settings import SEARCHED_AT
 from qaudit.support.keys import nearest
 from qaudit.types import FULL_PRECISION, NEAR_BASELINE, ClassVerdict, Interval, Measurement, Pick

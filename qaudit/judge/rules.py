@@ -30,9 +30,15 @@ import numpy as np
 from qaudit.core import statistics
 from qaudit.core.course import doubts_of_files, is_bad_report, is_release, names_in_equal_report
 from qaudit.core.scheme import LOOKS_BROKEN
-from qaudit.judge.quantities import columns_of, interval_of, largest_share, settling
 from qaudit.judge.scores import first_rows
-from qaudit.judge.table import Measurements, is_finite
+from qaudit.judge.table import (
+    Measurements,
+    columns_of,
+    interval_of,
+    is_finite,
+    largest_share,
+    settling,
+)
 from qaudit.support.keys import first_of
 from qaudit.types import (
     FULL_PRECISION,

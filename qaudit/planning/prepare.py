@@ -17,7 +17,7 @@ from typing import Any
 from qaudit.checkpoints.stamps import hub_cache
 from qaudit.core.registry import origins, parse_schemes
 from qaudit.core.scheme import Calibration, Scheme
-from qaudit.diagnostics.registry import origins_of
+from qaudit.diagnostics.diagnostic import origins_of
 from qaudit.downloads.downloads import RECORD_FILE, price_traffic
 from qaudit.errors import UsageError
 from qaudit.host import available_nbytes, default_stream_limit, free_disk_nbytes
@@ -58,9 +58,9 @@ from qaudit.planning.survey import LONGEST_CONTEXT, Survey, allowed_notes, exper
 from qaudit.policy import policy_named
 from qaudit.recipe.table import is_recipe, recipe_from, recipe_of, split_settings
 from qaudit.saved.audits import checkpoints_of
+from qaudit.saved.evidence import signing_key
 from qaudit.saved.exports import pinned_tables
 from qaudit.saved.parts import PLAN, write_plan
-from qaudit.saved.signature import signing_key
 from qaudit.settings import RunOptions
 from qaudit.support.keys import nearest
 from qaudit.support.sizes import size

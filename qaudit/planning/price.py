@@ -25,8 +25,7 @@ from qaudit.core.linears import SAMPLE
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.scheme import Calibration, Scheme, Shipped, class_of_stored
 from qaudit.core.statistics import detectable, excess
-from qaudit.diagnostics.diagnostic import DiagnosticWork
-from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.diagnostics.diagnostic import DiagnosticWork, parse_diagnostics
 from qaudit.errors import UsageError
 from qaudit.host import has_bf16_units, has_gpu_driver
 from qaudit.planning.sizes import Load, Sizes, TextSize

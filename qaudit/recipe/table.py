@@ -24,7 +24,7 @@ from pydantic import (
 
 from qaudit.core.schedules import build
 from qaudit.core.scheme import BIT_CLASS, most_bits_first
-from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.diagnostics.diagnostic import parse_diagnostics
 from qaudit.errors import RecipeError, SchemeError, UsageError
 from qaudit.settings import (
     GROUPS,

@@ -14,7 +14,7 @@ from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
-from qaudit.diagnostics.registry import parts
+from qaudit.diagnostics.diagnostic import parts
 from qaudit.errors import MachineError, QauditError, UsageError, not_written
 from qaudit.report import document as doc
 from qaudit.report import html, markdown, terminal

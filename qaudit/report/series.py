@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from qaudit.diagnostics.registry import parts
+from qaudit.diagnostics.diagnostic import parts
 from qaudit.report import document as doc
 from qaudit.report.format import (
     BLOCKS,

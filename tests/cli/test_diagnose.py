@@ -10,7 +10,7 @@ import pytest
 
 import qaudit.diagnostics.weights_measure as weights_part
 from qaudit.diagnostics.case import Measure
-from qaudit.diagnostics.registry import diagnostics
+from qaudit.diagnostics.diagnostic import diagnostics
 from qaudit.errors import ModelError
 from qaudit.saved.audits import read_audit
 from tests.support.cards import whole_at

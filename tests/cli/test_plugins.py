@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from qaudit.core.linears import Linears
 from qaudit.core.registry import origins, parse_scheme, schemes
 from qaudit.core.scheme import Shipped
-from qaudit.diagnostics import registry as diagnostics
+from qaudit.diagnostics import diagnostic as diagnostics
 from qaudit.errors import ConfigurationError, MachineError, QauditError
 from qaudit.formats.packing import format_named
 from qaudit.formats.weights import QuantizedFolder, format_of

@@ -14,9 +14,9 @@ import torch
 import qaudit.diagnostics.sensitivity_measure as sensitivity_part
 from qaudit.core.course import previous_of
 from qaudit.core.registry import parse_schemes
-from qaudit.diagnostics import registry
+from qaudit.diagnostics import diagnostic as registry
 from qaudit.diagnostics.case import Case, Diagnoses, Measure, is_on_disk
-from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
+from qaudit.diagnostics.diagnostic import diagnostics, parse_diagnostics
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError
@@ -279,7 +279,7 @@ def test_every_diagnostic_that_can_be_requested_can_be_measured() -> None:
     assert set(diagnostics()) == {"curvature", "plane", "positions", "sensitivity", "weights"}
     for name, kind in diagnostics().items():
         if kind.reads_weights:
-            assert isinstance(registry.measure(name).MEASURE, Measure)
+            assert isinstance(registry.module(name, "_measure").MEASURE, Measure)
 
 
 def test_parts_are_what_is_left_when_all_else_stays(

@@ -21,8 +21,8 @@ from qaudit.core.scheme import Scheme, Shipped
 from qaudit.engine.shipped import open_shipped
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ConfigurationError, SourceError
+from qaudit.formats import arithmetic as floats
 from qaudit.formats import compressed_tensors as groups
-from qaudit.formats import floats
 from qaudit.formats.reading import Rounding
 from qaudit.formats.weights import QuantizedFolder
 from tests.support.passes import feed, losses, tallies_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from qaudit.cli.app import run as command
 from qaudit.errors import QauditError
 from qaudit.export.verify import verify
+from qaudit.saved.evidence import VARIABLE, signed_export
 from qaudit.saved.exports import FILE, read_export, write_export
-from qaudit.saved.signature import VARIABLE, signed_export
 from qaudit.types import SILENT
 from tests.support.damage import damaged, edited
 from tests.support.models import save_model, save_tokenizer, write_documents

@@ -18,7 +18,7 @@ LONG_MODULE = 500
 LONG_FUNCTION = 60
 
 
-MACHINERY = frozenset({"diagnostic", "registry"})  # of diagnostics
+MACHINERY = frozenset({"diagnostic"})  # of diagnostics
 RUNNING = frozenset({"case", "driver"})
 
 

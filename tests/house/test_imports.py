@@ -26,7 +26,6 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "export rollouts",
         "executors",
         "tables",
-        "search",
         "diagnostics.measure",
         "engine",
         "planning",
@@ -55,7 +54,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
 )
 """From the top floor down. The package itself (`qaudit/__init__.py`) only loads the API.
 
-Diagnostics, which other rooms look up by name (`diagnostics/registry.py`), are above the report,
+Diagnostics, which other rooms look up by name (`diagnostics/diagnostic.py`), are above the report,
 and only what measures them is above the engine.
 """
 
@@ -80,7 +79,6 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.diagnostics.*",
         "qaudit.engine.*",
         "qaudit.model.*",
-        "qaudit.search.*",
         "qaudit.executors.*",
         "qaudit.downloads.*",
         "qaudit.export.*",

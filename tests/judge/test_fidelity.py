@@ -10,7 +10,7 @@ import pytest
 
 from qaudit.core import statistics
 from qaudit.core.statistics import counts_of
-from qaudit.judge.quantities import fidelity_columns
+from qaudit.judge.table import fidelity_columns
 from qaudit.types import ByConfidence, Evidence, Fidelity
 
 DOCUMENTS, TOKENS = 40, 150

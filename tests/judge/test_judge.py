@@ -11,8 +11,8 @@ import pytest
 from qaudit.core import statistics
 from qaudit.errors import AuditError
 from qaudit.judge import Judgement, judge
-from qaudit.judge.quantities import Moved
 from qaudit.judge.scores import judge_difference
+from qaudit.judge.table import Moved
 from qaudit.types import (
     Comparison,
     Finding,

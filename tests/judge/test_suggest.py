@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from qaudit.judge.suggest import suggest
+from qaudit.judge.scores import suggest
 from qaudit.judge.table import Measurements
 from qaudit.report.plan import render_suggestion, suggestion_to_json
 from qaudit.types import Checkpoint

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
-from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.diagnostics.diagnostic import parse_diagnostics
 from qaudit.errors import MachineError, ModelError
 from qaudit.planning import price
 from qaudit.planning.machine import Footprint

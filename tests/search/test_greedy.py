@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import UsageError
+from qaudit.executors.measuring import greedy, loss_per_token
 from qaudit.planning.price import Pricing, flops, passes_of, scheme_of, with_scheme
 from qaudit.planning.sizes import Load, Sizes, TextSize
 from qaudit.saved.codec import encode
-from qaudit.search.greedy import greedy, loss_per_token
 from qaudit.types import (
     Checkpoint,
     Evidence,

@@ -18,7 +18,7 @@ from qaudit.errors import SourceError
 from qaudit.executors.measuring import Measuring
 from qaudit.executors.part import whole_plan
 from qaudit.hub import Hub
-from qaudit.judge.quantities import Moved
+from qaudit.judge.table import Moved
 from qaudit.judging import moved_by_rounding, tables_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.price import Pricing, calibrated, passes_of

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from qaudit.judge import Judgement, judge
-from qaudit.judge.quantities import Moved
+from qaudit.judge.table import Moved
 from qaudit.types import (
     AuditRecord,
     Checkpoint,

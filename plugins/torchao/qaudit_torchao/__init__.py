@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.errors import ConfigurationError
 from qaudit.formats import reading
-from qaudit.formats.arithmetic import halves, in_blocks, in_order, scaled, wide
-from qaudit.formats.floats import FLOATS
+from qaudit.formats.arithmetic import FLOATS, halves, in_blocks, in_order, scaled, wide
 from qaudit.support.lazy import Tensor, torch
 
 if TYPE_CHECKING:

@@ -32,20 +32,25 @@ from qaudit.core.statistics import (
     quantile_interval,
 )
 from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair
-from qaudit.judge.quantities import (
+from qaudit.judge.scores import largest, worst_stratum
+from qaudit.judge.table import (
+    Cell,
     Deciding,
+    Measurements,
+    Sums,
     deciding,
     disagreements,
+    divergences,
     estimated,
     interval_of,
+    is_finite,
+    losses,
     reroutings,
     settling,
     sided,
     sure_flips,
     sure_tokens,
 )
-from qaudit.judge.scores import largest, worst_stratum
-from qaudit.judge.table import Cell, Measurements, Sums, divergences, is_finite, losses
 from qaudit.judge.tasks import MEAN, QUANTITIES, marked, tasks_of
 from qaudit.types import (
     FULL_PRECISION,

@@ -16,7 +16,7 @@ from qaudit.diagnostics.curvature_measure import (
     measure_curvature,
     product_nbytes,
 )
-from qaudit.diagnostics.registry import parse_diagnostics
+from qaudit.diagnostics.diagnostic import parse_diagnostics
 from qaudit.engine.tasks import Task
 from qaudit.errors import MachineError, SchemeError, SourceError
 from qaudit.saved.codec import encode

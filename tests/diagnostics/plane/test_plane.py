@@ -13,9 +13,9 @@ from qaudit.checkpoints.stamps import folder_of
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.diagnostics.case import Case
+from qaudit.diagnostics.diagnostic import parse_diagnostics
 from qaudit.diagnostics.plane import Plane
 from qaudit.diagnostics.plane_measure import Along, Anchor, Between, measure_plane
-from qaudit.diagnostics.registry import parse_diagnostics
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Task
 from qaudit.errors import SchemeError, SourceError

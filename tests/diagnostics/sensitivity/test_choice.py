@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qaudit.diagnostics.registry import diagnostics, parse_diagnostics
+from qaudit.diagnostics.diagnostic import diagnostics, parse_diagnostics
 from qaudit.diagnostics.sensitivity import Variant, judge, variants_of
 from qaudit.errors import SchemeError
 from qaudit.judge.table import Measurements

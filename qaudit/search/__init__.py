@@ -1,1 +1,0 @@
-"""What measures more than was named: greedy soups."""
