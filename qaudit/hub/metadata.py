@@ -9,21 +9,11 @@ Hub knows, with its interval and the scheme in its name and the rest in its argu
 `.eval_results/` is for registered benchmarks. Loss on text is none, and choices come from a file of
 one's own: nothing is written there, and a note says so.
 
-What a README begins with is edited by the key, so that all other keys keep their bytes:
-
-    ---
-    license: apache-2.0      # comments, order and quotes stay
-    tags: [text, qaudit]     <- added to
-    model-index: ...         <- our results replaced, those of others kept
-    ---
-
-The client of the Hub reads and writes the whole again, which rewrites `1.10` to `1.1` and drops
-comments. Here only a key that changes is written again; comments and quotes inside that key go.
-Our results are known by their source: the name `qaudit`, and the address of a `qaudit/audit.json`.
-
-Afterwards the whole is read once more: it must hold what it held before, and what was to be
-added, and nothing else. A front matter that cannot be read is refused, because the Hub could not
-read it either.
+Of a README's front matter, only a key that changes is written again: what is inside it goes,
+comments and quotes too. The client of the Hub writes all keys again, and makes `false` of `no`.
+Afterwards the whole is read once more: it must hold what it held before, and what was to be added,
+and nothing else. Our results are known by their source: the name `qaudit`, and the address of a
+`qaudit/audit.json`.
 """
 
 from __future__ import annotations
@@ -35,12 +25,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
-from yaml import MappingNode, Node
 
 from qaudit.errors import HubError, UsageError
 from qaudit.report.format import percent, printable
 from qaudit.report.views import View
-from qaudit.support.foreign import yaml_of
+from qaudit.support.foreign import yaml_and_nodes
 from qaudit.support.keys import nearest
 from qaudit.types import FULL_PRECISION, AuditRecord, MeasurementRow, Subject
 
@@ -50,10 +39,6 @@ SOURCE = "qaudit"
 # What the Hub's own client takes for a front matter.
 _FRONT = re.compile(r"\A(\s*---(?:\r\n|\n))((?:[\S\s]*?(?:\r\n|\n))??)(---[ \t]*(?:\r\n|\n|\Z))")
 _OPENED = re.compile(r"\A\s*---\s*?(\r|\n|\Z)")
-
-
-class OddError(ValueError):
-    """This is not YAML as the front matter of a README has it."""
 
 
 @dataclass(frozen=True)
@@ -70,25 +55,26 @@ def with_metadata(readme: str, metadata: Metadata, where: str) -> tuple[str, tup
     """Return a README with this metadata, and notes on what could not be added."""
     try:
         before, front, after = _split(readme)
-        values = _values(front)
-    except OddError as error:
+        values, _ = _read(front)
+    except ValueError as error:
         raise HubError(
-            f"the front matter of `README.md` in `{where}` cannot be read: {error}",
+            f"the front matter of `README.md` in `{where}` cannot be read: {printable(str(error))}",
             hint="fix it on the Hub, then run the same command again; nothing was written",
         ) from error
     edited, notes, expected = front, list[str](), dict(values)
+    newline = "\r\n" if "\r\n" in (front or readme) else "\n"
     try:
         for change in (_tags, _base_models, _model_index):
             wanted, note = change(values, metadata)
             notes += [note] if note else []
             for key, value in wanted.items():
-                edited = _with_key(edited, key, value)
+                edited = _with_key(edited, key, value, newline)
                 expected[key] = value
                 if value is None:
                     del expected[key]
-        if repr(list(_values(edited).items())) != repr(list(expected.items())):
-            raise OddError("more than was wanted has changed")
-    except OddError as error:
+        if repr(list(_read(edited)[0].items())) != repr(list(expected.items())):
+            raise ValueError("more than was wanted has changed")
+    except ValueError as error:
         raise HubError(
             f"the front matter of `README.md` in `{where}` is written in a way "
             "that nothing can be added to without changing the rest",
@@ -96,10 +82,6 @@ def with_metadata(readme: str, metadata: Metadata, where: str) -> tuple[str, tup
         ) from error
     if edited == front:
         return readme, tuple(notes)
-    newline, lines = "\n", front or readme
-    if "\r\n" in lines and not re.search(r"(?<!\r)\n", lines):  # of two ways, as most files have it
-        newline = "\r\n"
-        edited = edited.replace("\r\n", "\n").replace("\n", newline)
     if not before:
         gap = "" if not readme or readme[0] in "\r\n" else newline
         before, after = f"---{newline}", f"---{newline}{gap}{after}"
@@ -109,8 +91,8 @@ def with_metadata(readme: str, metadata: Metadata, where: str) -> tuple[str, tup
 def front_matter(readme: str) -> dict[str, Any]:
     """Return the metadata that a README begins with; nothing of one that cannot be read."""
     try:
-        return _values(_split(readme)[1])
-    except OddError:
+        return _read(_split(readme)[1])[0]
+    except ValueError:
         return {}
 
 
@@ -120,9 +102,9 @@ def _split(readme: str) -> tuple[str, str, str]:
     if match is not None:
         return match[1], match[2], readme[match.end(2) :]
     if _OPENED.match(readme):
-        raise OddError("it does not end")
+        raise ValueError("it does not end")
     if readme.startswith("\ufeff"):
-        raise OddError("a byte order mark stands before it")
+        raise ValueError("a byte order mark stands before it")
     return "", "", readme
 
 
@@ -196,60 +178,33 @@ def _is_ours(result: Any) -> bool:
     return source.get("name") == SOURCE and str(source.get("url")).endswith("/qaudit/audit.json")
 
 
-def _values(front: str) -> dict[str, Any]:
-    _root_of(front)
-    return yaml.safe_load(front) or {}
+def _read(front: str) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+    """Return metadata, and where each of its keys begins; there may be none."""
+    start = "---\n"  # the line above, for the numbers of lines
+    values, root = yaml_and_nodes(start + front)
+    if values is None:
+        return {}, []
+    if not isinstance(root, yaml.MappingNode) or root.flow_style:
+        raise ValueError("it is not a table of one key in a line")
+    return values, [(key.value, key.start_mark.index - len(start)) for key, _ in root.value]
 
 
-def _root_of(front: str) -> MappingNode | None:
-    """Parse metadata; nothing at all is fine, and anything but a table is not."""
-    try:
-        root = yaml.compose(front, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" in line {mark.line + 2}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "it is not YAML"
-        raise OddError(f"{printable(problem)}{line}") from error
-    if root is None:
-        return None
-    if not isinstance(root, MappingNode) or root.flow_style:
-        raise OddError("it is not a table of one key in a line")
-    names = [key.value for key, _ in root.value]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise OddError(f"it names `{twice[0]}` twice")
-    try:
-        yaml_of(front)  # refuses aliases that stand for millions of items
-    except ValueError as error:
-        raise OddError(printable(str(error))) from error
-    return root
-
-
-def _with_key(front: str, name: str, value: Any) -> str:
+def _with_key(front: str, name: str, value: Any, newline: str) -> str:
     """Write a key anew in its place, or at the end; cut it out if its value is None."""
-    root = _root_of(front)
-    pairs = root.value if root is not None else ()
-    key, node = next((pair for pair in pairs if pair[0].value == name), (None, None))
-    column = root.start_mark.column if root is not None else 0
-    lines = ""
+    text = ""
     if value is not None:
-        text = yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=math.inf)
-        lines = re.sub(r"(?m)^(?=.)", " " * column, text)
-    if key is None or node is None:
-        return front + lines
-    if node.start_mark.index < key.end_mark.index:
-        raise OddError("a value is written elsewhere")
-    end = _end_of(node)
-    if front[:end][-1:] != "\n":  # a place that begins a line stays
-        end = front.find("\n", end) + 1 or len(front)
-    return front[: key.start_mark.index - column] + lines + front[end:]
-
-
-def _end_of(node: Node) -> int:
-    """Return the end of the last value in a node, before blank lines and comments."""
-    if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
-        return int(node.end_mark.index)
-    last = node.value[-1]
-    return max(map(_end_of, last)) if isinstance(last, tuple) else _end_of(last)
+        form: Any = {"sort_keys": False, "allow_unicode": True, "width": math.inf}
+        text = yaml.safe_dump({name: value}, line_break=newline, **form)
+    begin = end = len(front)
+    for key, place in reversed(_read(front)[1]):
+        if key == name:
+            begin = place
+            break
+        end = place
+    else:
+        return front + text
+    below = re.search(r"(?m)(^[ \t]*(#.*)?\r?\n)*\Z", front[begin:end])  # which is the next key's
+    return front[:begin] + text + (below[0] if below else "") + front[end:]
 
 
 # ------------------------------------------------------------------------ of an audit
