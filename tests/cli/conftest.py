@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import QUICK, STEPS, Outcome, Run
+from tests.support.cli import AUDITED, QUICK, ROUNDED, STEPS, Outcome, Run, run_in
 from tests.support.models import save_model, save_tokenizer, write_documents
 
 
@@ -20,6 +20,25 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_documents(root / "calibration.jsonl", range(100, 104))
     write_documents(root / "evaluation.jsonl", range(200, 212))
     return root
+
+
+@pytest.fixture(scope="session")
+def audited(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an audit of the series and a soup in `out`, and an export in `new`."""
+    folder = tmp_path_factory.mktemp("audited") / "place"
+    shutil.copytree(shipped, folder)
+    assert run_in(folder, "scan", *AUDITED, "-q") == 0
+    what = ("--subject", "step200", "--scheme", ROUNDED)
+    assert run_in(folder, "export", "out", *what, "--out", "new", "-q") == 0
+    return folder
+
+
+@pytest.fixture
+def exported(audited: Path, place: Path) -> Path:
+    """Return a folder that was exported from the audit in `out`; both are the test's own."""
+    for name in ("out", "new"):
+        shutil.copytree(audited / name, place / name)
+    return place / "new"
 
 
 @pytest.fixture

@@ -334,56 +334,45 @@ def test_a_folder_that_is_missing_is_named_before_the_hub_is_asked(place: Path, 
     assert said.index(note) < said.index("error: ")
 
 
-def goes_on_without(scan: Run, place: Path, name: str, sentence: str) -> None:
-    """Assert that a target is skipped with a sentence, and the one beside it measured."""
-    done = scan(name, "series/step1000")
-    assert done.code == 3 and name.rpartition("/")[2] in done.err and sentence in done.err
-    assert "bug" not in done.err
-    rows: Any = audit_of(place / "out")["measurements"]
-    assert {row["subject"] for row in rows} == {"step1000"}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"dtype": "float31"}, {"quantization_config": True}, {"num_hidden_layers": 1_000_000}],
-    ids=str,
-)
-def test_a_checkpoint_with_an_odd_config_is_skipped_and_the_others_are_measured(
-    place: Path, scan: Run, changes: dict[str, object]
-) -> None:
-    configure(**changes)()
-    goes_on_without(scan, place, "series/step10", "")
-
-
 MOE = "model.layers.1.block_sparse_moe."
+EXPERTS: dict[str, tuple[str, torch.Tensor | None, int, str]] = {
+    "an-expert": ("experts.1.w1.weight", None, 3, "number 1 is missing"),
+    "the-last": ("experts.2.w3.weight", None, 3, "3 tensors like"),
+    "a-router": ("gate.weight", torch.zeros(3, 16), 3, "where the config asks"),
+    "converter": ("experts.1.w2.weight", torch.zeros(16, 5), 3, "block_sparse_moe.experts"),
+    "fewer": ("", None, 2, "[3, 32] where the config asks for [2, 32]"),
+    "more": ("", None, 5, "[3, 32] where the config asks for [5, 32]"),
+}
+ODD: dict[str, dict[str, object]] = {
+    "type": {"dtype": "float31"},
+    "config": {"quantization_config": True},
+    "blocks": {"num_hidden_layers": 1_000_000},
+}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "count", "sentence"),
-    [
-        ("experts.1.w1.weight", None, 3, "number 1 is missing"),
-        ("experts.2.w3.weight", None, 3, "3 tensors like"),
-        ("gate.weight", torch.zeros(3, 16), 3, "where the config asks"),
-        ("experts.1.w2.weight", torch.zeros(16, 5), 3, "block_sparse_moe.experts"),
-        ("", None, 2, "[3, 32] where the config asks for [2, 32]"),
-        ("", None, 5, "[3, 32] where the config asks for [5, 32]"),
-    ],
-    ids=["an expert", "the last expert", "a router", "a converter that fails", "fewer", "more"],
-)
-def test_experts_that_do_not_fit(
-    key: str, value: torch.Tensor | None, count: int, sentence: str, place: Path, scan: Run
+def test_odd_configs_and_experts_that_do_not_fit_are_skipped_and_the_others_are_measured(
+    place: Path, scan: Run
 ) -> None:
     model("moe", "mixtral", num_local_experts=3)()
-
-    def edit(tensors: dict[str, torch.Tensor]) -> None:
+    for name, (key, value, count, _) in EXPERTS.items():
+        shutil.copytree("moe", name)
+        changes = {} if value is None else {MOE + key: value}
         if key:
-            tensors.pop(MOE + key)
-        if value is not None:
-            tensors[MOE + key] = value
-
-    change(edit, Path("moe/model.safetensors"))
-    configure(Path("moe/config.json"), num_local_experts=count)()
-    goes_on_without(scan, place, "moe", sentence)
+            change(lambda tensors, key=key: tensors.pop(MOE + key), Path(name, WEIGHTS.name))
+            change(lambda tensors, new=changes: tensors.update(new), Path(name, WEIGHTS.name))
+        configure(Path(name, "config.json"), num_local_experts=count)()
+    for name, keys in ODD.items():
+        shutil.copytree(STEP10, name)
+        configure(Path(name, "config.json"), **keys)()
+    done = scan(*EXPERTS, *ODD, "series/step1000")
+    assert done.code == 3 and "bug" not in done.err
+    audit: Any = audit_of(place / "out")
+    assert {row["subject"] for row in audit["measurements"]} == {"step1000"}
+    skipped = {row["subject"]: row["reason"] for row in audit["skipped"]}
+    assert skipped.keys() == {*EXPERTS, *ODD}
+    for name, reason in skipped.items():
+        assert f"skipped {name}: " in done.err
+        assert name in ODD or EXPERTS[name][3] in reason
 
 
 class Opens:
@@ -462,17 +451,7 @@ def test_a_folder_of_plain_texts_is_as_many_documents(place: Path, qaudit: Run) 
     (place / "books").mkdir()
     for k in range(3):
         (place / "books" / f"{k}.txt").write_text(f"{k} the fox jumps", encoding="utf-8")
-    done = qaudit(
-        "scan",
-        "series/step10",
-        *TEXT[:2],
-        "--evaluation",
-        "books",
-        "--schemes",
-        "rtn-4bit",
-        "--json",
-        "-q",
-    )
+    done = qaudit("scan", "series/step10", *QUICK, "--evaluation", "books", "--json", "-q")
     assert json.loads(done.out)["measurements"][0]["documents"] == 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -20,9 +21,10 @@ from qaudit.errors import UsageError
 from qaudit.report.gate import FORMATS
 from qaudit.saved.results import sha256_of
 from qaudit.version import __version__
-from tests.support.cli import Run, audit_of, refused
+from tests.support.cli import QUICK, Run, audit_of, refused
 from tests.support.saved_audits import save
 
+Damage = Callable[[Path], object]
 POLICY = """\
 name: ours
 minimum_documents: 20
@@ -138,97 +140,76 @@ def test_a_rule_without_its_baseline_is_incomplete(audit: Path, qaudit: Run) -> 
 # ----------------------------------------------------------------------- saved audits gone wrong
 
 
-def truncated(audit: Path) -> None:
-    text = (audit / "audit.json").read_text(encoding="utf-8")
-    (audit / "audit.json").write_text(text[: len(text) // 2], encoding="utf-8")
+def row(document: dict[str, Any]) -> dict[str, Any]:
+    cells = {(one["subject"], one["scheme"]): one for one in document["measurements"]}
+    return cells["soup", "gptq-4bit"]
 
 
-def foreign(audit: Path) -> None:
-    (audit / "audit.json").write_text('{"results": {"wikitext": 1.0}}', encoding="utf-8")
+def with_row(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Damage:
+    """Return a damage that changes some keys of the soup's row."""
+    return lambda audit: edit(audit, lambda a: row(a).update(change(row(a))))
 
 
-def future(audit: Path) -> None:
-    edit(audit, lambda a: a.update(schema="99", qaudit="42.0"))
+def edits(change: Callable[[dict[str, Any]], object]) -> Damage:
+    return lambda audit: edit(audit, change)
 
 
-def absent(audit: Path) -> None:
-    (audit / "audit.json").unlink()
+def rewritten(change: Callable[[str], str]) -> Damage:
+    def damage(audit: Path) -> None:
+        text = (audit / "audit.json").read_text(encoding="utf-8")
+        (audit / "audit.json").write_text(change(text), encoding="utf-8")
+
+    return damage
 
 
-def row(document: dict[str, Any], scheme: str = "gptq-4bit") -> dict[str, Any]:
-    (found,) = (
-        m for m in document["measurements"] if (m["subject"], m["scheme"]) == ("soup", scheme)
-    )
-    return found
+NO_ERROR = dict.fromkeys(("relative_error", "relative_error_low", "relative_error_high"))
+THREE_BITS = {"scheme": "gptq-3bit", "spec": "gptq:bits=3:group=128:sym=true"}
+SMALLER = with_row(lambda _: {"relative_error": 0.0001})
+NARROWER = with_row(lambda row: {"relative_error_high": row["relative_error"]})
+OF_SOUP = "`relative_error` of `soup` under gptq-4bit"
+
+AUDITS: list[tuple[Damage, str, str]] = [
+    (rewritten(lambda text: text[: len(text) // 2]), "the audit is not whole JSON", "scan again"),
+    (rewritten(lambda _: '{"results": {}}'), "this is not an audit of qaudit", "audit.json"),
+    (
+        edits(lambda a: a.update(schema="99", qaudit="42.0")),
+        "the audit has schema version 99", "install qaudit 42.0 or later",
+    ),
+    (lambda audit: (audit / "audit.json").unlink(), "there is no audit at", "qaudit scan"),
+    (SMALLER, OF_SOUP, "edited"),
+    (NARROWER, OF_SOUP, "edited"),
+    (with_row(lambda _: NO_ERROR), OF_SOUP, "edited"),
+    (with_row(lambda _: {"documents": 4000}), "`documents` of `soup`", "edited"),
+    (
+        with_row(lambda _: {"bits_per_weight": 2.0}),
+        "of `bits_per_weight` 4.25, and the audit has 2.0", "edited",
+    ),
+    (
+        edits(lambda a: a["pick"].update(subject=a["subjects"][0]["label"])),
+        "the audit picks `stage2-", "edited",
+    ),
+    (
+        edits(lambda a: a["pick"].update(scheme="rtn-2bit")),
+        "which it did not measure", "edited",
+    ),
+    (
+        with_row(lambda _: {"relative_error_high": float("nan")}),
+        "`NaN` is no number of JSON", "scan again",
+    ),
+    (  # readers that take the last of two keys would not see the scores
+        rewritten(lambda text: f'{text.rstrip()[:-1]}, "measurements": []}}'),
+        "`measurements` is twice", "scan again",
+    ),
+    (  # 3 bits on the evidence of 4: bytes and hashes fit each other
+        edits(lambda a: (row(a).update(THREE_BITS), a["pick"].update(scheme="gptq-3bit"))),
+        "is of `spec` gptq:bits=4", "edited",
+    ),
+]  # fmt: skip
 
 
-def smaller_error(audit: Path) -> None:
-    edit(audit, lambda a: row(a).update(relative_error=0.0001))
-
-
-def narrower_interval(audit: Path) -> None:
-    edit(audit, lambda a: row(a).update(relative_error_high=row(a)["relative_error"]))
-
-
-def no_error_at_all(audit: Path) -> None:
-    none = dict.fromkeys(("relative_error", "relative_error_low", "relative_error_high"))
-    edit(audit, lambda a: row(a).update(none))
-
-
-def more_documents(audit: Path) -> None:
-    edit(audit, lambda a: row(a).update(documents=4000))
-
-
-def fewer_bits(audit: Path) -> None:
-    edit(audit, lambda a: row(a).update(bits_per_weight=2.0))
-
-
-def another_pick(audit: Path) -> None:
-    edit(audit, lambda a: a["pick"].update(subject=a["subjects"][0]["label"]))
-
-
-def unmeasured_pick(audit: Path) -> None:
-    edit(audit, lambda a: a["pick"].update(scheme="rtn-2bit"))
-
-
-def nan_for_a_number(audit: Path) -> None:
-    edit(audit, lambda a: row(a).update(relative_error_high=float("nan")))
-
-
-def twice_the_scores(audit: Path) -> None:
-    """Hide the real scores from readers that take the last of two keys."""
-    text = (audit / "audit.json").read_text(encoding="utf-8").rstrip()
-    (audit / "audit.json").write_text(f'{text[:-1]}, "measurements": []}}', encoding="utf-8")
-
-
-def better_evidence(audit: Path) -> None:
-    """Let 3 bits stand on the evidence of 4: bytes and hashes fit each other."""
-    three = {"scheme": "gptq-3bit", "spec": "gptq:bits=3:group=128:sym=true"}
-    edit(audit, lambda a: (row(a).update(three), a["pick"].update(scheme="gptq-3bit")))
-
-
-@pytest.mark.parametrize(
-    ("damage", "said", "hint"),
-    [
-        (truncated, "the audit is not whole JSON", "scan again"),
-        (foreign, "this is not an audit of qaudit", "audit.json"),
-        (future, "the audit has schema version 99", "install qaudit 42.0 or later"),
-        (absent, "there is no audit at", "qaudit scan"),
-        (smaller_error, "`relative_error` of `soup` under gptq-4bit", "edited"),
-        (narrower_interval, "`relative_error` of `soup` under gptq-4bit", "edited"),
-        (no_error_at_all, "`relative_error` of `soup` under gptq-4bit", "edited"),
-        (more_documents, "`documents` of `soup`", "edited"),
-        (fewer_bits, "of `bits_per_weight` 4.25, and the audit has 2.0", "edited"),
-        (another_pick, "the audit picks `stage2-", "edited"),
-        (unmeasured_pick, "which it did not measure", "edited"),
-        (nan_for_a_number, "`NaN` is no number of JSON", "scan again"),
-        (twice_the_scores, "`measurements` is twice", "scan again"),
-        (better_evidence, "is of `spec` gptq:bits=4", "edited"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
+@pytest.mark.parametrize(("damage", "said", "hint"), AUDITS, ids=range(len(AUDITS)))
 def test_an_audit_that_is_not_what_it_says_is_refused_and_never_a_finding(
-    gate: Callable[..., Any], audit: Path, damage: Callable[[Path], None], said: str, hint: str
+    gate: Callable[..., Any], audit: Path, damage: Damage, said: str, hint: str
 ) -> None:
     damage(audit)
     done = gate()
@@ -236,19 +217,20 @@ def test_an_audit_that_is_not_what_it_says_is_refused_and_never_a_finding(
     assert done.out == ""
 
 
-def evidence_of(audit: Path, scheme: str = "gptq-4bit") -> Path:
+def evidence_of(audit: Path) -> Path:
     return audit / row(json.loads((audit / "audit.json").read_text(encoding="utf-8")))["evidence"]
 
 
-def missing(audit: Path) -> None:
-    evidence_of(audit).unlink()
+def replaced(content: Callable[[bytes], bytes], *, renewed: bool = True) -> Damage:
+    """Return a damage of a file of evidence, with its hash in the audit."""
 
+    def damage(audit: Path) -> None:
+        path = evidence_of(audit)
+        path.write_bytes(content(path.read_bytes()))
+        if renewed:
+            edit(audit, lambda a: row(a).update(evidence_sha256=sha256_of(path)))
 
-def flipped(audit: Path) -> None:
-    path = evidence_of(audit)
-    content = bytearray(path.read_bytes())
-    content[100] ^= 1
-    path.write_bytes(content)
+    return damage
 
 
 def outside(audit: Path) -> None:
@@ -260,36 +242,30 @@ def absolute(audit: Path) -> None:
     edit(audit, lambda a: row(a).update(evidence=str(evidence_of(audit).resolve().parent / "x")))
 
 
-def no_archive(audit: Path) -> None:
-    evidence_of(audit).write_bytes(b"PK\x03\x04 and nothing more")
-    digest = sha256_of(evidence_of(audit))
-    edit(audit, lambda a: row(a).update(evidence_sha256=digest))
-
-
-def columns_cut(audit: Path) -> None:
-    path = evidence_of(audit)
-    with np.load(path) as arrays:
+def columns_cut(raw: bytes) -> bytes:
+    with np.load(io.BytesIO(raw)) as arrays:
         cut = {name: arrays[name] for name in arrays.files}
-    cut["nll_sum"] = cut["nll_sum"][:-1]
-    np.savez(path, **cut)
-    digest = sha256_of(path)
-    edit(audit, lambda a: row(a).update(evidence_sha256=digest))
+    file = io.BytesIO()
+    np.savez(file, **{**cut, "nll_sum": cut["nll_sum"][:-1]})
+    return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (missing, "cannot be read"),
-        (flipped, "is not the evidence that the audit was made from"),
-        (outside, "is outside the audit"),
-        (absolute, "cannot be read"),
-        (no_archive, "cannot be read"),
-        (columns_cut, "`nll_sum` is no column of such values"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
+EVIDENCE: list[tuple[Damage, str]] = [
+    (lambda audit: evidence_of(audit).unlink(), "cannot be read"),
+    (
+        replaced(lambda raw: raw[:100] + bytes([raw[100] ^ 1]) + raw[101:], renewed=False),
+        "is not the evidence that the audit was made from",
+    ),
+    (outside, "is outside the audit"),
+    (absolute, "cannot be read"),
+    (replaced(lambda _: b"PK\x03\x04 and nothing more"), "cannot be read"),
+    (replaced(columns_cut), "`nll_sum` is no column of such values"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), EVIDENCE, ids=range(len(EVIDENCE)))
 def test_evidence_that_is_missing_or_another_is_a_failure_of_the_environment(
-    gate: Callable[..., Any], audit: Path, damage: Callable[[Path], None], said: str
+    gate: Callable[..., Any], audit: Path, damage: Damage, said: str
 ) -> None:
     damage(audit)
     done = gate("--format", "junit=gate.xml")
@@ -303,10 +279,10 @@ def test_evidence_that_is_missing_or_another_is_a_failure_of_the_environment(
 def test_an_audit_of_another_version_may_have_other_intervals(
     gate: Callable[..., Any], audit: Path
 ) -> None:
-    narrower_interval(audit)
+    NARROWER(audit)
     edit(audit, lambda a: a.update(qaudit="0.0.1"))
     assert gate().code == 0
-    smaller_error(audit)
+    SMALLER(audit)
     assert gate().code == 2
 
 
@@ -352,8 +328,7 @@ def test_formats_that_go_nowhere_are_refused(forms: tuple[str, ...], said: str) 
 def test_a_scan_carries_the_checks_of_its_policy(place: Path, qaudit: Run) -> None:
     rule = "{name: any, metric: relative_error, margin: 0%, schemes: rtn-4bit, subjects: '@all'}"
     (place / "ours.yaml").write_text(f"minimum_documents: 10\nrules: [{rule}]\n", "utf-8")
-    text = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    series = ("series", *text, "--schemes", "rtn-4bit", "--set", "last=1", "--out", "out", "-q")
+    series = ("series", *QUICK, "--set", "last=1", "-q")
     done = qaudit("scan", *series, "--policy", "ours.yml")
     refused(done, 2, "there is no policy `ours.yml`", "")
     assert not (place / "out").exists()

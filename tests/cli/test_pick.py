@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,73 +14,47 @@ import pytest
 from qaudit.core.statistics import BINS
 from qaudit.types import Fidelity, Measurement
 from tests.support import sample, saved_audits
-from tests.support.cli import QUICK, Run, refused, run_in
+from tests.support.cli import ROUNDED, Run, audit_of, refused
 from tests.support.saved_audits import save
 
-MORE = ("--schemes", "rtn-3bit,bnb-nf4")  # beside rtn-4bit, which every scan here has
+pytestmark = pytest.mark.usefixtures("exported")
 
 
-@pytest.fixture(scope="module")
-def shared(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scan the series once; tests have copies of the audit."""
-    folder = tmp_path_factory.mktemp("picked") / "place"
-    shutil.copytree(shipped, folder)
-    soup = ("--soup", "soup=mean(step10+step200)")
-    assert run_in(folder, "scan", *QUICK, "series", *MORE, *soup) == 0
-    return folder / "out"
+def picked(qaudit: Run, *more: str) -> Any:
+    return json.loads(qaudit("pick", "out", *more, "--json").out)
 
 
-@pytest.fixture
-def audited(shared: Path, place: Path) -> Path:
-    return shutil.copytree(shared, place / "out")
-
-
-def test_a_pick_says_what_why_and_what_would_change_it(qaudit: Run, audited: Path) -> None:
-    done = qaudit("pick", "out", "--objective", "loss@rtn-3bit")
+def test_a_pick_says_what_why_and_what_would_change_it(qaudit: Run) -> None:
+    done = qaudit("pick", "out", "--objective", "loss@rtn-3bit:group=32")
     assert done.code in (0, 3)
-    assert "at rtn-3bit has the lowest quantized loss" in " ".join(done.out.split())
+    assert "at rtn-3bit:group=32 has the lowest quantized loss" in " ".join(done.out.split())
     assert "nats per token" in done.out
     assert "yes" in done.out.split()
+    front = qaudit("pick", "out", "--objective", "pareto")
+    assert front.code == 0
+    assert front.out.startswith("On the front: nothing with fewer bits is better.")
 
 
-def test_a_pick_as_json_holds_the_pick_and_the_front(qaudit: Run, audited: Path) -> None:
-    found = json.loads(qaudit("pick", "out", "--json").out)
-    assert found["pick"]["scheme"] in ("rtn-4bit", "bnb-nf4")  # a tie: the one with fewer bits
-    assert {point["scheme"] for point in found["pareto"]} == {
-        "fp",
-        "rtn-4bit",
-        "rtn-3bit",
-        "bnb-nf4",
-    }
-
-
-def test_card_pick_and_gate_have_one_verdict(qaudit: Run, audited: Path) -> None:
-    saved = json.loads((audited / "audit.json").read_text())["verdict"]
-    assert saved == json.loads(qaudit("pick", "out", "--json").out)["verdict"]
+def test_card_pick_and_gate_have_one_verdict(qaudit: Run) -> None:
+    saved = audit_of(Path("out"))["verdict"]
+    answer = picked(qaudit)
+    assert saved == answer["verdict"]
+    assert answer["pick"]["scheme"] == ROUNDED
+    assert {one["scheme"] for one in answer["pareto"]} == {"fp", ROUNDED, "rtn-3bit:group=32"}
     gate = qaudit("gate", "out", "--format", "json")
     assert saved["classes"] == json.loads(gate.out)["classes"]
     assert {"ship": 0, "hold": 1, "undecided": 3, "incomplete": 3}[saved["status"]] == gate.code
-
-
-def test_classes_are_named_by_their_bits(qaudit: Run, audited: Path) -> None:
-    three = json.loads(qaudit("pick", "out", "--bits", "3", "--json").out)
+    # Classes are named by their bits.
+    three = picked(qaudit, "--bits", "3")
     assert [one["bit_class"] for one in three["verdict"]["classes"]] == ["3"]
-    assert three["pick"]["scheme"] == "rtn-3bit"
+    assert three["pick"]["scheme"] == "rtn-3bit:group=32"
     eight = qaudit("gate", "out", "--bits", "8", "--format", "json")
     assert eight.code == 3
     assert json.loads(eight.out)["classes"][0]["subject"] is None
 
 
-def test_pareto_prints_the_front_alone(qaudit: Run, audited: Path) -> None:
-    done = qaudit("pick", "out", "--objective", "pareto")
-    assert done.code == 0
-    assert done.out.startswith("On the front: nothing with fewer bits is better.")
-
-
-def test_a_target_is_scanned_first(
-    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = "targets: series\nschemes: rtn-4bit\ncalibration: calibration.jsonl\n"
+def test_a_target_is_scanned_first(qaudit: Run, place: Path) -> None:
+    recipe = "targets: series/step10\nschemes: rtn-4bit\ncalibration: calibration.jsonl\n"
     (place / "mine.yaml").write_text(recipe + "evaluation: evaluation.jsonl\n")
     done = qaudit("pick", "mine.yaml", "-q")
     assert done.code in (0, 3)
@@ -87,14 +62,12 @@ def test_a_target_is_scanned_first(
     assert (place / "qaudit-out" / "mine" / "audit.json").is_file()
 
 
-def test_two_audits_of_the_same_text_are_picked_from_together(
-    qaudit: Run, scan: Run, audited: Path, place: Path
-) -> None:
-    assert scan("series/step1000", *MORE, "--out", "alone").code == 0
-    found = json.loads(qaudit("pick", "out", "alone", "--json").out)["pick"]
-    assert {found["subject"], found["runner_up"], *found["contenders"]} & {
-        "out/step1000", "alone/step1000", "soup", "step10", "step200",
-    }  # fmt: skip
+def test_two_audits_of_the_same_text_are_picked_from_together(qaudit: Run) -> None:
+    for name, subject in zip(("one", "two"), sample.series()[-2:], strict=True):
+        save(Path(name), subjects=(subject,))
+    done = qaudit("pick", "one", "two", "--policy", "explore", "--json")
+    pick = json.loads(done.out)["pick"]
+    assert {pick["subject"], pick["runner_up"]} == {"stage2-ingredient3-step1000", "soup"}
 
 
 @pytest.mark.parametrize(
@@ -110,27 +83,20 @@ def test_two_audits_of_the_same_text_are_picked_from_together(
     ],
 )
 def test_what_cannot_be_picked_is_refused(
-    qaudit: Run, audited: Path, arguments: tuple[str, ...], code: int, sentence: str, hint: str
+    qaudit: Run, arguments: tuple[str, ...], code: int, sentence: str, hint: str
 ) -> None:
     refused(qaudit("pick", *arguments), code, sentence, hint)
 
 
-def test_audits_on_other_text_are_refused(
-    qaudit: Run, scan: Run, audited: Path, place: Path
-) -> None:
-    assert scan("series", *MORE, "--set", "evaluation_documents=11", "--out", "fewer").code == 0
-    refused(qaudit("pick", "out", "fewer"), 2, "were measured on different documents", "same")
-
-
-def test_audits_in_other_precision_are_refused_by_name(
-    qaudit: Run, audited: Path, place: Path
-) -> None:
-    shutil.copytree(place / "out", place / "other")
-    path = place / "other" / "audit.json"
-    audit = json.loads(path.read_text())
+def test_audits_on_other_text_or_in_other_precision_are_refused_by_name(qaudit: Run) -> None:
+    for name, documents in (("fewer", 12), ("more", 16)):
+        save(Path(name), documents=documents)
+    refused(qaudit("pick", "fewer", "more"), 2, "were measured on different documents", "same")
+    shutil.copytree("out", "other")
+    audit = audit_of(Path("other"))
     dtype = audit["plan"]["dtype"]  # float32, or bfloat16 where there is a GPU
     audit["plan"]["dtype"] = "float16"
-    path.write_text(json.dumps(audit))
+    Path("other/audit.json").write_text(json.dumps(audit))
     done = qaudit("pick", "out", "other")
     refused(done, 2, f"`out` was measured with dtype {dtype} and `other` with float16", "alike")
 
@@ -149,8 +115,8 @@ def test_divergences_near_full_precision_are_a_tie(
 
     monkeypatch.setattr(sample, "measurements", diverging)
     monkeypatch.setattr(saved_audits, "SCHEMES", ("fp", "gptq-4bit", "bnb-nf4"))
-    save(place / "out", documents=64)
-    done = qaudit("pick", "out", "--objective", "kl", "--policy", "explore", "--json")
+    save(place / "saved", documents=64)
+    done = qaudit("pick", "saved", "--objective", "kl", "--policy", "explore", "--json")
     (only,) = json.loads(done.out)["verdict"]["classes"]
     assert (done.code, bool(only["contenders"])) == (code, code == 3)
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -16,17 +17,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from qaudit.engine.kept_weights import sha256_of
 from qaudit.export import runs
 from qaudit.export.contents import hashes_in
 from qaudit.export.runs import AsItRuns, Loaded
 from qaudit.formats.weights import QuantizedFolder
+from qaudit.saved.exports import read_export
 from qaudit.types import Interval, Tolerances
-from tests.support.cli import TEXT, Run, refused, run_in
+from tests.support.cli import ROUNDED, TEXT, Run, audit_of, refused, run_in
 
-SCHEME = "rtn-4bit:group=32"
 FORMATS = [
     ("compressed-tensors", "rtn-3bit:group=32:sym=false"),
     ("compressed-tensors", "fp8"),
@@ -46,27 +46,21 @@ def of(scheme: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def audited(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with an audit of one checkpoint in `out`, exported to `new`.
-
-    In `formats` is an audit of every scheme of `FORMATS`.
-    """
-    folder = tmp_path_factory.mktemp("audited") / "place"
+def formats(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an audit of every scheme of `FORMATS`."""
+    folder = tmp_path_factory.mktemp("formats") / "place"
     shutil.copytree(shipped, folder)
-    scan = ("scan", "series/step200", *TEXT, "-q", "--schemes")
-    assert run_in(folder, *scan, SCHEME, "--out", "out") == 0
-    assert run_in(folder, "export", "out", *of(SCHEME), "--out", "new", "-q") == 0
-    schemes = ",".join(scheme for _, scheme in FORMATS)
-    assert run_in(folder, *scan, schemes, "--out", "formats") == 0
-    return folder
+    schemes = ("--schemes", ",".join(scheme for _, scheme in FORMATS))
+    assert run_in(folder, "scan", "series/step200", *TEXT, *schemes, "--out", "out", "-q") == 0
+    return folder / "out"
 
 
-@pytest.fixture
-def exported(audited: Path, place: Path) -> Path:
-    """Return a folder that was exported from an audit of one checkpoint."""
-    for name in ("out", "new"):
-        shutil.copytree(audited / name, place / name)
-    return place / "new"
+def run_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run what the card of a folder shows, which writes some text."""
+    card = (folder / "README.md").read_text()
+    with warnings.catch_warnings(action="ignore"):  # of libraries
+        exec(card.split("```python\n")[1].split("```")[0], {})
+    assert "quick brown fox" in capsys.readouterr().out
 
 
 def edited(folder: Path, name: str, change: object) -> None:
@@ -76,10 +70,19 @@ def edited(folder: Path, name: str, change: object) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_an_export_is_what_was_audited_and_runs_so(qaudit: Run, exported: Path) -> None:
+def test_an_export_is_what_was_audited_and_runs_so(
+    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def whole(*_: object, **__: object) -> None:
+        raise AssertionError("the original was loaded as a whole")
+
+    run_card(exported, capsys)
+    for module in ("qaudit.engine.block_pass", "qaudit.model.skeleton"):
+        monkeypatch.setattr(f"{module}.load_whole", whole)
     done = qaudit("verify", "new", "--audit", "out")
     assert "as it runs: loss" in done.out
     assert "This is what was audited." in done.out
+    assert "KL -" not in done.out
     assert (done.code, done.err) == (0, "")  # no bars of the libraries that load it
     done = qaudit("verify", "new", "--audit", "out", "--json", "-q")
     answer = json.loads(done.out)
@@ -89,25 +92,44 @@ def test_an_export_is_what_was_audited_and_runs_so(qaudit: Run, exported: Path) 
     # is the order of additions of the streamed attention, below 1e-6 nats.
     assert abs(run["ce_running"] - run["ce_audited"]) <= 1e-6
     assert run["kl_running"] == pytest.approx(run["kl_audited"], rel=1e-3)
-    audit = json.loads(Path("out/audit.json").read_text())
-    (row,) = [one for one in audit["measurements"] if one["scheme"] == SCHEME]
+    (row,) = (
+        one
+        for one in audit_of(Path("out"))["measurements"]
+        if (one["subject"], one["scheme"]) == ("step200", ROUNDED)
+    )
     assert run["ce_audited"] == pytest.approx(row["ce"], rel=1e-12)
     assert run["kl_audited"] == pytest.approx(row["kl"], rel=1e-12)
 
 
 @pytest.mark.parametrize(("form", "scheme"), FORMATS)
 def test_other_formats_run_as_audited(
-    qaudit: Run, audited: Path, place: Path, form: str, scheme: str
+    qaudit: Run,
+    formats: Path,
+    place: Path,
+    form: str,
+    scheme: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shutil.copytree(audited / "formats", "o")
+    shutil.copytree(formats, "o")
     assert qaudit("export", "o", *of(scheme), "--format", form, "--out", "new").code == 0
     config = json.loads(Path("new/config.json").read_text())["quantization_config"]
     assert config.get("bnb_4bit_compute_dtype", "float32") == "float32"  # as it was audited
+    if "nf4" in scheme or "sym=false" in scheme:  # whose cards show more
+        run_card(Path("new"), capsys)
     done = qaudit("verify", "new", "--audit", "o")
     assert "all 14 quantized linears" in done.out
     if scheme.startswith("bnb-nf4"):
         assert "allows 0.005" in done.out
     assert ("This is what was audited." in done.out, done.code) == (True, 0), done.out
+
+
+def bits_of(folder: Path) -> float:
+    """Return the bits of a weight that a folder is recorded to have: those of its bytes."""
+    read, bits = QuantizedFolder(folder), read_export(folder).bits_per_weight
+    weights = sum(layout.shape[0] * layout.shape[1] for layout in read.linears.values())
+    assert bits == pytest.approx(8 * sum(map(read.nbytes_of, read.linears)) / weights)
+    assert f"{bits:.3f} bits per quantized weight" in (folder / "README.md").read_text()
+    return bits
 
 
 @pytest.mark.parametrize(
@@ -121,7 +143,8 @@ def test_other_formats_run_as_audited(
 def test_without_its_runtime_the_files_are_compared_all_the_same(
     qaudit: Run, exported: Path, form: str, runtime: str, package: str
 ) -> None:
-    assert qaudit("export", "out", *of(SCHEME), "--format", form, "--out", form, "-q").code == 0
+    assert qaudit("export", "out", *of(ROUNDED), "--format", form, "--out", form, "-q").code == 0
+    assert bits_of(Path(form)) > 4.6 > bits_of(exported)  # with zero points or biases
     done = qaudit("verify", form, "--audit", "out")
     assert done.code == 0
     assert f"not run: {package} is not installed" in done.out
@@ -131,43 +154,17 @@ def test_without_its_runtime_the_files_are_compared_all_the_same(
     refused(named, 4, f"{package} is not installed", f"qaudit-llm[{runtime}]")
 
 
-def test_only_the_runtime_holds_a_whole_model(
+def test_a_policy_says_how_far_losses_may_differ(
     qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def whole(*_: object, **__: object) -> None:
-        raise AssertionError("the original was loaded as a whole")
-
-    for module in ("qaudit.engine.block_pass", "qaudit.model.skeleton"):
-        monkeypatch.setattr(f"{module}.load_whole", whole)
-    done = qaudit("verify", "new", "--audit", "out")
-    assert (done.code, "KL -" in done.out) == (0, False), done.err
-
-
-class ScaledLogits:
-    """A runtime whose kernels are wrong by a factor."""
-
-    def __init__(self, loaded: Loaded) -> None:
-        self.loaded = loaded
-
-    def __call__(self, tokens_BT: Tensor) -> Tensor:
-        return self.loaded.logits(tokens_BT) * 1.01
-
-
-@pytest.fixture
-def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let transformers run a folder with other kernels."""
     (one,) = (one for one in runs.RUNTIMES if one.name == "transformers")
 
     def load(folder: Path, dtype: torch.dtype) -> Loaded:
         loaded = one.load(folder, dtype)
-        return replace(loaded, logits=ScaledLogits(loaded))
+        return replace(loaded, logits=lambda tokens_BT: loaded.logits(tokens_BT) * 1.01)
 
-    others = [other for other in runs.RUNTIMES if other is not one]
-    monkeypatch.setattr(runs, "RUNTIMES", (replace(one, load=load), *others))
-
-
-@pytest.mark.usefixtures("inexact")
-def test_a_policy_says_how_far_losses_may_differ(qaudit: Run, exported: Path) -> None:
+    rest = [other for other in runs.RUNTIMES if other is not one]
+    monkeypatch.setattr(runs, "RUNTIMES", (replace(one, load=load), *rest))
     done = qaudit("verify", "new", "--audit", "out")
     assert (done.code, "`release` allows 1e-06" in done.out) == (1, True), done.out
     assert "the runtime computes something else with them." in " ".join(done.out.split())
@@ -182,11 +179,6 @@ def test_a_policy_says_how_far_losses_may_differ(qaudit: Run, exported: Path) ->
     refused(qaudit("verify", "new", "--policy", "own.yaml"), 2, "`verify.plan`", "plain")
 
 
-class _Answer:
-    def __init__(self, prompt_logprobs: list[dict[int, SimpleNamespace] | None]) -> None:
-        self.prompt_logprobs = prompt_logprobs
-
-
 class _Engine:
     """vLLM's interface over transformers: log-probabilities of prompts, no logits."""
 
@@ -195,11 +187,13 @@ class _Engine:
         (one,) = (one for one in runs.RUNTIMES if one.name == "transformers")
         self._loaded = one.load(Path(model), torch.float32)
 
-    def generate(self, prompts: list[dict[str, Any]], *_: object, **__: object) -> list[_Answer]:
+    def generate(
+        self, prompts: list[dict[str, Any]], *_: object, **__: object
+    ) -> list[SimpleNamespace]:
         rows = [prompt["prompt_token_ids"] for prompt in prompts]
         logits_BTV = self._loaded.logits(torch.tensor(rows)).log_softmax(-1)
         return [
-            _Answer([None, *(
+            SimpleNamespace(prompt_logprobs=[None, *(
                 {token: SimpleNamespace(logprob=float(logits_V[token]))}
                 for token, logits_V in zip(row[1:], logits_TV, strict=True)
             )])
@@ -221,29 +215,24 @@ def test_vllm_tells_losses_and_no_divergence(
     assert (run["tolerance"], done.code) == (5e-3, 0)  # in bfloat16, of an audit in float32
 
 
+def _flip(tensors: dict[str, torch.Tensor], name: str) -> None:
+    tensors[name].view(torch.uint8).view(-1)[0] ^= 1
+
+
+def _cut(tensors: dict[str, torch.Tensor], name: str) -> None:
+    tensors[name] = tensors[name][:, :-1].contiguous()
+
+
 def test_what_was_changed_is_named(qaudit: Run, exported: Path) -> None:
     linear, norm = "model.layers.1.mlp.up_proj", "model.norm.weight"
-
-    def flip(tensors: dict[str, torch.Tensor], name: str) -> None:
-        tensors[name].view(torch.uint8).view(-1)[0] ^= 1
-
-    def remove(tensors: dict[str, torch.Tensor], name: str) -> None:
-        del tensors[name]
-
-    def cut(tensors: dict[str, torch.Tensor], name: str) -> None:
-        tensors[name] = tensors[name][:, :-1].contiguous()
-
-    def added(tensors: dict[str, torch.Tensor], name: str) -> None:
-        tensors[name] = torch.zeros(3)
-
     for name, change, sentence in (
-        (f"{linear}.weight_packed", flip, f"`{linear}.weight` holds other weights"),
-        (f"{linear}.weight_scale", flip, f"`{linear}.weight` holds other weights"),
-        (norm, flip, f"`{norm}` is not what it was"),
-        (norm, remove, f"`{norm}` is missing"),
-        (f"{linear}.weight_scale", remove, f"`{linear}.weight` has no `weight_scale`"),
-        (f"{linear}.weight_packed", cut, f"`{linear}.weight` has 3 words for 32 columns"),
-        ("more", added, "`more` was not exported"),
+        (f"{linear}.weight_packed", _flip, f"`{linear}.weight` holds other weights"),
+        (f"{linear}.weight_scale", _flip, f"`{linear}.weight` holds other weights"),
+        (norm, _flip, f"`{norm}` is not what it was"),
+        (norm, dict.pop, f"`{norm}` is missing"),
+        (f"{linear}.weight_scale", dict.pop, f"`{linear}.weight` has no `weight_scale`"),
+        (f"{linear}.weight_packed", _cut, f"`{linear}.weight` has 3 words for 32 columns"),
+        ("more", lambda found, name: found.update(more=torch.zeros(3)), "`more` was not exported"),
     ):
         shutil.copytree(exported, "changed")
         edited(Path("changed"), name, change)
@@ -252,9 +241,6 @@ def test_what_was_changed_is_named(qaudit: Run, exported: Path) -> None:
         assert "This is not what was exported." in done.out
         assert done.code == 1
         shutil.rmtree("changed")
-
-
-def test_a_configuration_that_means_other_weights_is_named(qaudit: Run, exported: Path) -> None:
     path = exported / "config.json"
     config = json.loads(path.read_text())
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = 8
@@ -440,36 +426,25 @@ def test_a_folder_that_cannot_be_compared_is_refused(qaudit: Run, exported: Path
     refused(qaudit("verify", "new"), 2, "cannot be read", "export it again")
 
 
-def flipped(folder: Path) -> str:
-    """Change a code, and the record as if it had been exported so; return the linear."""
-    name = "model.layers.0.self_attn.q_proj"
-
-    def flip(tensors: dict[str, torch.Tensor], name: str) -> None:
-        tensors[name][0, 0] ^= 1
-
-    edited(folder, f"{name}.weight_packed", flip)
-    path = folder / "qaudit-export.json"
-    record = json.loads(path.read_text())
-    dense = QuantizedFolder(folder).read(f"{name}.weight").float()
-    record["dense"][name] = sha256_of(dense)
-    path.write_text(json.dumps(record | {"files": hashes_in(folder)}))
-    return name
-
-
-def test_codes_and_record_that_were_edited_together_are_not_what_the_audit_measured(
-    qaudit: Run, exported: Path
-) -> None:
-    name = flipped(exported)
-    assert qaudit("verify", "new").code == 3  # they agree with each other
-    done = qaudit("verify", "new", "--audit", "out")
-    assert f"`{name}.weight` is not what the audit measured" in done.out
-    assert done.code == 1
-
-
-def test_an_audit_without_hashes_says_what_it_cannot_show(
+def test_tensors_and_record_that_were_edited_together_are_not_what_the_audit_measured(
     qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    linear, norm = "model.layers.0.self_attn.q_proj", "model.norm.weight"
+    folder, path = Path("changed"), Path("changed/qaudit-export.json")
+    for name, stored, read, part, sentence in (
+        (norm, norm, norm, "rest", "embeddings, norms or head are not those"),
+        (linear, f"{linear}.weight_packed", f"{linear}.weight", "dense",
+         f"`{linear}.weight` is not what the audit measured"),
+    ):  # fmt: skip
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(exported, folder)
+        edited(folder, stored, _flip)
+        record = json.loads(path.read_text())
+        record[part][name] = sha256_of(QuantizedFolder(folder).read(read).float())
+        path.write_text(json.dumps(record | {"files": hashes_in(folder)}))
+        assert qaudit("verify", "changed").code == 3  # they agree with each other
+        done = qaudit("verify", "changed", "--audit", "out")
+        assert (sentence in done.out, done.code) == (True, 1), done.out
     monkeypatch.setattr("qaudit.export.verify.measured_of", lambda _: None)
-    flipped(exported)
-    done = qaudit("verify", "new", "--audit", "out")
+    done = qaudit("verify", "changed", "--audit", "out")
     assert "the audit has no hashes of linears" in done.out

@@ -14,6 +14,12 @@ from qaudit.cli import Commands
 
 STEPS = (10, 200, 1000)  # as text they sort otherwise
 TEXT = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
+ROUNDED = "rtn-4bit:group=32"
+AUDITED = (
+    "series", *TEXT, "--schemes", f"{ROUNDED},rtn-3bit:group=32", "--soup", "late=last:2",
+    "--out", "out",
+)  # fmt: skip
+"""What the audit that tests share is a scan of."""
 QUICK = (*TEXT, "--schemes", "rtn-4bit", "--out", "out")
 
 # Commands one after another, each with its exit code in a line of its own on stderr.
