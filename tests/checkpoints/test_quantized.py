@@ -400,9 +400,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
     ],
     "whole bytes": [({"num_bits": 4}, r"has 4 bits, and .* is stored in 8")],
     "mlx": [({NAME: False}, "the configuration denies it")],
-    "fp8": [
-        ({"ignored_layers": [NAME]}, "`ignored_layers` names"),
-    ],
+    "fp8": [({"ignored_layers": [NAME]}, "`ignored_layers` names")],
     "fp8 of blocks": [({"weight_block_size": 96}, "`weight_block_size` is `96`, which is no pair")],
     "fp8 of compressed-tensors": [
         ({"format": "dense"}, "has `dense`, and .* `float-quant"),

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from qaudit.audit import Audit
-from qaudit.types import (
-    AuditRecord,
-    Diagnostics,
-    Interval,
-    NotDiagnosed,
-    PositionRow,
-    StratumRow,
-)
+from qaudit.types import AuditRecord, Diagnostics, Interval, NotDiagnosed, PositionRow, StratumRow
 from tests.support import sample
 from tests.support.cards import section, whole
 from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of

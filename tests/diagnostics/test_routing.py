@@ -35,8 +35,7 @@ def routed(measured: Measurement, seed: int = 0) -> Measurement:
     other_LD *= 1 + 0.3 * measured.calibration_seed  # a draw moves all documents alike
     same = tokens - other_LD.round().astype(np.int64)
     return replace(
-        measured,
-        evidence=replace(measured.evidence, routing=Routing(BLOCKS, same, 0.5 * other_LD)),
+        measured, evidence=replace(measured.evidence, routing=Routing(BLOCKS, same, 0.5 * other_LD))
     )
 
 

@@ -109,14 +109,8 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
         "qaudit.export.runs",
         "qaudit.rollouts.generate",
     ),
-    "tokenizers": (
-        "qaudit.text.tokenizer",
-        "qaudit.planning.sizes",
-    ),
-    "safetensors": (
-        "qaudit.checkpoints.safetensors",
-        "qaudit.engine.kept_weights",
-    ),
+    "tokenizers": ("qaudit.text.tokenizer", "qaudit.planning.sizes"),
+    "safetensors": ("qaudit.checkpoints.safetensors", "qaudit.engine.kept_weights"),
     "gguf": ("qaudit.formats.gguf.header",),
     "huggingface_hub": ("qaudit.hub.*",),
     "huggingface_hub.utils.tqdm": ("qaudit.hub.publish",),
@@ -130,18 +124,9 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "lm_eval": ("qaudit.items.harness",),
     "zstandard": ("qaudit.items.answered",),  # logs of inspect; in Python itself from 3.14
     "datasets": ("qaudit.items.files",),  # what a data set's files are, by its own rules
-    "psutil": (
-        "qaudit.engine.*",
-        "qaudit.planning.*",
-        "qaudit.host",
-    ),
+    "psutil": ("qaudit.engine.*", "qaudit.planning.*", "qaudit.host"),
     "pydantic_core": ("qaudit.types.rows", "qaudit.saved.codec"),
-    "pydantic": (
-        "qaudit.saved.codec",
-        "qaudit.recipe.table",
-        "qaudit.policy*",
-        "qaudit.families*",
-    ),
+    "pydantic": ("qaudit.saved.codec", "qaudit.recipe.table", "qaudit.policy*", "qaudit.families*"),
     "yaml": (
         "qaudit.support.foreign",  # the one place where files of others are read
         "qaudit.policy",  # where their nodes become lines

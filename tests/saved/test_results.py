@@ -14,13 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.core.statistics import BINS, counts_of
-from qaudit.saved.results import (
-    Identity,
-    ResultStore,
-    read_measurement,
-    read_sealed,
-    write_sealed,
-)
+from qaudit.saved.results import Identity, ResultStore, read_measurement, read_sealed, write_sealed
 from qaudit.types import (
     ByConfidence,
     Evidence,

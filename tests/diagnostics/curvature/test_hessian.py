@@ -14,11 +14,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.core.spectrum import (
-    estimate_trace,
-    find_ends,
-    signs,
-)
+from qaudit.core.spectrum import EigenSearch, Probing, estimate_trace, find_ends, signs
 from qaudit.diagnostics.curvature_measure import LossHessian, cut, recomputed
 from qaudit.errors import SourceError
 from qaudit.types import Window
@@ -120,7 +116,7 @@ def test_a_product_is_that_of_the_exact_hessian(hessian, matrix) -> None:
 
 def test_forms_are_those_of_each_document_and_each_tensor(small, hessian, matrix) -> None:
     vector = signs(len(matrix), 3, hessian.like)
-    _, forms = hessian(vector)
+    forms = hessian(vector).forms_K
     count = len(hessian.tokens_D)
     for d, case in enumerate(documents(11)):
         alone = matrix_of(small, [case]) * sum(w.scored for w in case)
@@ -134,11 +130,12 @@ def test_forms_are_those_of_each_document_and_each_tensor(small, hessian, matrix
 def test_trace_and_ends_are_those_of_the_exact_hessian(hessian, matrix) -> None:
     size = len(matrix)
     values = np.linalg.eigvalsh(matrix.detach().numpy())
-    ends = find_ends(hessian.multiply, size, hessian.like, count=2, tolerance=1e-4)
+    search = EigenSearch(count=2, steps=40, tolerance=1e-4)
+    ends = find_ends(hessian.multiply, size, hessian.like, search)
     # An eigenvalue moves by no more than the row that moves most.
     most = max(map(rounding, matrix))
     assert [e.value for e in ends.largest] == pytest.approx(values[::-1][:2], rel=0, abs=most)
-    found = estimate_trace(hessian, size, hessian.like, probes=25, tolerance=0.0)
+    found = estimate_trace(hessian, size, hessian.like, Probing(probes=25, tolerance=0.0))
     off = float((matrix.detach() ** 2).sum() - (matrix.detach().diagonal() ** 2).sum())
     error = (2 * off / 25) ** 0.5  # what the theory says of random signs
     assert abs(found.interval.estimate - matrix.trace().item()) < 4 * error
