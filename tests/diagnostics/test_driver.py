@@ -10,18 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 import qaudit.diagnostics.sensitivity_measure as sensitivity_part
 from qaudit.core.course import previous_of
+from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_schemes
 from qaudit.diagnostics import diagnostic as registry
 from qaudit.diagnostics.case import Case, Diagnoses, Measure, is_on_disk
 from qaudit.diagnostics.diagnostic import diagnostics, parse_diagnostics
+from qaudit.diagnostics.sensitivity import Variant, judge, variants_of
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.tasks import Task
-from qaudit.errors import ModelError
+from qaudit.errors import ModelError, SchemeError
+from qaudit.judge.table import Measurements
 from qaudit.saved.results import ResultStore, read_measurement
-from qaudit.types import Checkpoint, Ref, Subject
+from qaudit.types import Checkpoint, Diagnostics, Interval, Ref, SensitivityRow, Subject
+from tests.support.diagnosed import ALL, ROLE
 from tests.support.filled import filled
 from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
@@ -73,18 +79,25 @@ def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qaudit.diagnostics.sensitivity_measure.run_partly", refused)
 
 
-def test_looking_at_weights_changes_no_bit_of_a_measurement(
+def test_looking_at_weights_changes_no_bit_of_a_measurement_before_or_after(
     series: tuple[Subject, ...], done: tuple[Path, Any], tmp_path: Path
 ) -> None:
+    """Schemes that share a pass and one that stands alone see the same weights."""
     plain = diagnose(series, tmp_path)
     for a, b in filled(zip(plain.filed, done[1].filed, strict=True)):
         one, other = a.measurement.evidence, b.measurement.evidence
         np.testing.assert_array_equal(one.nll_sum, other.nll_sum)
         assert a.measurement.notes == b.measurement.notes
         assert a.path.name == b.path.name
+    # What was measured before is quantized once more, without an evaluation.
+    later = diagnose(series[:1], tmp_path, "weights:group=16").diagnostics.weights
+    rows = [row for row in done[1].diagnostics.weights if row.subject == series[0].label]
+    assert [replace(row, details=None) for row in later] == [
+        replace(row, details=None) for row in rows
+    ]
 
 
-def test_every_subject_has_rows_for_the_model_and_each_role(
+def test_every_subject_has_rows_for_the_model_and_each_role_as_it_was_merged(
     series: tuple[Subject, ...], done: tuple[Path, Any]
 ) -> None:
     rows = done[1].diagnostics.weights
@@ -94,34 +107,19 @@ def test_every_subject_has_rows_for_the_model_and_each_role(
         assert own[0].weights == sum(row.weights for row in own[1:])
         assert set(own[0].perturbation) == {scheme.short for scheme in SCHEMES}
         assert (done[0] / str(own[0].details)).is_file()
-
-
-def test_a_soup_is_looked_at_as_it_was_merged(
-    series: tuple[Subject, ...], done: tuple[Path, Any]
-) -> None:
-    rows = [r for r in done[1].diagnostics.weights if (r.subject, r.name) == ("soup", "q")]
-    tensors = [
-        torch.cat([_tensor(c, f"model.layers.{k}.self_attn.q_proj.weight") for k in (0, 1)])
-        for c, _ in series[2].members
-    ]
-    merged = ((tensors[0] + tensors[1]) / 2).double()
+    (row,) = [r for r in rows if (r.subject, r.name) == ("soup", "q")]
+    folders = [Path(c.ref.location) / "model.safetensors" for c, _ in series[2].members]
+    first, second = map(load_file, folders)
+    names = [f"model.layers.{k}.self_attn.q_proj.weight" for k in (0, 1)]
+    merged = torch.cat([(first[name] + second[name]) / 2 for name in names]).double()
     rest = merged - merged.mean()
     expected = float((rest**4).mean() / (rest**2).mean() ** 2 - 3)
-    assert rows[0].kurtosis == pytest.approx(expected, rel=1e-6)
-
-
-def _tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
-    from safetensors.torch import load_file
-
-    return load_file(Path(checkpoint.ref.location) / "model.safetensors")[name]
-
-
-def test_drift_and_movement_are_counted_from_the_checkpoint_before(done: tuple[Path, Any]) -> None:
-    first, second, soup = (r for r in done[1].diagnostics.weights if r.part == "model")
-    assert (first.previous, first.movement, first.grid_drift) == (None, None, {})
-    assert second.previous == "step10"
-    assert second.movement == pytest.approx(2**0.5, rel=0.05)  # two draws that know nothing
-    assert second.grid_drift["3"] == second.grid_distance["3"] - first.grid_distance["3"]
+    assert row.kurtosis == pytest.approx(expected, rel=1e-6)
+    one, two, soup = (r for r in rows if r.part == "model")
+    assert (one.previous, one.movement, one.grid_drift) == (None, None, {})
+    assert two.previous == "step10"
+    assert two.movement == pytest.approx(2**0.5, rel=0.05)  # two draws that know nothing
+    assert two.grid_drift["3"] == two.grid_distance["3"] - one.grid_distance["3"]
     assert (soup.previous, soup.movement) == (None, None)
 
 
@@ -149,34 +147,28 @@ def test_another_scheme_alone_is_evaluated(
     assert set(found.diagnostics.weights[0].perturbation) == {s.short for s in more}
 
 
-def test_what_was_measured_before_is_quantized_once_more_without_an_evaluation(
-    series: tuple[Subject, ...], done: tuple[Path, Any], tmp_path: Path
-) -> None:
-    """Schemes that share a pass and one that stands alone see the same weights."""
-    diagnose(series[:1], tmp_path)
-    later = diagnose(series[:1], tmp_path, "weights:group=16").diagnostics.weights
-    assert [replace(row, details=None) for row in later] == [
-        replace(row, details=None)
-        for row in done[1].diagnostics.weights
-        if row.subject == series[0].label
-    ]
+def copy_of(subject: Subject, label: str) -> Subject:
+    return Subject(label, ((replace(subject.first, label=label), 1.0),))
 
 
-def test_a_diagnostic_that_fails_is_noted_and_the_others_go_on(
+def test_a_diagnostic_that_fails_is_noted_and_a_twin_has_the_rows_and_reasons_of_its_first(
     series: tuple[Subject, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(case: Any) -> Any:
         if case.subject.label == "step10":
-            raise ModelError("its blocks are tied in knots")
-        raise MemoryError
+            raise MemoryError
+        raise ModelError("its blocks are tied in knots")
 
     monkeypatch.setattr(sensitivity_part, "MEASURE", Measure(fails))
-    found = diagnose(series[:2], tmp_path, "sensitivity", "weights", schemes=QUICK)
-    assert len(found.filed) == 4
-    assert len(found.diagnostics.weights) == 16
-    assert [row.reason for row in found.diagnostics.skipped] == [
-        "its blocks are tied in knots",
-        "out of memory",
+    some = (*series[:2], copy_of(series[1], "main"))
+    ended = diagnose(some, tmp_path, "sensitivity", "weights", schemes=QUICK)
+    assert (len(ended.filed), len(ended.diagnostics.weights)) == (6, 24)
+    _, step20, main = (row for row in ended.diagnostics.weights if row.part == "model")
+    assert main == replace(step20, subject="main")
+    assert (main.previous, main.details) == ("step10", step20.details)
+    reasons = ("out of memory", *["its blocks are tied in knots"] * 2)
+    assert [(row.subject, row.reason) for row in ended.diagnostics.skipped] == [
+        (one.label, reason) for one, reason in zip(some, reasons, strict=True)
     ]
 
 
@@ -191,27 +183,6 @@ def test_a_subject_whose_weights_are_gone_keeps_its_measurements(
     assert (len(found.filed), found.failed) == (2, {})
     (skipped,) = found.diagnostics.skipped
     assert skipped.diagnostic == "weights"
-
-
-def copy_of(subject: Subject, label: str) -> Subject:
-    return Subject(label, ((replace(subject.first, label=label), 1.0),))
-
-
-def test_a_twin_has_the_rows_or_the_reasons_of_its_first(
-    series: tuple[Subject, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(case: Any) -> Any:
-        raise ModelError("its blocks are tied in knots")
-
-    monkeypatch.setattr(sensitivity_part, "MEASURE", Measure(fails))
-    some = (*series[:2], copy_of(series[1], "main"))
-    found = diagnose(some, tmp_path, "weights", "sensitivity", schemes=QUICK).diagnostics
-    _, step20, main = (row for row in found.weights if row.part == "model")
-    assert main == replace(step20, subject="main")
-    assert (main.previous, main.details) == ("step10", step20.details)
-    assert [(row.subject, row.reason) for row in found.skipped] == [
-        (one.label, "its blocks are tied in knots") for one in some
-    ]
 
 
 def test_a_twin_behind_another_checkpoint_has_rows_of_its_own(
@@ -275,21 +246,10 @@ def test_weights_are_at_hand_only_as_a_whole(series: tuple[Subject, ...], tmp_pa
     assert not is_on_disk(checkpoint, folder)
 
 
-def test_every_diagnostic_that_can_be_requested_can_be_measured() -> None:
-    assert set(diagnostics()) == {"curvature", "plane", "positions", "sensitivity", "weights"}
-    for name, kind in diagnostics().items():
-        if kind.reads_weights:
-            assert isinstance(registry.module(name, "_measure").MEASURE, Measure)
-
-
 def test_parts_are_what_is_left_when_all_else_stays(
     series: tuple[Subject, ...], done: tuple[Path, Any]
 ) -> None:
     """A model of transformers with one role of its weights replaced has the same loss."""
-    from transformers import AutoModelForCausalLM
-
-    from qaudit.core.linears import Linears
-
     tight = parse_schemes(["rtn-3bit:group=16"])
     folder = done[0] / "rounded"
     found = diagnose(series[:1], folder, "sensitivity:layers=2", schemes=tight)
@@ -329,3 +289,84 @@ def test_everything_is_measured_beside_the_sum_of_its_parts(done: tuple[Path, An
     assert low.absolute_change.estimate != low.predicted
     shares = [row.share.estimate for row in alone if row.share]
     assert not shares or sum(shares) == pytest.approx(1)
+
+
+# --------------------------------------------------------------------- parts, and who may be asked
+
+
+ROLES = ("q", "o", "down")
+
+
+def test_every_role_and_every_block_is_in_exactly_one_part_of_its_kind() -> None:
+    variants = variants_of(ROLES, 10, 3, 4, 4)
+    for bits in (3, 4):
+        alone = [v for v in variants if v.part == "role" and v.bits[0][1] == bits]
+        assert [v.name for v in alone] == list(ROLES)
+    groups = [v for v in variants if v.part == "layers"]
+    for block in range(10):
+        assert [v.bits_of(block, "mlp.down_proj") for v in groups].count(3) == 1
+    assert {v.bits_of(7, "self_attn.q_proj") for v in variants if v.part == "all"} == {3, 4}
+    for blocks, most, count in ((10, 4, 4), (2, 4, 2), (2, 0, 0)):
+        parts = [v.part for v in variants_of(ROLES, blocks, 3, 4, most)]
+        assert parts.count("layers") == count
+    only = Variant("role", "q", (("q", 3),))
+    assert only.bits_of(0, "self_attn.q_proj") == 3
+    assert only.bits_of(0, "self_attn.k_proj") is None
+    assert Variant("layers", "0..1", (("q", 3),), (0, 2)).bits_of(2, "self_attn.q_proj") is None
+
+
+@pytest.mark.parametrize("name", diagnostics())
+def test_a_diagnostic_can_be_measured_and_reads_back_from_what_it_prints(name: str) -> None:
+    plain = diagnostics()[name]()
+    assert parse_diagnostics([plain.spec]) == parse_diagnostics([plain.short]) == (plain,)
+    assert plain.short == name
+    assert not plain.reads_weights or isinstance(registry.module(name, "_measure").MEASURE, Measure)
+
+
+def test_parameters_are_kept_and_all_stands_for_each() -> None:
+    assert set(diagnostics()) == {"curvature", "plane", "positions", "sensitivity", "weights"}
+    (asked,) = parse_diagnostics(["sensitivity:layers=8:scheme=gptq:bits=3:group=64"])
+    assert asked.short == "sensitivity:layers=8:scheme=gptq:bits=3:group=64"
+    assert parse_diagnostics([asked.spec]) == (asked,)
+    every = {one.name: one for one in parse_diagnostics(["all", "weights:group=64"])}
+    assert list(every) == list(diagnostics())
+    assert every["weights"].short == "weights:group=64"
+    assert parse_diagnostics(["weights:group=64,all"])[0] in every.values()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("kurtosis", "there is no diagnostic `kurtosis`"),
+        ("weights:groups=3", "`weights` has no parameter `groups`"),
+        ("weights:group=64,weights:group=32", "`weights` is requested twice"),
+        ("curvature:probes=1", "out of range"),
+        ("curvature:tolerance=2", "out of range"),
+        ("curvature:seed=-1", "out of range"),
+        ("plane:steps=0", "out of range"),
+    ],
+)
+def test_what_no_diagnostic_takes_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        parse_diagnostics([text])
+
+
+FOUR = (replace(ALL, bits=4), replace(ROLE, bits=4))
+
+
+@pytest.mark.parametrize(
+    ("rows", "rules"),
+    [
+        ([ROLE], ["QA035"]),
+        ([replace(ROLE, share=Interval(0.6, 0.49, 0.7))], []),  # not all of the interval
+        ([replace(ROLE, share=None)], []),
+        (FOUR, []),  # said at the fewer bits alone
+        ([*FOUR, ROLE], ["QA035"]),
+        ([replace(ROLE, part="layers", name="0..1")], []),
+    ],
+)
+def test_a_role_adds_most_only_with_all_of_its_interval(
+    rows: list[SensitivityRow], rules: list[str]
+) -> None:
+    _, findings = judge(Measurements((), (), 0.95), Diagnostics(sensitivity=(ALL, *rows)))
+    assert [finding.rule for finding in findings] == rules

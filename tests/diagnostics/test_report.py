@@ -1,16 +1,26 @@
-"""What diagnostics found, in the audit and on the card: roles, strata and positions."""
+"""What is said and drawn of diagnostics: roles, strata, positions, curvature and slices."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from qaudit.audit import Audit
+from qaudit.diagnostics import curvature, plane
+from qaudit.diagnostics.diagnostic import DiagnosticFigure
+from qaudit.diagnostics.plane import beyond_the_parabola
+from qaudit.report.chart import drawing
+from qaudit.report.folder import figures
+from qaudit.report.format import digits, interval_text
+from qaudit.report.views import View
 from qaudit.types import AuditRecord, Diagnostics, Interval, NotDiagnosed, PositionRow, StratumRow
 from tests.support import sample
 from tests.support.cards import section, whole
+from tests.support.curved import HELD, ROLES, SERIES, around, audit_with, grid_of, model, slice_of
 from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of
 
 
@@ -37,74 +47,114 @@ def test_the_card_says_who_went_without_and_names_cannot_break_it() -> None:
     assert "<room>" not in text
 
 
-def of(estimate: float) -> Interval:
-    return Interval(estimate, estimate - 0.01, estimate + 0.01)
+PICK: Any = sample.audit().pick
+ERRORS: dict[str, Any] = {
+    "subject": PICK.subject, "scheme": PICK.scheme, "spec": "spec", "tokens": 4000,
+    "ce": around(3.0, 0.01), "relative_error": around(0.02, 0.01),
+    "absolute_change": around(0.06, 0.01),
+}  # fmt: skip
+EARLY = PositionRow(first=0, last=255, **ERRORS, documents=64)
+LATE = replace(EARLY, first=256, last=1023, documents=20, relative_error=around(0.09, 0.01))
 
 
-def shown(rows: tuple[StratumRow, ...], positions: tuple[PositionRow, ...] = ()) -> AuditRecord:
+def shown(*rows: StratumRow, positions: tuple[PositionRow, ...] = ()) -> AuditRecord:
     return replace(sample.audit(), diagnostics=Diagnostics(strata=rows, positions=positions))
 
 
-@pytest.fixture
-def pick() -> tuple[str, str]:
-    pick = sample.audit().pick
-    assert pick is not None
-    return pick.subject, pick.scheme
-
-
-def errors(pick: tuple[str, str]) -> dict[str, Any]:
-    return {
-        "subject": pick[0],
-        "scheme": pick[1],
-        "spec": "spec",
-        "tokens": 4000,
-        "ce": of(3.0),
-        "relative_error": of(0.02),
-        "absolute_change": of(0.06),
-    }
-
-
-@pytest.fixture
-def strata(pick: tuple[str, str]) -> tuple[StratumRow, ...]:
-    web = StratumRow(stratum="web", **errors(pick), documents=40)
-    code = replace(web, stratum="code", relative_error=of(0.05), kl=of(0.1), is_worst=True)
+def test_the_card_names_the_worst_stratum_first(tmp_path: Path) -> None:
+    web = StratumRow(stratum="web", **ERRORS, documents=40)
+    worse = around(0.05, 0.01)
+    code = replace(web, stratum="code", relative_error=worse, kl=worse, is_worst=True)
     alone = Interval(0.03, -float("inf"), float("inf"))
-    return web, code, replace(web, stratum="mail", documents=1, relative_error=alone)
-
-
-@pytest.fixture
-def positions(pick: tuple[str, str]) -> tuple[PositionRow, ...]:
-    early = PositionRow(first=0, last=255, **errors(pick), documents=64)
-    return early, replace(early, first=256, last=1023, documents=20, relative_error=of(0.09))
-
-
-def test_tables_have_the_names_of_the_audit(
-    strata: tuple[StratumRow, ...], positions: tuple[PositionRow, ...], tmp_path
-) -> None:
-    audit = Audit(shown(strata, positions), tmp_path)
-    assert audit.strata.to_records()[1]["relative_error_high"] == pytest.approx(0.06)
-    assert audit.positions.to_records()[1]["first"] == 256
-
-
-def test_the_card_names_the_worst_stratum_first(
-    strata: tuple[StratumRow, ...], pick: tuple[str, str]
-) -> None:
-    text = section(whole(shown(strata)), "Where the error is")
+    mail = replace(web, stratum="mail", documents=1, relative_error=alone)
+    text = section(whole(shown(web, code, mail)), "Where the error is")
     # Code is the largest of three by its estimate, and mail has no upper bound.
-    assert (
-        f"{pick[0]} at {pick[1]}: most is added on code, 5.000 % (3 strata, intervals overlap)"
-        in text
-    )
+    said = f"{PICK.subject} at {PICK.scheme}: most is added on code, 5.000 %"
+    assert f"{said} (3 strata, intervals overlap)" in text
     assert text.index("`code`") < text.index("`mail`") < text.index("`web`")
     assert "| `mail` | 1 | 3.0000 [2.9900, 3.0100] | 3.000 | - |" in text
-    bounded = whole(shown(strata[:2]))
+    bounded = whole(shown(web, code))
     assert "most is added on code, 5.0 [4.0, 6.0] % (2 strata)" in bounded
+    records = Audit(shown(web, code), tmp_path).strata.to_records()
+    assert records[1]["relative_error_high"] == pytest.approx(0.06)
 
 
-def test_the_card_shows_positions_where_there_are_several(
-    positions: tuple[PositionRow, ...], pick: tuple[str, str]
-) -> None:
-    text = whole(shown((), positions))
-    assert f"{pick[0]} at {pick[1]}, by position in the window" in text
+def test_the_card_shows_positions_where_there_are_several(tmp_path: Path) -> None:
+    audit = shown(positions=(EARLY, LATE))
+    text = whole(audit)
+    assert f"{PICK.subject} at {PICK.scheme}, by position in the window" in text
     assert "| 256 to 1,023 | 20 | 3.0000 [2.9900, 3.0100] | 9.0 [8.0, 10.0] | - |" in text
-    assert "Where the error is" not in whole(shown((), positions[:1]))
+    assert "Where the error is" not in whole(shown(positions=(EARLY,)))
+    assert Audit(audit, tmp_path).positions.to_records()[1]["first"] == 256
+
+
+# --------------------------------------------------------------------- curvature and slices
+
+
+def test_the_trace_is_said_with_its_factor_and_roles_come_sharpest_first() -> None:
+    sharp = "How sharp the loss is"
+    text = section(whole(audit_with([*SERIES, *ROLES], [])), sharp)
+    assert f"At the last checkpoint `{LAST}` the trace of the Hessian is 3,000" in text
+    assert "its largest eigenvalue 75.0" in text
+    assert "The trace rose to 3 times what it was." in text
+    assert "standard error 1.4 % of it after 30 probes" in text
+    assert text.index("`down`") < text.index("`q`")
+    assert "| `down` | 2,000.0 [1,995.0, 2,005.0] | 67 | 20,000 |" in text
+    text = section(whole(audit_with([model(HELD, 1000.0), model(LAST, 1150.0)], [])), sharp)
+    assert "within their scatter" in text and "rose" not in text
+
+
+def told(*changes: float) -> str:
+    places = (-0.5, 0.0, 0.5, 1.0)
+    line = [(b, around(change, 0.01)) for b, change in zip(places, changes, strict=True)]
+    return beyond_the_parabola("x", "gptq-3bit", line)
+
+
+def test_a_loss_on_above_or_below_the_parabola_is_told() -> None:
+    exact = told(0.05 - 0.02, 0.0, 0.05 + 0.02, 0.24)  # 0.2 b^2 + 0.04 b
+    assert "as much as the curvature at its start predicts (0.240)" in exact
+    assert "more than the curvature" in told(0.05, 0.0, 0.05, 0.5)
+    assert "less than the curvature" in told(0.05, 0.0, 0.05, 0.1)
+    straight = [(0.0, around(0.0, 0.0)), (1.0, around(0.2, 0.01))]
+    text = beyond_the_parabola("x", "gptq-3bit", straight)
+    assert text.endswith("0.200 [0.190, 0.210] nats per token.")
+
+
+def texts_of(svg: str) -> list[str]:
+    """Return the texts of a picture and the tips of its marks."""
+    return [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
+
+
+def drawn(figure: DiagnosticFigure, audit: AuditRecord) -> list[str]:
+    with drawing():
+        return texts_of(figure.draw(View(audit)).svg(figure.name, figure.alt))
+
+
+def test_pictures_of_slices_and_curvature_name_models_and_subjects() -> None:
+    audit = audit_with(SERIES, [*slice_of(HELD), *grid_of(LAST), *slice_of("soup")])
+    pictures = figures(audit)
+    texts, both = texts_of(pictures["plane"]), texts_of(pictures["curvature"])
+    assert {"as it is", "gptq-3bit", HELD, f"Loss around {LAST}"} <= set(texts)
+    assert f"{HELD}\n1 of the way to gptq-3bit\n0.2000 [0.1960, 0.2040] nats per token" in texts
+    assert sum(" towards " in text and "\n" in text for text in texts) == len(grid_of(LAST))
+    only_lines = drawn(plane.FIGURE, audit_with([], slice_of(LAST)))
+    assert not any("towards the quantized model" in text for text in only_lines)
+    assert {"trace", "largest eigenvalue", "soup\nlargest eigenvalue 30.0"} <= set(both)
+    assert f"{LAST}\ntrace 3,000 [2,900, 3,100]" in both
+    assert any("star: soup" in text for text in both)
+    bare = [replace(row, eigenvalues=(), residuals=()) for row in SERIES]
+    alone = drawn(curvature.FIGURE, audit_with(bare, []))
+    assert "trace" in alone and "largest eigenvalue" not in alone
+
+
+def test_numbers_and_intervals_have_the_digits_that_they_deserve() -> None:
+    for found, text in (
+        (around(41234.0, 1234.0), "41,200 [40,000, 42,500]"),
+        (around(0.19901, 0.0171), "0.199 [0.182, 0.216]"),
+        (around(0.0, 0.0), "0"),
+        (Interval(5.0, -float("inf"), float("inf")), "5.00"),
+        (None, "-"),
+    ):
+        assert interval_text(found) == text
+    numbers = (123456.0, 12.345, 0.0012345, -7.0, 0.0, None)
+    assert [digits(x) for x in numbers] == ["123,000", "12.3", "0.00123", "-7.00", "0", "-"]

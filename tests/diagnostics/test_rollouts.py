@@ -1,9 +1,10 @@
-"""Rows of rollouts: sums by prompt, greedy divergence, and what ends."""
+"""Rows of rollouts and of routing: sums by prompt, greedy divergence, what ends, which experts."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,28 @@ import pytest
 
 from qaudit.core import statistics
 from qaudit.diagnostics.rollouts import _tokens, judge
+from qaudit.diagnostics.routing import FIGURE
+from qaudit.diagnostics.routing import judge as judge_routing
+from qaudit.judge.gate import gate
 from qaudit.judge.table import Measurements
+from qaudit.report.chart import drawing
+from qaudit.report.views import View
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import Diagnostics, Interval, Positions, Roles, RolloutEvidence, RolloutRow
+from qaudit.types import (
+    AuditRecord,
+    Diagnostics,
+    Interval,
+    Measurement,
+    Positions,
+    Roles,
+    RolloutEvidence,
+    RolloutRow,
+    Routing,
+)
 from tests.support import sample
 from tests.support.cards import section, whole
+from tests.support.filled import filled
+from tests.support.gated import TODAY, A, held, of, policy, rule
 from tests.support.schemas import violations
 
 CELL = ("soup", "gptq-3bit")
@@ -67,37 +85,21 @@ def test_sums_are_over_prompts() -> None:
     assert found.ce.estimate == pytest.approx(1.5)
 
 
-def test_places_of_divergence_count_from_one() -> None:
-    found = row(evidence())
-    places = 1.0 + evidence().agreed[::2]
-    assert found.tokens_to_divergence == statistics.median(places)
-    assert found.never_diverges == statistics.accuracy(np.zeros(12))
-
-
-def test_a_median_beyond_the_rollouts_is_not_measured() -> None:
+def test_greedy_divergence_counts_from_one_and_may_lie_beyond_the_rollouts() -> None:
+    plain = row(evidence())
+    assert plain.tokens_to_divergence == statistics.median(1.0 + evidence().agreed[::2])
+    assert plain.never_diverges == statistics.accuracy(np.zeros(12))
+    for high, text in ((9.0, "5 [3, 9]"), (np.inf, "5 [3, never]")):
+        assert _tokens(replace(plain, tokens_to_divergence=Interval(5.0, 3.0, high))) == text
     agreed = np.where(np.arange(24) % 2, -1, evidence().tokens)
     agreed[:8:2] = 3
-    found = row(evidence(agreed=agreed))
-    assert found.tokens_to_divergence is None
-    assert found.never_diverges is not None
-    assert found.never_diverges.estimate == pytest.approx(8 / 12)
-
-
-@pytest.mark.parametrize(
-    ("bounds", "text"), [((3.0, 9.0), "5 [3, 9]"), ((3.0, np.inf), "5 [3, never]")]
-)
-def test_a_bound_beyond_the_longest_rollout_is_never(
-    bounds: tuple[float, float], text: str
-) -> None:
-    median = replace(row(evidence()), tokens_to_divergence=Interval(5.0, *bounds))
-    assert _tokens(median) == text
-
-
-def test_sampled_rollouts_have_no_divergence() -> None:
-    found = row(evidence(agreed=np.full(24, -1)))
-    assert found.tokens_to_divergence is None
-    assert found.never_diverges is None
-    assert found.sequence_kl is not None
+    beyond = row(evidence(agreed=agreed))
+    assert beyond.tokens_to_divergence is None
+    assert beyond.never_diverges is not None
+    assert beyond.never_diverges.estimate == pytest.approx(8 / 12)
+    sampled = row(evidence(agreed=np.full(24, -1)))
+    assert (sampled.tokens_to_divergence, sampled.never_diverges) == (None, None)
+    assert sampled.sequence_kl is not None
 
 
 def test_ends_are_relative_to_full_precision() -> None:
@@ -126,7 +128,7 @@ def parts(factors: Any) -> RolloutEvidence:
     )
 
 
-def test_ends_are_told_by_role_and_by_place_in_the_answer() -> None:
+def test_ends_are_told_by_role_and_by_place_in_the_answer_and_on_the_card() -> None:
     quantized, full = parts((1.5, 0.9)), parts((1.0, 1.0))
     rows = judge(table(quantized, full), Diagnostics())[0]
     found = [r for r in rows.rollout_roles if (r.subject, r.scheme) == CELL]
@@ -144,17 +146,6 @@ def test_ends_are_told_by_role_and_by_place_in_the_answer() -> None:
     of_full = [r for r in rows.rollout_roles if r.scheme == "fp"]
     assert of_full
     assert all(row.end_of_turn is None for row in of_full)
-
-
-def test_ends_that_nothing_expects_have_no_change() -> None:
-    rows = judge(table(parts((1e-3, 1)), parts((1e-4, 1))), Diagnostics())[0].rollout_roles
-    reasoning, answer = (r for r in rows if (r.subject, r.scheme) == CELL)
-    assert reasoning.end_of_turn is None
-    assert answer.end_of_turn is not None
-
-
-def test_the_card_has_ends_by_role_and_place() -> None:
-    rows = judge(table(parts((1.5, 0.9)), parts((1.0, 1.0))), Diagnostics())[0]
     audit = replace(sample.audit(), diagnostics=rows)
     assert violations(json.loads(to_json(audit))) == []
     assert from_json(to_json(audit)).diagnostics.rollout_roles == rows.rollout_roles
@@ -164,6 +155,10 @@ def test_the_card_has_ends_by_role_and_place() -> None:
     assert f"{pick.subject} at {pick.scheme}, by role and by place in the answer" in text
     assert "| reasoning | " in text
     assert "| tokens 16 to 39 | " in text
+    rare = judge(table(parts((1e-3, 1)), parts((1e-4, 1))), Diagnostics())[0].rollout_roles
+    reasoning, answer = (r for r in rare if (r.subject, r.scheme) == CELL)
+    assert reasoning.end_of_turn is None  # nothing expects it
+    assert answer.end_of_turn is not None
 
 
 def marked(prompts: int = 60, shift: float = 0.0, **changes: Any) -> RolloutEvidence:
@@ -215,3 +210,96 @@ def test_scores_that_cannot_be_expected_are_not_said() -> None:
         assert reason in found.unweighed
     plain = row(evidence())
     assert (plain.expected_score, plain.unweighed) == (None, "")
+
+
+# --------------------------------------------------------------------- which experts are chosen
+
+
+BLOCKS = np.array([0, 1, 3])
+SHARES = np.array([0.99, 0.95, 0.9])
+RULE = rule(metric="routing_agreement", margin=0.1, subjects=(A,), schemes=("rtn-4bit",))
+
+
+def routed(measured: Measurement, seed: int = 0) -> Measurement:
+    """Return a measurement with the routing of three layers, the last of which moves most."""
+    if measured.scheme == "fp":
+        return measured
+    rng = np.random.default_rng([seed, measured.calibration_seed])
+    tokens = measured.evidence.tokens
+    other_LD = (1 - SHARES)[:, None] * rng.uniform(0.5, 1.5, (3, len(tokens))) * tokens
+    other_LD *= 1 + 0.3 * measured.calibration_seed  # a draw moves all documents alike
+    same = tokens - other_LD.round().astype(np.int64)
+    return replace(
+        measured, evidence=replace(measured.evidence, routing=Routing(BLOCKS, same, 0.5 * other_LD))
+    )
+
+
+@cache
+def measured() -> tuple[Measurement, ...]:
+    return tuple(routed(m, seed) for seed, m in enumerate(sample.measurements(16)))
+
+
+@cache
+def audit() -> AuditRecord:
+    found = Measurements.of(sample.series(), measured(), 0.95)
+    diagnostics, _ = judge_routing(found, Diagnostics())
+    return replace(sample.assemble(measured(), sample.series()), diagnostics=diagnostics)
+
+
+def test_a_row_of_a_measurement_has_the_mean_over_layers() -> None:
+    found = {(m.subject, m.scheme): m for m in measured()}
+    for row in filled(audit().measurements):
+        routing = found[row.subject, row.scheme].evidence.routing
+        if routing is None:
+            assert row.routing_agreement is None and row.routing_moved is None
+            continue
+        assert row.routing_agreement is not None and row.routing_moved is not None
+        assert row.routing_agreement.estimate == pytest.approx(
+            routing.same.sum() / (3 * row.tokens)
+        )
+        assert row.routing_moved.estimate == pytest.approx(routing.moved.sum() / (3 * row.tokens))
+        assert row.routing_agreement.low < row.routing_agreement.estimate
+
+
+def test_each_layer_has_its_interval_and_all_hold_at_once() -> None:
+    found = measured()
+    table = Measurements.of(sample.series(), found, 0.95)
+    diagnostics, findings = judge_routing(table, Diagnostics())
+    assert not findings
+    first = next(m for m in found if m.evidence.routing is not None)
+    rows = [
+        r for r in diagnostics.routing if (r.subject, r.scheme) == (first.subject, first.scheme)
+    ]
+    assert [row.block for row in rows] == [0, 1, 3]
+    routing, tokens = first.evidence.routing, first.evidence.tokens
+    assert routing is not None
+    level = statistics.simultaneous(0.95, 3)
+    for layer, row in enumerate(rows):
+        other = statistics.interval(
+            ((tokens - routing.same[layer])[tokens > 0], tokens[tokens > 0]),
+            statistics.per_token,
+            level,
+        )
+        assert row.agreement.estimate == pytest.approx(1 - other.estimate)
+        assert row.agreement.low == pytest.approx(1 - other.high)
+        assert row.moved.estimate == pytest.approx(routing.moved[layer].sum() / tokens.sum())
+
+
+def test_the_card_has_a_table_and_a_picture_and_one_of_a_dense_model_has_neither() -> None:
+    text = section(whole(audit()), "Routing")
+    assert "| rtn-4bit |" in text and "least in block" in text and "routing" in text
+    assert section(whole(sample.audit(16)), "Routing") == ""
+    assert FIGURE.is_drawn(View(audit())) and not FIGURE.is_drawn(View(sample.audit(16)))
+    with drawing():
+        drawn = FIGURE.draw(View(audit())).svg(FIGURE.name, FIGURE.alt)
+    assert ">block<" in drawn and 'data-name="rtn-4bit"' in drawn
+
+
+def test_a_rule_bounds_the_share_of_tokens_with_other_experts() -> None:
+    found = [routed(m) for m in held().table.measurements]
+    for margin, outcome in ((0.2, "pass"), (0.02, "fail")):
+        (check, *_) = gate(policy(replace(RULE, margin=margin)), of(found), today=TODAY).checks
+        assert (check.outcome, check.rule) == (outcome, "QA045")
+    (check, *_) = gate(policy(RULE), held(), today=TODAY).checks
+    assert check.outcome == "missing"
+    assert "the choice of experts of" in check.message and "only models with experts" in check.hint

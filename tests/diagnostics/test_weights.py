@@ -70,23 +70,19 @@ def test_tensors_put_together_are_one_large_tensor(count: int) -> None:
     assert joined.columns()["kurtosis"] == pytest.approx(whole.columns()["kurtosis"], rel=1e-9)
 
 
-def test_outliers_are_counted_from_the_mean_in_deviations_of_their_tensor() -> None:
-    weight_RC = matrix(3)
-    flat = weight_RC.double().numpy().ravel()
-    beyond = np.abs(flat - flat.mean()) > 3 * flat.std()
-    assert 0 < beyond.sum() < len(flat) / 10
-    assert columns(weight_RC)["outlier_share"] == beyond.mean()
-
-
 def plain_groups(weight_RC: torch.Tensor, group: int) -> list[np.ndarray]:
     rows = weight_RC.double().numpy()
     return [row[c : c + group] for row in rows for c in range(0, len(row), group)]
 
 
-def test_the_effective_range_is_the_mean_over_groups_with_a_ragged_last_one() -> None:
-    weight_RC = matrix(5)
+def test_outliers_and_the_effective_range_are_those_of_plain_loops() -> None:
+    weight_RC = matrix(3)
+    flat = weight_RC.double().numpy().ravel()
+    beyond = np.abs(flat - flat.mean()) > 3 * flat.std()
+    assert 0 < beyond.sum() < len(flat) / 10
+    assert columns(weight_RC)["outlier_share"] == beyond.mean()
     groups = plain_groups(weight_RC, 16)
-    assert {len(g) for g in groups} == {16, 8}
+    assert {len(g) for g in groups} == {16, 8}  # the last one is ragged
     expected = np.mean([(g.max() - g.min()) / g.std() for g in groups])
     assert columns(weight_RC)["effective_range"] == pytest.approx(expected, rel=1e-9)
 
@@ -115,24 +111,16 @@ def test_weights_that_lie_on_their_grid_have_no_distance_to_it() -> None:
     assert columns(matrix(2), (3,))["grid_distance"]["3"] == pytest.approx(12**-0.5, rel=0.1)
 
 
-def test_what_a_scheme_changes_is_a_norm_over_the_norm_of_the_weights() -> None:
-    weight_RC = matrix(4)
-    scheme = parse_scheme("rtn-3bit:group=16")
-    moved = scheme.quantize(Linears({"w": weight_RC})).weights["w"]
-    squares = {"rtn-3bit": difference(moved, weight_RC)}
-    a, b = moved.double().numpy(), weight_RC.double().numpy()
-    expected = np.linalg.norm(a - b) / np.linalg.norm(b)
-    found = relative(squares, sums_of(weight_RC, ASKED, ()).totals["square"])
-    assert found == {"rtn-3bit": pytest.approx(expected, rel=1e-9)}
-
-
-def test_movement_is_counted_from_the_weights_before() -> None:
+def test_what_a_scheme_or_training_changes_is_a_norm_over_the_norm_of_the_weights() -> None:
     weight_RC, before_RC = matrix(1), matrix(2)
-    a, b = weight_RC.double().numpy(), before_RC.double().numpy()
+    moved = parse_scheme("rtn-3bit:group=16").quantize(Linears({"w": weight_RC})).weights["w"]
+    a, b, c = (x.double().numpy() for x in (weight_RC, moved, before_RC))
     found = sums_of(weight_RC, ASKED, (), before_RC)
-    assert found.columns()["movement"] == pytest.approx(
-        np.linalg.norm(a - b) / np.linalg.norm(b), rel=1e-9
-    )
+    changes = relative({"rtn-3bit": difference(moved, weight_RC)}, found.totals["square"])
+    expected = np.linalg.norm(a - b) / np.linalg.norm(a)
+    assert changes == {"rtn-3bit": pytest.approx(expected, rel=1e-9)}
+    expected = np.linalg.norm(a - c) / np.linalg.norm(c)
+    assert found.columns()["movement"] == pytest.approx(expected, rel=1e-9)
     assert together([found, sums_of(weight_RC, ASKED, ())]).columns()["movement"] is None
 
 
@@ -145,41 +133,24 @@ def test_weights_without_any_spread_have_no_shape() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 99), st.floats(0.05, 20), st.floats(-5, 5))
-def test_kurtosis_outliers_and_range_ignore_scale_and_shift(
+def test_shape_ignores_scale_and_shift_and_the_distance_to_the_grid_scale(
     seed: int, scale: float, shift: float
 ) -> None:
-    plain = sums_of(matrix(seed).double(), ASKED, ())
-    moved = sums_of(scale * (matrix(seed).double() + shift), ASKED, ())
-    assert moved.columns()["kurtosis"] == pytest.approx(plain.columns()["kurtosis"], rel=1e-6)
-    assert moved.columns()["effective_range"] == pytest.approx(
-        plain.columns()["effective_range"], rel=1e-6
-    )
-    assert moved.totals["outliers"] == plain.totals["outliers"]
-
-
-@settings(max_examples=25)
-@given(st.integers(0, 99), st.floats(0.05, 20))
-def test_the_distance_to_the_grid_ignores_scale(seed: int, scale: float) -> None:
-    """Between two points of the grid, rounding of the scale may send it to either."""
+    """Between two points of the grid, rounding of the scale may send a weight to either."""
     plain = sums_of(matrix(seed).double(), ASKED, (3,))
+    moved = sums_of(scale * (matrix(seed).double() + shift), ASKED, ())
     scaled = sums_of(scale * matrix(seed).double(), ASKED, (3,))
-    assert scaled.columns()["grid_distance"]["3"] == pytest.approx(
-        plain.columns()["grid_distance"]["3"], rel=1e-6
-    )
+    for name in ("kurtosis", "effective_range"):
+        assert moved.columns()[name] == pytest.approx(plain.columns()[name], rel=1e-6)
+    assert moved.totals["outliers"] == plain.totals["outliers"]
+    distance = plain.columns()["grid_distance"]["3"]
+    assert scaled.columns()["grid_distance"]["3"] == pytest.approx(distance, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("linear", "role"),
-    [
-        ("self_attn.q_proj", "q"),
-        ("attention.query_key_value", "qkv"),
-        ("attention.dense", "o"),
-        ("attn.c_proj", "o"),
-        ("mlp.c_proj", "down"),
-        ("mlp.dense_4h_to_h", "down"),
-        ("mlp.gate_proj", "gate"),
-        ("mlp.router", "router"),
-    ],
-)
-def test_roles_are_the_same_whatever_a_family_calls_them(linear: str, role: str) -> None:
-    assert role_of(linear) == role
+def test_roles_are_the_same_whatever_a_family_calls_them() -> None:
+    names = {
+        "self_attn.q_proj": "q", "attention.query_key_value": "qkv", "attention.dense": "o",
+        "attn.c_proj": "o", "mlp.c_proj": "down", "mlp.dense_4h_to_h": "down",
+        "mlp.gate_proj": "gate", "mlp.router": "router",
+    }  # fmt: skip
+    assert {name: role_of(name) for name in names} == names
