@@ -40,17 +40,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from qaudit.checkpoints.stamps import Stamp, hub_cache, own_cache, repo_folder
+from qaudit.checkpoints.stamps import Stamp, own_cache, repo_folder
 from qaudit.errors import HubError, MachineError, not_written
 from qaudit.host import NO_LOCKS
 from qaudit.hub.answers import RESUME, HubFile, Kind, is_commit
-
-if TYPE_CHECKING:
-    from huggingface_hub import CachedRepoInfo
 
 BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 LOCK_MODE = 0o664  # the client's: several users may share a cache
@@ -156,28 +152,6 @@ class Snapshot(RepoCache):
             passing.replace(pointer)
         except OSError as error:
             raise not_kept(pointer, error) from error
-
-
-def cached_repo(repo: str, kind: Kind) -> CachedRepoInfo | None:
-    """Return what the client finds of a repository in the shared cache; refuse a damaged one."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        scan = scan_cache_dir(hub_cache())
-    except (CacheNotFound, ValueError):
-        return None
-    except OSError as error:
-        raise not_read(hub_cache(), error) from error
-    folder = repo_folder(repo, kind)
-    held = next((r for r in scan.repos if r.repo_path.name == folder.name), None)
-    if held is None and (folder / "snapshots").is_dir():
-        why = next((str(w) for w in scan.warnings if folder.name in str(w)), "it cannot be read")
-        raise HubError(
-            f"what the cache has of `{repo}` is damaged: {' '.join(why.split())}",
-            hint=f"fetch it once more while online, or remove `{folder}`",
-        )
-    return held
 
 
 @contextmanager

@@ -5,7 +5,7 @@ says, so the header of a file of weights is read once, whichever revisions and n
 under. Only names move. They are fetched once in every process, and those on disk are for work
 without a network alone, with a message that says how old they are. What is on disk passes the
 same checks as an answer of the Hub, and what fails them is fetched again. Without a network,
-where nothing is kept, what the client itself finds in the shared cache stands for the Hub: its
+where nothing is kept, what is in the shared cache stands for the Hub: its
 names, and the files that came. What never came is not known then.
 
 Headers come by byte ranges: one request has most of them whole, because the first one is for more
@@ -16,6 +16,7 @@ from files whose hashes were checked.
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ from qaudit.hub.answers import (
     shapes_in,
 )
 from qaudit.hub.api import Client
-from qaudit.hub.cache import BLOB, RepoCache, cached_repo, file_size, not_read
+from qaudit.hub.cache import BLOB, RepoCache, file_size, not_read
 from qaudit.support.keys import nearest
 from qaudit.types import digest
 from qaudit.whole import write_whole
@@ -186,18 +187,21 @@ class Listing:
         return self.client.read(repo, commit, file.path, start, stop, blob=file.blob)
 
     def _revisions_in_cache(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
-        request = Request(f"the revisions of `{repo}`", repo, kind)
-        held = cached_repo(repo, kind)
-        commits = {r.commit_hash: r.refs for r in held.revisions} if held else {}
-        named = sorted((name, commit) for commit, refs in commits.items() for name in refs)
+        request, folder = Request(f"the revisions of `{repo}`", repo, kind), repo_folder(repo, kind)
+        refs = folder / "refs"
         try:
-            revisions = revisions_in([(name, commit, "branch") for name, commit in named])
-        except GarbledError as error:
+            named = [(path, path.read_text("utf-8")) for path in refs.rglob("*") if path.is_file()]
+            rows = sorted((path.relative_to(refs).as_posix(), commit) for path, commit in named)
+            revisions = revisions_in([(name, commit, "branch") for name, commit in rows])
+        except OSError as error:
+            raise not_read(refs, error) from error
+        except ValueError as error:
             raise HubError(
                 f"{request.call} in the shared cache cannot be believed: {error}",
-                hint=f"remove what is wrong in `{repo_folder(repo, kind) / 'refs'}`",
+                hint=f"remove what is wrong in `{refs}`",
             ) from error
         if not revisions:
+            commits = [path.name for path in (folder / "snapshots").glob("*")]
             commit = min(filter(is_commit, commits), default=None)
             hint = f"it was downloaded without a name: write `{repo}@{commit}`" if commit else ""
             raise not_known_offline(request, hint)
@@ -207,22 +211,18 @@ class Listing:
 
     def _files_in_cache(self, repo: str, commit: str, kind: Kind) -> tuple[HubFile, ...]:
         """Return the files of a commit whose links lead to blobs of the repository."""
-        held = cached_repo(repo, kind)
-        revisions = held.revisions if held is not None else frozenset()
-        revision = next((r for r in revisions if r.commit_hash == commit), None)
-        if revision is None:
-            return ()
-        blobs, files = repo_folder(repo, kind).resolve() / "blobs", []
+        folder, files = Path(os.path.realpath(repo_folder(repo, kind))), []
+        snapshot = folder / "snapshots" / commit
         try:
-            for file in revision.files:
-                blob, path = file.blob_path, file.file_path.relative_to(revision.snapshot_path)
-                if blob.parent == blobs and BLOB.fullmatch(blob.name):
+            for link in snapshot.rglob("*"):
+                blob = Path(os.path.realpath(link))
+                nbytes = file_size(blob) if blob.parent == folder / "blobs" else None
+                if nbytes is not None and BLOB.fullmatch(blob.name):
                     identity = blob.name if len(blob.name) == 64 else f"git:{blob.name}"
-                    name = plain_path(path.as_posix(), "the path of a file")
-                    files.append(HubFile.identified(name, file.size_on_disk, identity))
+                    name = plain_path(link.relative_to(snapshot).as_posix(), "the path of a file")
+                    files.append(HubFile.identified(name, nbytes, identity))
         except GarbledError as error:
-            where = revision.snapshot_path
-            self.client.say(f"offline: `{where}` is left out, it cannot be believed: {error}")
+            self.client.say(f"offline: `{snapshot}` is left out, it cannot be believed: {error}")
             return ()
         if files:
             self.client.say(
