@@ -29,11 +29,10 @@ everything on the disk has been measured. The bytes that came are kept for the n
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -140,38 +139,38 @@ class DownloadSchedule:
         def room() -> float:
             return budget - sum(self.nbytes[key] for key in disk)
 
+        def next_use(key: str, first: int) -> int:
+            later = range(first, len(needs))
+            return next((number for number in later if key in needs[number]), len(needs))
+
         def evict(key: str) -> None:
             disk.discard(key)
             steps.append(Step("evict", key))
 
-        def check_and_fetch(keys: Sequence[str]) -> None:
-            """Check what was on the disk before, at its first use, and fetch what has room."""
+        def provide(keys: Sequence[str]) -> bool:
+            """Check what is there at its first use, fetch what has room; return if any lacked."""
             for key in keys:
                 if key in unchecked & (self.cached | disk):
                     steps.append(Step("check", key))
                 unchecked.discard(key)
-            for key in missing(keys):
+            absent = missing(keys)
+            for key in absent:
                 if self.nbytes[key] <= room():
                     disk.add(key)
                     steps.append(Step("fetch", key))
+            return bool(absent)
 
-        for number in range(len(needs) + 1):
-            is_bounded, end = self.budget is not None, len(needs)
-            for key in sorted(k for k in disk if is_bounded and _next_use(needs, k, number) == end):
-                evict(key)
+        for number, keys in enumerate([*needs, ()]):
+            if self.budget is not None:
+                for key in sorted(key for key in disk if next_use(key, number) == len(needs)):
+                    evict(key)
             if number == len(needs):
                 break
-            keys = needs[number]
             lacking = sum(self.nbytes[key] for key in missing(keys))
             while room() < lacking:
-                uses = {key: _next_use(needs, key, number) for key in sorted(disk - set(keys))}
-                evict(max(uses, key=uses.__getitem__))
-            check_and_fetch(keys)
-            for ahead in needs[number + 1 :]:  # up to the next subject that lacks something
-                absent = missing(ahead)
-                check_and_fetch(ahead)
-                if absent:
-                    break
+                evict(max(sorted(disk - set(keys)), key=lambda key: next_use(key, number)))
+            provide(keys)
+            any(provide(ahead) for ahead in needs[number + 1 :])  # up to one that lacks something
             steps.append(Step("measure", position=positions[number]))
         return tuple(steps)
 
@@ -188,11 +187,6 @@ class DownloadSchedule:
 
     def fetched_nbytes(self, steps: Iterable[Step]) -> int:
         return sum(self.nbytes[step.key] for step in steps if step.kind == "fetch")
-
-
-def _next_use(needs: Sequence[Sequence[str]], key: str, first: int) -> int:
-    later = range(first, len(needs))
-    return next((number for number in later if key in needs[number]), len(needs))
 
 
 def _remote(subject: Subject) -> list[Checkpoint]:
@@ -337,17 +331,16 @@ class Downloads:
                 refuse_shared_cache()
                 free = free_disk_nbytes(hub_cache())
                 refuse_what_cannot_fit(self._schedule, subjects, budget, 0, free)
+        self._order, self._recorded = self._schedule.order, self._schedule.recorded
+        self._steps = deque(self._schedule.steps(self._order))
         here = self._schedule.cached | self._schedule.present
         self._on_disk = {key: self._schedule.checkpoints[key][0] for key in here}
-        self._recorded, self._order = self._schedule.recorded, self._schedule.order
+        self._whole: dict[str, Future[None]] = {key: Future() for key in self._schedule.nbytes}
+        self._refused = set[str]()
         self._failed_before = False  # whether the content before could not be had
         self._turn = 0  # the turns before it are over
-        self._checked: dict[str, Checkpoint] = {}  # on the disk, and may be read
-        self._refused: dict[str, HubError] = {}
-        self._changed = threading.Condition()
-        self._stopped = self._ended = False
+        self._stopped = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="downloads")
-        self._work: Future[None] | None = None
         self.seconds_waited = 0.0
 
     @property
@@ -356,11 +349,10 @@ class Downloads:
 
     def folder(self, checkpoint: Checkpoint) -> Path:
         """Return where the weights of a checkpoint are, perhaps under another name for them."""
-        return own_folder(self._checked.get(checkpoint.content, checkpoint))
+        return own_folder(self._on_disk.get(checkpoint.content, checkpoint))
 
     def __enter__(self) -> Downloads:
-        if self._hub is not None and any(self._schedule.needs):
-            self._work = self._thread.submit(self._walk, self._hub)
+        self._advance(0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -381,20 +373,15 @@ class Downloads:
         An error that is not the subject's own does not release them.
         """
         position = self._subjects.index(subject)
-        turn, needs = self._order.index(position), set(self._schedule.needs[position])
+        turn = self._order.index(position)
         self._advance(turn)
         began = time.perf_counter()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._ended or self._refusals(position) or needs <= self._checked.keys()
-            )
-            self.seconds_waited += time.perf_counter() - began
-            refusals = self._refusals(position)
-            is_whole = needs <= self._checked.keys()
-        if refusals:
-            raise refusals[0]
-        if not is_whole and self._work is not None:
-            self._work.result()  # raises what ended the thread
+        weights = [self._whole[key] for key in self._schedule.needs[position]]
+        wait(weights, return_when=FIRST_EXCEPTION)
+        self.seconds_waited += time.perf_counter() - began
+        for content in weights:
+            if content.done():
+                content.result()  # raises why it could not be had
         try:
             yield
         except SourceError:
@@ -403,45 +390,36 @@ class Downloads:
         self._advance(turn + 1)
 
     def _advance(self, turn: int) -> None:
-        with self._changed:
-            self._turn = max(self._turn, turn)
-            self._changed.notify_all()
+        """Let the thread take the steps that may be taken when the turns before `turn` are over."""
+        self._turn = max(self._turn, turn)
+        if self._hub is not None:
+            self._thread.submit(self._walk, self._hub)
 
     def _stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        self._stopped = True
         if self._hub is not None:  # within a chunk, even if no bytes come any more
             self._hub.client.break_off()
 
-    def _refusals(self, position: int) -> list[HubError]:
-        needs = self._schedule.needs[position]
-        return [self._refused[key] for key in needs if key in self._refused]
-
     def _walk(self, hub: Hub) -> None:
         """Take step after step; schedule the rest anew where one cannot be taken."""
-        turns = {position: turn for turn, position in enumerate(self._order)}
-        steps = deque(self._schedule.steps(self._order))
         try:
-            while steps and not self._stopped:
-                step = steps.popleft()
-                if step.kind == "measure":
-                    self._wait_until_over(turns[step.position])
-                elif step.kind == "evict":
+            while self._steps and not self._stopped:
+                step = self._steps[0]
+                if step.kind == "measure" and self._order.index(step.position) >= self._turn:
+                    return
+                self._steps.popleft()
+                if step.kind == "evict":
+                    self._whole[step.key] = Future()
                     self._evict(hub, step.key)
-                elif not self._fetch(hub, step.key):
-                    with self._changed:
-                        positions = self._positions_left()
+                elif step.kind != "measure" and not self._fetch(hub, step.key):
                     present = frozenset(self._on_disk) - self._schedule.cached
-                    steps = deque(replace(self._schedule, present=present).steps(positions))
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-
-    def _wait_until_over(self, turn: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._turn > turn)
+                    rest = replace(self._schedule, present=present)
+                    self._steps = deque(rest.steps(self._positions_left()))
+        except BaseException as error:  # noqa: BLE001 - raised to those that wait
+            self._steps.clear()
+            for content in self._whole.values():
+                if not content.done():
+                    content.set_exception(error)
 
     def _fetch(self, hub: Hub, key: str) -> bool:
         """Fetch a content from the first place that has it; return whether the schedule holds.
@@ -449,10 +427,11 @@ class Downloads:
         Where the Hub answers and its files do not come, the error is of one checkpoint. After two
         in a row the scan ends, as it does where the Hub does not answer.
         """
-        with self._changed:
-            needs = [self._schedule.needs[position] for position in self._positions_left()]
-            if key in self._checked or not any(key in keys for keys in needs):
-                return True
+        needed = {
+            key for position in self._positions_left() for key in self._schedule.needs[position]
+        }
+        if self._whole[key].done() or key not in needed:
+            return True
         if key not in self._schedule.cached:
             self._note(self._recorded | {key})
         failures, has_failed = list[HubError](), False
@@ -461,7 +440,6 @@ class Downloads:
                 hub.fetcher.weights(checkpoint)
             except HubError as error:
                 failures.append(error)
-                continue
             except UnreachableError as error:
                 if self._failed_before:
                     raise
@@ -469,23 +447,19 @@ class Downloads:
                 hint = "run the same command again later"
                 failures.append(HubError(error.message, hint=hint))
                 has_failed = True
-                continue
-            self._failed_before = False
-            with self._changed:
-                self._checked[key] = self._on_disk[key] = checkpoint
-                self._changed.notify_all()
-            return True
+            else:
+                self._failed_before = False
+                self._on_disk[key] = checkpoint
+                self._whole[key].set_result(None)
+                return True
         self._failed_before = has_failed
-        with self._changed:
-            self._refused[key] = failures[0]
-            self._changed.notify_all()
+        self._refused.add(key)
+        self._whole[key].set_exception(failures[0])
         self._evict(hub, key)
         return False
 
     def _evict(self, hub: Hub, key: str) -> None:
         """Remove a content from the disk, but for files that others share with it."""
-        with self._changed:
-            self._checked.pop(key, None)
         if self._schedule.budget is None or key in self._schedule.cached:
             return
         gone = self._on_disk.pop(key, None)
@@ -494,7 +468,8 @@ class Downloads:
         self._note(self._recorded - {key})
 
     def _positions_left(self) -> list[int]:
-        return [p for p in self._order[self._turn :] if not self._refusals(p)]
+        refused, needs = self._refused, self._schedule.needs
+        return [p for p in self._order[self._turn :] if refused.isdisjoint(needs[p])]
 
     def _note(self, contents: frozenset[str]) -> None:
         """Record what was downloaded; the file is there as long as the list is not empty."""
