@@ -1,17 +1,24 @@
-"""The configuration of a training run: defaults, forks, `--set`, and what is refused where."""
+"""The configuration of a training run, shapes of models, and both from the command line."""
 
+import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM
 
 from experiments.config import SCHEDULES, Config, read_config, run_of
 from experiments.folder import write_record
 from experiments.run import TrainingRun, spell
+from experiments.shapes import KINDS, PRESETS, ModelShape, preset
+from experiments.train import train as train_run
 from qaudit.core.schedules import Linear, WarmupStableDecay
 from qaudit.errors import UsageError
-from tests.support.training import HELD
+from tests.support.cli import refused
+from tests.support.models import write_documents
+from tests.support.training import HELD, equal
 
 
 def run(*settings: str, file: str | None = None, device: str = "cpu") -> TrainingRun:
@@ -54,23 +61,16 @@ def test_every_schedule_can_be_configured(kind: str) -> None:
     assert 0 <= found.schedule.at(1000) <= found.schedule.peak == 3e-3
 
 
-def test_saved_steps_are_those_given_and_the_last() -> None:
+def test_what_is_not_set_follows_from_steps_and_device() -> None:
     assert run("save_at=[700, 50]").save_at == (50, 700, 1000)
     assert run("save_every=400").save_at == (400, 800, 1000)
-
-
-def test_a_batch_is_computed_in_parts_that_fit_the_device() -> None:
     assert run().accumulation == 4  # 32 windows of 256 tokens, 8 at a time
     assert run("model.context=4096").accumulation == 32
-    assert run(device="cuda").accumulation == 1
     assert run("accumulation=2").accumulation == 2
-
-
-def test_attention_uses_whole_matrices_on_a_cpu_while_they_are_small() -> None:
-    assert run().attention == "eager"
-    assert run("model.context=1024").attention == "sdpa"
-    assert run(device="cuda").attention == "sdpa"
-    assert run("attention=sdpa").attention == "sdpa"
+    assert run().attention == "eager"  # whole matrices, while they are small
+    assert run("model.context=1024").attention == run("attention=sdpa").attention == "sdpa"
+    there = run(device="cuda")
+    assert (there.accumulation, there.attention) == (1, "sdpa")
 
 
 def test_a_fork_is_trained_like_its_parent_from_the_rate_where_it_left() -> None:
@@ -83,11 +83,8 @@ def test_a_fork_is_trained_like_its_parent_from_the_rate_where_it_left() -> None
     assert found.schedule.warmup == 0
     other = run("fork=stage1-step20", "batch=2", "seed=5")
     assert (other.batch, other.seed) == (2, 5)
-
-
-def test_the_fork_of_a_run_that_decayed_to_zero_starts_from_its_peak() -> None:
     write_record(Path(), replace(HELD, schedule=Linear(peak=2e-3, end=20)), "t", {})
-    assert run("fork=stage1-step20").schedule.peak == 2e-3
+    assert run("fork=stage1-step20").schedule.peak == 2e-3  # it had decayed to zero
 
 
 @pytest.mark.parametrize(
@@ -106,12 +103,9 @@ def test_the_fork_of_a_run_that_decayed_to_zero_starts_from_its_peak() -> None:
         (["model.layerz=2"], "there is no key `model.layerz`", "did you mean `layers`?"),
         (["model.layers=two"], "`model.layers` is `two`", "a whole number"),
         (["btch=2"], "`--set btch=2`: there is no key `btch`", "did you mean `batch`?"),
-        (["batch=0"], "`--set batch=0`: `batch` is `0`", "greater than or equal to 1"),
         (["clip=0"], "`clip` is `0`", "greater than 0"),
-        (["precision=fp8"], "`precision` is `fp8`", "'bf16' or 'fp32'"),
         (["lawa=5"], "`lawa` is `5`", "a list"),
         (["betas=[0.9, 0.95, 1]"], "`betas`", ""),
-        (["save_at=ten"], "`save_at` is `ten`", "a list"),
         (["batch"], "`--set batch` sets nothing", "model.layers=2"),
         (["model={"], "`--set model={`: did not find", "as YAML"),
         (["fork=none/at-all"], "which names no checkpoint of a run", "step500"),
@@ -142,9 +136,6 @@ def test_a_wrong_key_of_a_file_is_refused_by_its_line(text: str, line: int, word
     assert "`mine.yaml`" in refusal.value.message
     assert f"line {line}: " in refusal.value.message
     assert words in refusal.value.message
-
-
-def test_a_file_that_is_no_table_is_refused() -> None:
     with pytest.raises(UsageError, match=r"`mine\.yaml` is not a training configuration"):
         run(file="- 3\n")
 
@@ -152,12 +143,142 @@ def test_a_file_that_is_no_table_is_refused() -> None:
 PAGE = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
 
 
-def test_the_file_in_the_page_is_a_configuration() -> None:
+def test_the_page_lists_every_key_and_its_file_is_a_configuration() -> None:
     (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
     assert run(file=text).schedule.at(1000) >= 0
-
-
-def test_the_page_lists_every_key() -> None:
     listed = re.findall(r"^\| (`.*?) \|", PAGE, re.M)
     keys = {key for cell in listed for key in re.findall(r"`(\w+)`", cell)}
     assert {field.name for field in fields(Config)} <= keys
+
+
+# --------------------------------------------------------------------- shapes of models
+
+
+MODELS = {"olmo2": Olmo2ForCausalLM, "llama": LlamaForCausalLM, "neox": GPTNeoXForCausalLM}
+
+
+def test_a_preset_has_the_size_of_its_name_and_no_matrix_with_a_broken_group():
+    for name, shape in PRESETS.items():
+        said = float(name.rpartition("-")[2].removesuffix("m")) * 1e6
+        assert shape.parameters() == pytest.approx(said, rel=0.13)
+        assert shape.hidden % 128 == shape.ffn % 128 == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_trains_and_loads_as_what_it_is(tmp_path, text, kind, tied):
+    shape = ModelShape(
+        kind=kind, hidden=16, ffn=32, layers=2, heads=2, kv_heads=2, vocabulary=64, context=8,
+        tied=tied,
+    )  # fmt: skip
+    run = replace(HELD, shape=shape, steps=2, save_at=(1, 2))
+    train_run(run, text, tmp_path)
+    first, second = (MODELS[kind].from_pretrained(tmp_path / run.label(n)) for n in (1, 2))
+    assert first.config.tie_word_embeddings is tied
+    assert sum(p.numel() for p in second.parameters()) == shape.parameters()
+    assert not equal(first.state_dict(), second.state_dict())
+    read, write = second.get_input_embeddings(), second.get_output_embeddings()
+    assert torch.equal(read.weight, write.weight) is tied
+
+
+def test_building_leaves_the_global_generator_alone():
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    a, b = HELD.shape.build(1).state_dict(), HELD.shape.build(1).state_dict()
+    assert equal(a, b)
+    assert not equal(a, HELD.shape.build(2).state_dict())
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"hidden": 0}, "greater than or equal to 2"),
+        ({"hidden": 130}, "`hidden` is 130; it must be a multiple of twice the 4 heads"),
+        ({"kv_heads": 3}, "`kv_heads` is 3; it must divide the 4 heads"),
+        ({"kind": "bert"}, "'olmo2', 'llama' or 'neox'"),
+        ({"kind": "neox", "kv_heads": 2}, "neox has one for each of its 4 heads"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_with_what_is_allowed(changed, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        replace(PRESETS["olmo2-1m"], **changed)
+    with pytest.raises(ValueError, match=r"there is no model `lama-1m`; did you mean `llama-1m`?"):
+        preset("lama-1m")
+
+
+# ------------------------------------------------------------------ `python -m experiments train`
+
+
+CONFIG = """
+model: {hidden: 16, ffn: 32, layers: 1, heads: 2, kv_heads: 1, vocabulary: 300, context: 16}
+batch: 4
+text: text.jsonl
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, experiments):
+    """Return a function that trains a small model with `--set` of its arguments."""
+    monkeypatch.chdir(tmp_path)
+    write_documents(tmp_path / "text.jsonl", range(40))
+    (tmp_path / "small.yaml").write_text(CONFIG, encoding="utf-8")
+
+    def run(*settings, out="out", config="small.yaml", options=()):
+        given = [part for setting in settings for part in ("--set", setting)]
+        files = [config] if config else []
+        return experiments("train", *files, "--out", out, *given, *options)
+
+    return run
+
+
+def test_a_run_and_its_fork_are_a_series_with_learning_rates(train, qaudit):
+    done = train(
+        "steps=20", "save_every=10", "schedule=constant", "lawa=[2, 5]", "keep_states=[10]"
+    )
+    assert done.code == 0, done.err
+    assert done.out.strip() == "out"
+    assert "held out" in done.err
+    assert "constant-step10: loss" in done.err
+    done = train(
+        "fork=out/constant-step10", "schedule=linear", "steps=10", "save_at=[5, 10]",
+        "text=text.jsonl", config=None,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    series = json.loads(qaudit("series", "out", "--json").out)["checkpoints"]
+    rates = {c["label"]: c["learning_rate"] for c in series}
+    assert rates["constant-lawa-step20"] == 3e-3
+    assert (rates["linear-step5"], rates["linear-step10"]) == (pytest.approx(1.5e-3), 0)
+
+
+def test_a_fork_into_another_folder_uses_its_parents_tokens(train, tmp_path):
+    assert train("steps=4", "threads=1", out="one").code == 0
+    record = json.loads((tmp_path / "one/states/wsd.json").read_text(encoding="utf-8"))
+    assert record["environment"]["threads"] == 1
+    fork = ("steps=4", "text=text.jsonl", "fork=one/wsd-step4", "schedule=linear")
+    for _ in range(2):
+        done = train(*fork, out="two", config=None)
+        assert done.code == 0, done.err
+    a, b = (tmp_path / name / "text/tokens.bin" for name in ("one", "two"))
+    assert a.read_bytes() == b.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "how", "sentence", "hint"),
+    [
+        (["model={}", "tokenizer=none"], {}, "no `tokenizer.json` in `none`", "give the folder"),
+        (["text=nowhere.txt"], {}, "there is no text file", ""),
+        ([], {"options": ("--device", "tpu")}, "there is no device `tpu`", "auto, cpu"),
+        ([], {"config": "none.yaml"}, "`none.yaml` cannot be read", "write it as YAML"),
+    ],
+)
+def test_bad_input_is_refused_in_words(train, settings, how, sentence, hint):
+    refused(train(*settings, **how), 2, sentence, hint)
+
+
+def test_an_interruption_says_how_to_resume(train, monkeypatch):
+    def stop(*args, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.train.advance", stop)
+    refused(train("steps=4"), 130, "run `wsd` was interrupted", "the same command again")

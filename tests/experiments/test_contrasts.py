@@ -98,13 +98,6 @@ def test_the_interval_over_seeds_is_student_s(values: list[float], confidence: f
     np.testing.assert_allclose([found.low, found.high], [low, high], rtol=1e-9, atol=1e-12)
 
 
-def test_one_seed_gives_no_interval_and_no_claim() -> None:
-    result = result_of(contrast(), {1: seed_of(1, 5.0)}, 0.95)
-    assert result.interval is None
-    assert result.seeds[0].interval.low > 0
-    assert result.standing == "inconclusive"
-
-
 @pytest.mark.parametrize("measure", ["error", "lost", "loss", "kl"])
 def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair(measure: str) -> None:
     seed = seed_of(1, 0.3)
@@ -123,12 +116,6 @@ def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair(measure: str) -> No
     assert estimate(contrast(measure), seed, 0.95) == wanted[measure]
 
 
-def test_a_divergence_that_was_not_recorded_is_not_measured() -> None:
-    found = seed_of(1, 0.3)
-    bare = {key: replace(e, fidelity=None) for key, e in found.evidence.items()}
-    assert estimate(contrast("kl"), MeasuredSeed(bare), 0.95) is None
-
-
 def test_traces_are_compared_by_their_ratio() -> None:
     found = estimate(contrast("trace"), seed_of(1, 0.3), 0.95)
     assert found is not None
@@ -141,17 +128,16 @@ def test_traces_are_compared_by_their_ratio() -> None:
     assert log_ratio(Interval(1.0, -0.1, 2.0), Interval(1.0, 0.9, 1.1)) is None
 
 
-def test_a_contrast_that_lacks_a_model_is_not_measured() -> None:
+def test_what_lacks_a_model_a_divergence_or_a_finite_loss_is_not_measured() -> None:
+    found = seed_of(1, 0.3)
+    bare = {key: replace(e, fidelity=None) for key, e in found.evidence.items()}
+    assert estimate(contrast("kl"), MeasuredSeed(bare), 0.95) is None
+    found.evidence["a", "rtn-3bit"].nll_sum[3] = np.nan
+    assert estimate(contrast(), found, 0.95) is None
     found = seed_of(1, 0.3)
     del found.evidence["b", "rtn-3bit"]  # type: ignore[attr-defined]
     result = result_of(contrast(), {1: found}, 0.95)
     assert (result.seeds, result.interval, result.standing) == ((), None, "not measured")
-
-
-def test_a_loss_that_is_no_number_is_not_measured() -> None:
-    found = seed_of(1, 0.3)
-    found.evidence["a", "rtn-3bit"].nll_sum[3] = np.nan
-    assert estimate(contrast(), found, 0.95) is None
 
 
 @pytest.mark.parametrize(
@@ -183,11 +169,14 @@ def test_a_margin_that_exceeds_both_errors_decides_nothing() -> None:
     assert standing(contrast("loss", expect="near", margin=0.005), 3, inside, (0.004,)) == "agrees"
 
 
-def test_seeds_that_agree_settle_a_claim_and_seeds_that_scatter_do_not() -> None:
+def test_seeds_that_agree_settle_a_claim_and_one_or_scattered_ones_do_not() -> None:
     alike = {seed: seed_of(seed, 1.0) for seed in (1, 2, 3)}
     apart = {seed: seed_of(seed, worse) for seed, worse in ((1, 1.0), (2, -1.0), (3, 0.2))}
     assert result_of(contrast(), alike, 0.95).standing == "agrees"
     assert result_of(contrast(), apart, 0.95).standing == "inconclusive"
+    alone = result_of(contrast(), {1: seed_of(1, 5.0)}, 0.95)
+    assert (alone.interval, alone.standing) == (None, "inconclusive")
+    assert alone.seeds[0].interval.low > 0
 
 
 def test_points_hold_the_relative_error_of_every_quantized_model() -> None:
@@ -241,11 +230,16 @@ SUMMARY = ExperimentSummary(
 )
 
 
-def test_a_summary_is_read_as_it_was_written(tmp_path: Path) -> None:
-    write_summary(SUMMARY, tmp_path / "new")
-    assert read_summary(tmp_path / "new" / "summary.json") == SUMMARY
-    found = sorted(path.name for path in (tmp_path / "new").iterdir())
-    assert found == ["summary.json", "summary.md", "summary.svg"]
+def test_a_summary_is_read_as_it_was_written_and_makes_the_same_picture(tmp_path: Path) -> None:
+    for name, summary in (("a", SUMMARY), ("b", SUMMARY)):
+        write_summary(summary, tmp_path / name)
+    assert read_summary(tmp_path / "a" / "summary.json") == SUMMARY
+    written = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert written == ["summary.json", "summary.md", "summary.svg"]
+    first = (tmp_path / "a" / "summary.svg").read_bytes()
+    assert first == (tmp_path / "b" / "summary.svg").read_bytes()
+    write_summary(replace(SUMMARY, results=SUMMARY.results[:1]), tmp_path / "b")
+    assert first != (tmp_path / "b" / "summary.svg").read_bytes()
 
 
 def rows(text: str) -> list[list[str]]:
@@ -253,36 +247,16 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_errors_are_points_losses_are_nats_and_what_is_missing_is_a_dash() -> None:
+def test_errors_are_points_losses_nats_what_is_missing_a_dash_and_names_stay_names() -> None:
     error, missing, loss = rows(render_summary(SUMMARY))
-    assert error[1:] == [
-        "rtn-3bit",
-        "> 0",
-        "3.0 [2.0, 4.0]",
-        "5.0 [4.0, 6.0]",
-        "4.0 [2.0, 6.0]",
-        "agrees",
-    ]
+    values = ["3.0 [2.0, 4.0]", "5.0 [4.0, 6.0]", "4.0 [2.0, 6.0]"]
+    assert error[1:] == ["rtn-3bit", "> 0", *values, "agrees"]
     assert missing[3:] == ["-", "-", "-", "-"]
     assert loss[0].endswith("nats")
     assert loss[3] == "0.100 [0.090, 0.110]"
-
-
-def test_names_of_others_stay_names() -> None:
     odd = Claim("c", "<b>x</b>", "a | b\n# c")
     text = render_summary(replace(SUMMARY, claims=(odd,), description="<script> *x*"))
-    assert "<b>" not in text
-    assert "<script>" not in text
-    assert "\n# c" not in text
-
-
-def test_the_same_summary_makes_the_same_picture(tmp_path: Path) -> None:
-    write_summary(SUMMARY, tmp_path / "a")
-    write_summary(SUMMARY, tmp_path / "b")
-    first = (tmp_path / "a" / "summary.svg").read_bytes()
-    assert first == (tmp_path / "b" / "summary.svg").read_bytes()
-    write_summary(replace(SUMMARY, results=SUMMARY.results[:1]), tmp_path / "b")
-    assert first != (tmp_path / "b" / "summary.svg").read_bytes()
+    assert not any(tag in text for tag in ("<b>", "<script>", "\n# c"))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -292,13 +266,13 @@ def test_the_same_summary_makes_the_same_picture(tmp_path: Path) -> None:
 FOUND = {name: summary for name, summary in summaries().items() if summary is not None}
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_page_and_the_table_of_contrasts_are_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert rendered(text) == text, "run `python -m experiments.science`"
-
-
-def test_the_table_of_contrasts_is_up_to_date() -> None:
     assert (FOLDER / "contrasts.csv").read_text("utf-8") == contrasts(summaries())
+    rows = overview(dict.fromkeys(shipped_experiments())).splitlines()[2:]
+    assert len(rows) > 10
+    assert all(re.search(r"(\| -\s+){5}\|$", row) for row in rows)  # where nothing was run
 
 
 def test_corrections_are_those_of_scipy_and_of_holms_definition() -> None:
@@ -313,33 +287,15 @@ def test_corrections_are_those_of_scipy_and_of_holms_definition() -> None:
     assert (smallest in corrected.certain()) == (corrected.p[smallest] <= 0.05 / len(names))
 
 
-def test_nothing_is_kept_of_an_experiment_that_does_not_ship() -> None:
+def test_kept_summaries_are_of_experiments_as_they_ship_and_judged_as_today() -> None:
     if FOLDER.is_dir():
         assert {path.stem for path in FOLDER.iterdir()} <= {*shipped_experiments(), "contrasts"}
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_a_kept_summary_is_of_the_experiment_as_it_ships(name: str) -> None:
-    contrasts = read_experiment(name).contrasts_by_scheme()
-    assert tuple(result.contrast for result in FOUND[name].results) == contrasts
-    assert FOUND[name].subjects
-    assert (FOLDER / f"{name}.svg").is_file()
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_a_kept_summary_is_judged_as_today(name: str) -> None:
-    assert rejudged(FOUND[name]) == FOUND[name]
-
-
-def test_no_contrast_is_counted_in_two_experiments() -> None:
-    pairs = [
-        (c.a, c.b, c.scheme, c.measure) for found in FOUND.values() for c in
-        (r.contrast for r in found.results)
-    ]  # fmt: skip
-    assert len(pairs) == len(set(pairs))
-
-
-def test_what_was_not_run_stands_as_a_dash() -> None:
-    rows = overview(dict.fromkeys(shipped_experiments())).splitlines()[2:]
-    assert len(rows) > 10
-    assert all(re.search(r"(\| -\s+){5}\|$", row) for row in rows)
+    pairs = []
+    for name, summary in FOUND.items():
+        compared = tuple(result.contrast for result in summary.results)
+        assert compared == read_experiment(name).contrasts_by_scheme(), name
+        assert summary.subjects, name
+        assert (FOLDER / f"{name}.svg").is_file(), name
+        assert rejudged(summary) == summary, name
+        pairs += [(c.a, c.b, c.scheme, c.measure) for c in compared]
+    assert len(pairs) == len(set(pairs))  # none is counted in two experiments

@@ -11,7 +11,7 @@ import torch
 import transformers
 import yaml
 
-from experiments import seeds as run
+from experiments import seeds
 from experiments.__main__ import commands
 from experiments.science import read_summary
 from experiments.seeds import LabPrice, PlannedRun, link_series, planned_runs, price
@@ -45,35 +45,36 @@ def written(folder: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_experiment_has_every_size_and_measures_an_answer_to_every_claim(name: str) -> None:
+def test_an_experiment_has_every_size_and_every_place_that_it_measures_is_saved(
+    name: str, experiments: Run
+) -> None:
     experiment = read_experiment(name)
     assert set(experiment.sizes) == set(SIZES)
     assert {c.claim for c in experiment.contrasts} == {c.name for c in experiment.claims}
     compared = {scheme for c in experiment.contrasts for scheme in c.schemes} - {"fp"}
-    for size in ("cpu", "gpu"):
-        assert compared <= set(experiment.sizes[size].schemes)
     assert compared & set(experiment.sizes["smoke"].schemes)
-
-
-# ------------------------------------------------------------------------------ which runs, shared
-
-
-def test_the_held_run_is_one_run_in_all_experiments_that_start_from_it() -> None:
-    keys = {runs_of(name)["held"].run.key for name in ("budgets", "wsd-cosine", "lawa", "forks")}
-    assert len(keys) == 1
-    cooled = {runs_of(name)["cool8"].run.key for name in ("budgets", "wsd-cosine", "lawa")}
-    assert len(cooled) == 1
+    for size in SIZES:
+        assert size == "smoke" or compared <= set(experiment.sizes[size].schemes)
+        runs = runs_of(name, size)
+        for place in experiment.scan:
+            label = experiment.sizes[size].label(place)
+            assert label in runs[place_of(place)[0]].folders(Path())
+        for run in (training.run for training in runs.values() if training.run.parent):
+            assert run.fork_at in (*run.parent.keep_at, run.parent.steps)
+    done = experiments("run", name, "--size", "cpu", "--dry-run", "--out", "elsewhere")
+    minutes, unit, *_ = done.out.rpartition("about ")[2].split()
+    assert (unit, int(minutes) <= 30) == ("min", True)  # for a seed
 
 
 def test_runs_that_are_alike_are_one_whatever_they_are_called(tmp_path: Path) -> None:
+    for run, names in (("held", ("budgets", "wsd-cosine", "lawa", "forks")),
+                       ("cool8", ("budgets", "wsd-cosine", "lawa"))):  # fmt: skip
+        assert len({runs_of(name)[run].run.key for name in names}) == 1
     a, b = runs_of("peaks")["peak3e-3"], runs_of("decay")["tenth"]
     assert a.run.key == b.run.key
     assert list(a.folders(tmp_path).values()) == list(b.folders(tmp_path).values())
     assert list(a.folders(tmp_path)) == ["peak3e-3-step2000", "peak3e-3-step3000"]
-
-
-def test_runs_that_nothing_is_measured_of_are_left_out() -> None:
-    assert "held" not in runs_of("peaks")
+    assert "held" not in runs_of("peaks")  # nothing is measured of it
 
 
 def test_forks_of_one_state_see_the_same_data_and_not_what_their_parent_began_with() -> None:
@@ -84,36 +85,17 @@ def test_forks_of_one_state_see_the_same_data_and_not_what_their_parent_began_wi
     assert all(runs[n].run.parent == runs["held"].run for n in ("cosine-on", "restarts"))
 
 
-def test_lengths_in_units_become_steps() -> None:
+def test_lengths_in_units_become_steps_and_runs_that_are_compared_end_after_the_same() -> None:
     run = runs_of("peaks")["peak1e-2"].run
-    assert run.schedule == WarmupStableDecay(
-        peak=0.01, warmup=100, decay_start=2000, decay_length=1000
-    )
-    assert (run.steps, run.save_at) == (3000, (2000, 3000))
+    schedule = WarmupStableDecay(peak=0.01, warmup=100, decay_start=2000, decay_length=1000)
+    assert (run.schedule, run.steps, run.save_at) == (schedule, 3000, (2000, 3000))
     restarts = runs_of("forks")["restarts"].run
     assert restarts.schedule.at(500) == pytest.approx(0.1 * restarts.schedule.peak)
     assert restarts.schedule.at(501) > 0.99 * restarts.schedule.peak
-
-
-def test_a_decay_and_a_cosine_end_after_the_same_tokens() -> None:
     runs = runs_of("wsd-cosine")
     cooled = runs["cool8"].run
     assert cooled.fork_at + cooled.steps == runs["cosine"].run.steps == runs["held"].run.steps
     assert cooled.schedule.at(cooled.steps) == runs["cosine"].run.schedule.at(5000) == 0
-
-
-def test_every_place_that_is_measured_is_saved_and_every_fork_has_a_state() -> None:
-    for name in NAMES:
-        experiment = read_experiment(name)
-        for size in SIZES:
-            runs = {t.name: t for t in planned_runs(experiment, size, 1)}
-            for place in experiment.scan:
-                label = experiment.sizes[size].label(place)
-                assert label in runs[place_of(place)[0]].folders(Path())
-            for training in runs.values():
-                parent = training.run.parent
-                if parent is not None:
-                    assert training.run.fork_at in (*parent.keep_at, parent.steps)
 
 
 # ------------------------------------------------------------------------------ the series
@@ -139,33 +121,28 @@ def test_the_series_knows_the_true_rate_and_tokens_of_every_run(tmp_path: Path) 
             assert checkpoint.stage == training.name
 
 
-# ------------------------------------------------------------------------------ the price
+def test_a_price_is_steps_times_tokens_and_measurements_of_what_is_not_there_as_a_whole(
+    tmp_path: Path,
+) -> None:
+    experiment, wanted = read_experiment("lawa"), tuple(runs_of("lawa").values())
 
+    def priced(scanned: tuple[int, ...]) -> LabPrice:
+        given = {"runs_folder": tmp_path, "scanned": scanned, "seeds": (1,)}
+        return price(experiment, "cpu", wanted, **given)
 
-def priced(runs: Path, *, scanned: tuple[int, ...] = (), seeds: tuple[int, ...] = (1,)) -> LabPrice:
-    experiment = read_experiment("lawa")
-    wanted = [t for seed in seeds for t in planned_runs(experiment, "cpu", seed)]
-    return price(experiment, "cpu", wanted, runs_folder=runs, scanned=scanned, seeds=seeds)
-
-
-def test_a_price_is_steps_times_tokens_and_measurements(tmp_path: Path) -> None:
-    found = priced(tmp_path)
-    size = read_experiment("lawa").sizes["cpu"]
-    assert found.tokens == (5000 + 1000) * 4 * 256
-    assert found.measurements == (3 + 2) * (1 + len(size.schemes))
-    seconds = found.tokens / size.tokens_per_second
-    seconds += found.measurements * size.seconds_per_measurement
-    assert found.seconds == pytest.approx(seconds)
-    assert (found.runs, found.runs_trained) == (2, 0)
-
-
-def test_what_is_there_as_a_whole_costs_nothing(tmp_path: Path) -> None:
+    whole, size = priced(()), experiment.sizes["cpu"]
+    assert whole.tokens == (5000 + 1000) * 4 * 256
+    assert whole.measurements == (3 + 2) * (1 + len(size.schemes))
+    seconds = whole.tokens / size.tokens_per_second
+    seconds += whole.measurements * size.seconds_per_measurement
+    assert whole.seconds == pytest.approx(seconds)
+    assert (whole.runs, whole.runs_trained) == (2, 0)
     first, *rest = runs_of("lawa")["held"].folders(tmp_path).values()
     for folder in (*rest, first):
-        assert priced(tmp_path, scanned=(1,)).runs_trained == 0
+        assert priced((1,)).runs_trained == 0
         folder.mkdir()
         (folder / "config.json").write_text("{}", encoding="utf-8")
-    found = priced(tmp_path, scanned=(1,))
+    found = priced((1,))
     assert (found.runs, found.runs_trained, found.measurements) == (1, 1, 0)
     assert found.tokens == 1000 * 4 * 256
 
@@ -178,6 +155,10 @@ def contrast(**changes: object) -> list[dict[str, object]]:
     return [{**given, "schemes": ["rtn-3bit"], **changes}]
 
 
+def run_of(name: str, **keys: object) -> dict[str, object]:
+    return {"name": name, "units": 1, "schedule": {"kind": "linear"}, **keys}
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence", "hint"),
     [
@@ -186,26 +167,12 @@ def contrast(**changes: object) -> list[dict[str, object]]:
         ({"scan": ["hold@8"]}, "`hold@8` is on no earlier run", "did you mean `held`?"),
         ({"scan": ["held8"]}, "`held8` is no place on a run", "write `held@8`"),
         ({"scan": ["held@8", "held@8"]}, "two subjects are named `held@8`", "its own name"),
-        (
-            {"scan": ["held@0.001"], "contrasts": []},
-            "`held@0.001` is no whole step at size `smoke`",
-            "5 steps",
-        ),
-        (
-            {"runs": [{"name": "c", "from": "held@6", "units": 1, "schedule": {"kind": "linear"}}]},
-            "no run can start at `held@6`",
-            "keeps its state at 2, 4, 8, 10",
-        ),
-        (
-            {"runs": [{"name": "held", "units": 1, "schedule": {"kind": "linear"}}]},
-            "two runs are named `held`",
-            "its own name",
-        ),
-        (
-            {"runs": [{"name": "c", "units": 1, "schedule": {}, "weight_dekay": 1}]},
-            "there is no key `runs[1].weight_dekay`",
-            "did you mean `weight_decay`?",
-        ),
+        ({"scan": ["held@0.001"], "contrasts": []}, "is no whole step at size `smoke`", "5 steps"),
+        ({"runs": [run_of("c", **{"from": "held@6"})]}, "no run can start at `held@6`",
+         "keeps its state at 2, 4, 8, 10"),
+        ({"runs": [run_of("held")]}, "two runs are named `held`", "its own name"),
+        ({"runs": [run_of("c", weight_dekay=1)]}, "there is no key `runs[1].weight_dekay`",
+         "did you mean `weight_decay`?"),
         ({"sizes": {"laptop": {}}}, "there is no size `laptop`", "smoke"),
         ({"sizes": {"cpu": 3}}, "`sizes.cpu` is `3`", "a table"),
         ({"sizes": {"cpu": {"bach": 3}}}, "there is no key `sizes.cpu.bach`", "`batch`"),
@@ -217,7 +184,7 @@ def contrast(**changes: object) -> list[dict[str, object]]:
         ({"contrasts": contrast(schemes=["fp"])}, "`fp` loses nothing", "measure its loss"),
         ({"contrasts": contrast(measure="eror")}, "`contrasts[0].measure` is `eror`", "error"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_file_is_refused_by_the_name_of_what_is_wrong(
     changes: dict[str, object], sentence: str, hint: str, tmp_path: Path
 ) -> None:
@@ -227,18 +194,16 @@ def test_a_wrong_file_is_refused_by_the_name_of_what_is_wrong(
     assert hint in caught.value.hint
 
 
-def test_a_schedule_that_does_not_exist_is_refused_by_its_run(tmp_path: Path) -> None:
-    wrong = {"name": "cool8", "from": "held@8", "units": 2, "schedule": {"kind": "linar"}}
+def test_an_experiment_of_one_s_own_uses_the_shipped_sizes_and_existing_schedules(
+    tmp_path: Path,
+) -> None:
+    mine = read_experiment(str(written(tmp_path, sizes={"cpu": {"batch": 8}})))
+    assert mine.sizes["cpu"].batch == 8
+    assert mine.sizes["gpu"] == read_experiment("lawa").sizes["gpu"]
+    wrong = run_of("cool8", **{"from": "held@8", "units": 2, "schedule": {"kind": "linar"}})
     experiment = read_experiment(str(written(tmp_path, runs=[wrong])))
     with pytest.raises(RecipeError, match=r"run `cool8`: `schedule`: unknown schedule `linar`"):
         planned_runs(experiment, "cpu", 1)
-
-
-def test_an_experiment_of_one_s_own_uses_the_shipped_sizes(tmp_path: Path) -> None:
-    path = written(tmp_path, sizes={"cpu": {"batch": 8}})
-    mine = read_experiment(str(path))
-    assert mine.sizes["cpu"].batch == 8
-    assert mine.sizes["gpu"] == read_experiment("lawa").sizes["gpu"]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -330,44 +295,23 @@ def test_a_dry_run_says_the_price_of_all_and_does_nothing(
     lawa = done.out.splitlines()[2 * names.index("lawa") + 1]
     assert lawa.strip().startswith("0 runs to train")  # `budgets` before it trains them all
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", list(shipped_experiments()))
-def test_a_seed_costs_half_an_hour_at_most(name: str, experiments: Run) -> None:
-    done = experiments("run", name, "--size", "cpu", "--dry-run", "--out", "elsewhere")
-    found = done.out.rpartition("about ")[2].split()
-    assert found[1] == "min"
-    assert int(found[0]) <= 30
-
-
-def test_what_cannot_be_run_is_refused(experiments: Run) -> None:
     refused(experiments("run", "budget"), 2, "no experiment `budget`", "`budgets`")
     refused(experiments("run", "lawa", "--size", "huge"), 2, "no size `huge`", "smoke, cpu")
 
 
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with every experiment at the smallest size; few products give curvature."""
-    folder = tmp_path_factory.mktemp("smoke")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(run, "CURVATURE", "curvature:documents=2:probes=2:eigenvalues=0")
-        code = run_in(
-            folder, "run", *shipped_experiments(), "--out", ".", "--quiet", commands=commands
-        )
+@pytest.mark.slow
+def test_every_experiment_goes_together_and_gives_the_losses_of_the_first_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = "curvature:documents=2:probes=2:eigenvalues=0"
+    monkeypatch.setattr(seeds, "CURVATURE", few)
+    names = tuple(shipped_experiments())
+    code = run_in(tmp_path, "run", *names, "--out", ".", "--quiet", commands=commands)
     assert code == 3  # smoke measures under one scheme, and compares under more
-    return folder
-
-
-@pytest.mark.slow
-def test_every_experiment_goes_together_at_the_smallest_size(smoke: Path) -> None:
-    for name in shipped_experiments():
-        summary = read_summary(smoke / f"{name}-smoke" / "summary.json")
+    for name in names:
+        summary = read_summary(tmp_path / f"{name}-smoke" / "summary.json")
         assert {p.subject for p in summary.points} == set(summary.subjects)
-        assert (smoke / f"{name}-smoke" / "summary.svg").is_file()
-
-
-@pytest.mark.slow
-def test_a_smoke_run_gives_the_losses_of_the_first_version(smoke: Path) -> None:
+        assert (tmp_path / f"{name}-smoke" / "summary.svg").is_file()
     versions = {
         "python": platform.python_version().rpartition(".")[0],
         "torch": torch.__version__,
@@ -377,12 +321,14 @@ def test_a_smoke_run_gives_the_losses_of_the_first_version(smoke: Path) -> None:
     golden = {**GOLDEN, "python": GOLDEN["python"].rpartition(".")[0]}
     if other := [name for name, version in versions.items() if version != golden[name]]:
         pytest.skip(f"the golden record was made by another {', '.join(other)}")
-    logged = {(line["run"], str(line["step"])): line["loss"] for line in read_log(smoke / "runs")}
+    logged = {
+        (line["run"], str(line["step"])): line["loss"] for line in read_log(tmp_path / "runs")
+    }
     for name, losses in GOLDEN["runs"].items():
         for step, loss in losses.items():
             assert logged[name, step] == pytest.approx(loss, abs=1e-4)  # logged with four digits
     name = GOLDEN["command"].split()[4]
-    saved = read_saved(smoke / f"{name}-smoke" / "seed-1").audit
+    saved = read_saved(tmp_path / f"{name}-smoke" / "seed-1").audit
     losses = {(m.subject, m.scheme): m.ce.estimate for m in saved.measurements}
     expected = {(s, q): ce for s, row in GOLDEN["losses"].items() for q, ce in row.items()}
     assert losses == pytest.approx(expected, rel=0, abs=1e-6)

@@ -1,5 +1,6 @@
 """Text as a stream of tokens: what is in it, what is held out of it, when it is made again."""
 
+import hashlib
 import json
 import tempfile
 from dataclasses import fields, replace
@@ -59,22 +60,18 @@ def test_the_stream_is_the_documents_that_are_not_held_out(made):
 
 
 def test_what_is_held_out_is_recorded_by_hash_and_can_be_evaluated_on(made):
-    import hashlib
-
     root, _, stream = made
-    lines = (root / "made/heldout.txt").read_text(encoding="utf-8").splitlines()[1:]
-    texts = [
-        json.loads(line)["text"]
-        for line in (root / "made/heldout.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    assert len(lines) == len(texts) == stream.heldout > 3
-    assert [line.split()[0] for line in lines] == [
-        hashlib.sha256(text.encode()).hexdigest() for text in texts
-    ]
+    hashes, lines = (
+        (root / f"made/heldout.{kind}").read_text("utf-8").splitlines() for kind in ("txt", "jsonl")
+    )
+    texts = [json.loads(line)["text"] for line in lines]
+    assert len(hashes) - 1 == len(texts) == stream.heldout > 3
+    expected = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    assert [line.split()[0] for line in hashes[1:]] == expected
     assert not set(texts) & set(documents_of(stream))
 
 
-def test_a_held_out_text_is_trained_on_under_no_name(tmp_path):
+def test_a_held_out_text_is_trained_on_under_no_name_and_of_few_none_is_held_out(tmp_path):
     heldout = next(n for n in range(60) if part_of(f"d{n}.txt") == "evaluation")
     trained = next(n for n in range(60) if part_of(f"d{n}.txt") == "training")
     texts = list(SENTENCES)
@@ -82,6 +79,9 @@ def test_a_held_out_text_is_trained_on_under_no_name(tmp_path):
     source = write_folder(tmp_path / "source", texts)
     stream = prepare(tmp_path / "made", sources=[source], vocabulary=300)
     assert SENTENCES[heldout] not in documents_of(stream)
+    source = write_folder(tmp_path / "few", SENTENCES[: FEWEST - 1])
+    stream = prepare(tmp_path / "made of few", sources=[source], vocabulary=300)
+    assert (stream.documents, stream.heldout) == (FEWEST - 1, 0)
 
 
 def test_a_stream_is_made_once(made, monkeypatch):
@@ -111,12 +111,6 @@ def test_a_tokenizer_that_is_given_is_used_and_known_by_its_bytes(made, tmp_path
     assert np.array_equal(given.tokens, stream.tokens)
     assert given.key == stream.key  # however its tokenizer came to be
     assert entries_of(root / "made/tokenizer") == 320  # 300, made a multiple of 64
-
-
-def test_of_a_few_documents_none_is_held_out(tmp_path):
-    source = write_folder(tmp_path / "source", SENTENCES[: FEWEST - 1])
-    stream = prepare(tmp_path / "made", sources=[source], vocabulary=300)
-    assert (stream.documents, stream.heldout) == (FEWEST - 1, 0)
 
 
 def test_a_text_that_broke_off_is_made_again(made, tmp_path, monkeypatch):
@@ -176,49 +170,34 @@ def series(tmp_path_factory, text):
     return out
 
 
-def test_learning_rates_are_those_that_were_logged(series):
+def test_a_series_knows_rates_as_they_were_logged_tokens_stages_and_their_order(series):
     logged = {(line["run"], line["step"]): line["learning_rate"] for line in read_log(series)}
-    found = {c.label: c for c in find_all([str(series)])}
+    checkpoints = find_all([str(series)])
+    found = {c.label: c for c in checkpoints}
     for run in (AVERAGED, SGDR, *INGREDIENTS):
         for step in run.save_at:
-            checkpoint = found[run.label(step)]
-            assert checkpoint.learning_rate == logged[(run.name, step)]
-            assert checkpoint.step == step
-            for average in run.averages:
-                assert found[run.label(step, average)].learning_rate == logged[(run.name, step)]
-    assert all(c.family == "lab-series" for c in found.values())
-
-
-def test_tokens_are_counted_from_the_very_start(series):
-    found = {c.label: c for c in find_all([str(series)])}
-    assert found["stage1-step10"].tokens == 10 * 4 * 8
-    assert found["stage1-lawa-step20"].tokens == 20 * 4 * 8
-    assert found["forked-step8"].tokens == found["stage2-ingredient1-step10"].tokens - 2 * 4 * 8
-    assert found["stage2-ingredient2-step10"].tokens == (20 + 10) * 4 * 8
-
-
-def test_ingredients_of_one_point_are_one_stage(series):
-    found = [c for c in find_all([str(series)]) if c.ingredient]
-    assert [(c.stage, c.ingredient, c.step) for c in found] == [
-        ("stage2", 1, 10),
-        ("stage2", 2, 10),
-    ]
-
-
-def test_a_series_is_in_the_order_of_its_training(series):
-    stages = list(dict.fromkeys(c.stage for c in find_all([str(series)])))
+            assert found[run.label(step)].step == step
+            for average in ("", *run.averages):
+                checkpoint = found[run.label(step, average) if average else run.label(step)]
+                assert checkpoint.learning_rate == logged[(run.name, step)]
+    assert all(c.family == "lab-series" for c in checkpoints)
+    tokens = {label: c.tokens for label, c in found.items()}  # from the very start
+    assert tokens["stage1-step10"] == 10 * 4 * 8
+    assert tokens["stage1-lawa-step20"] == 20 * 4 * 8
+    assert tokens["forked-step8"] == tokens["stage2-ingredient1-step10"] - 2 * 4 * 8
+    assert tokens["stage2-ingredient2-step10"] == (20 + 10) * 4 * 8
+    ingredients = [(c.stage, c.ingredient, c.step) for c in checkpoints if c.ingredient]
+    assert ingredients == [("stage2", 1, 10), ("stage2", 2, 10)]
+    stages = list(dict.fromkeys(c.stage for c in checkpoints))
     assert stages.index("stage1") < min(stages.index("forked"), stages.index("stage2"))
     assert stages.index("stage2") < stages.index("stage1-lawa")
 
 
-def test_ingredients_with_schedules_of_their_own_keep_them():
+def test_ingredients_keep_schedules_of_their_own_and_those_of_two_points_are_two_stages():
     steeper = replace(INGREDIENTS[1], schedule=build("linear", peak=5e-3, end=10))
     family = Family.model_validate(family_table("x", [INGREDIENTS[0], steeper]))
     rates = [family.learning_rate(family.place(f"stage2-ingredient{k}-step0")) for k in (1, 2)]
     assert rates == [1e-2, 5e-3]
-
-
-def test_ingredients_of_two_points_are_two_stages():
     later = replace(INGREDIENTS[1], fork_at=10)
     family = Family.model_validate(family_table("x", [INGREDIENTS[0], later]))
     tokens = [family.tokens(family.place(f"stage2-ingredient{k}-step10")) for k in (1, 2)]
@@ -230,12 +209,8 @@ def test_the_parent_of_a_fork_is_told_of_where_it_does_not_lie(tmp_path, text, s
     (first, last) = find_all([str(tmp_path)])
     assert (first.tokens, last.tokens) == (28 * 32, 30 * 32)
     family = load_file(tmp_path / "qaudit-family.yaml")
-    assert [stage.name for stage in family.stages] == [
-        "stage1",
-        "away",
-        "stage1-ema",
-        "stage1-lawa",
-    ]
+    stages = ["stage1", "away", "stage1-ema", "stage1-lawa"]
+    assert [stage.name for stage in family.stages] == stages
 
 
 # --------------------------------------------------------------------------------------------------
@@ -243,41 +218,23 @@ def test_the_parent_of_a_fork_is_told_of_where_it_does_not_lie(tmp_path, text, s
 
 
 CHANGES = {
-    "shape": replace(SHAPE, layers=2),
-    "schedule": Constant(peak=2e-2, warmup=2),
-    "batch": 8,
-    "seed": 2,
-    "order": 9,
-    "accumulation": 2,
-    "weight_decay": 0.0,
-    "betas": (0.8, 0.95),
-    "clip": 2.0,
-    "sam_rho": 0.05,
-    "ema_decay": 0.9,
-    "lawa": (2, 10),
-    "precision": "fp32",
+    "shape": replace(SHAPE, layers=2), "schedule": Constant(peak=2e-2, warmup=2), "batch": 8,
+    "seed": 2, "order": 9, "accumulation": 2, "weight_decay": 0.0, "betas": (0.8, 0.95),
+    "clip": 2.0, "sam_rho": 0.05, "ema_decay": 0.9, "lawa": (2, 10), "precision": "fp32",
     "attention": "eager",
-}
+}  # fmt: skip
 FREE = {"name": "other", "steps": 30, "save_at": (20,), "keep_at": (10,)}
-FORK = {"parent", "fork_at"}
 
 
-def test_every_field_either_changes_the_key_or_is_known_not_to():
-    assert {f.name for f in fields(TrainingRun)} == set(CHANGES) | set(FREE) | FORK
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_changes_weights_changes_the_key(name):
-    changed = replace(HELD, **{name: CHANGES[name]})
-    assert changed.key != HELD.key
-    assert any(f"`{name}" in line for line in differences(HELD, changed))
-
-
-@pytest.mark.parametrize("name", FREE)
-def test_what_changes_no_weight_leaves_the_key(name):
-    changed = replace(HELD, **{name: FREE[name]})
-    assert changed.key == HELD.key
-    assert differences(HELD, changed) == []
+def test_what_changes_weights_changes_the_key_and_nothing_else_does():
+    assert {f.name for f in fields(TrainingRun)} == set(CHANGES) | set(FREE) | {"parent", "fork_at"}
+    for name, value in CHANGES.items():
+        changed = replace(HELD, **{name: value})
+        assert changed.key != HELD.key, name
+        assert any(f"`{name}" in line for line in differences(HELD, changed)), name
+    for name, value in FREE.items():
+        changed = replace(HELD, **{name: value})
+        assert (changed.key, differences(HELD, changed)) == (HELD.key, []), name
 
 
 def test_a_fork_is_what_it_forks_from_to_the_very_beginning():
@@ -288,9 +245,7 @@ def test_a_fork_is_what_it_forks_from_to_the_very_beginning():
     changed = replace(further, parent=replace(DECAY, parent=grandparent))
     assert changed.key != further.key
     assert differences(further, changed)[0].startswith("`parent` was stage2-ingredient1")
-
-
-def test_the_first_weights_of_a_fork_are_its_parents_whatever_its_seed():
+    # Its first weights are its parent's, whatever its seed is.
     assert replace(DECAY, seed=8, order=3).key == replace(DECAY, seed=9, order=3).key
     assert replace(HELD, order=HELD.seed).key == HELD.key
 

@@ -15,20 +15,18 @@ from tests.support.training import DECAY, HELD, SHAPE, equal, read_log, state, w
 EVERYTHING = replace(HELD, ema_decay=0.8, lawa=(2, 5), sam_rho=0.05, accumulation=2, keep_at=(10,))
 
 
-def test_a_run_leaves_checkpoints_that_transformers_reads(tmp_path, text):
-    train(HELD, text, tmp_path)
-    folders = sorted(p.parent.name for p in tmp_path.glob("*/config.json"))
+def test_a_run_leaves_checkpoints_that_transformers_reads_and_replaces_none(tmp_path, text):
+    mine, others = tmp_path / "mine", tmp_path / "others"
+    train(HELD, text, mine)
+    folders = sorted(p.parent.name for p in mine.glob("*/config.json"))
     assert folders == ["stage1-step10", "stage1-step20"]
-    assert all(w.dtype is torch.bfloat16 for w in weights(tmp_path / "stage1-step20").values())
-    assert not equal(weights(tmp_path / "stage1-step10"), weights(tmp_path / "stage1-step20"))
-
-
-def test_checkpoints_of_others_are_not_replaced(tmp_path, text):
-    (tmp_path / "stage1-step20").mkdir()
-    (tmp_path / "stage1-step20" / "thesis.txt").write_text("keep")
+    assert all(w.dtype is torch.bfloat16 for w in weights(mine / "stage1-step20").values())
+    assert not equal(weights(mine / "stage1-step10"), weights(mine / "stage1-step20"))
+    (others / "stage1-step20").mkdir(parents=True)
+    (others / "stage1-step20" / "thesis.txt").write_text("keep")
     with pytest.raises(UsageError, match=r"stage1-step20` exists, and run `stage1`"):
-        train(HELD, text, tmp_path)
-    assert [p.name for p in tmp_path.rglob("*.txt")] == ["thesis.txt"]
+        train(HELD, text, others)
+    assert [p.name for p in others.rglob("*.txt")] == ["thesis.txt"]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -53,14 +51,18 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path, text, run, de
     assert [line for line in logs[1] if line[0] != 5] == logs[0]  # no step twice
 
 
-def test_a_run_is_the_plain_loop_to_the_bit(tmp_path, text):
-    # Written out again, as the series that ships with the package was first trained.
-    model = SHAPE.build(HELD.seed)
+def plain_optimizer(model, **options):
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=True)
+    return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), **options)
+
+
+def test_a_run_is_the_plain_loop_to_the_bit_with_averages_too(tmp_path, text):
+    # Written out again, as the series that ships with the package was first trained.
+    model = SHAPE.build(HELD.seed)
+    optimizer = plain_optimizer(model, fused=True)
     for step in range(1, 21):
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 * min(1, step / 2)
@@ -71,7 +73,9 @@ def test_a_run_is_the_plain_loop_to_the_bit(tmp_path, text):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    assert equal(state(train(HELD, text, tmp_path))["model"], model.state_dict())
+    for run in (HELD, replace(HELD, ema_decay=0.9, lawa=(2, 10))):
+        out = tmp_path / ("averaged" if run.averages else "bare")
+        assert equal(state(train(run, text, out))["model"], model.state_dict())
 
 
 def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path, text):
@@ -112,12 +116,6 @@ def test_averages_are_those_of_the_weights_along_the_run(tmp_path, text):
             torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-6)
 
 
-def test_averages_change_nothing_in_the_run(tmp_path, text):
-    bare = train(HELD, text, tmp_path / "bare")
-    averaged = train(replace(HELD, ema_decay=0.9, lawa=(2, 10)), text, tmp_path / "averaged")
-    assert equal(state(bare)["model"], state(averaged)["model"])
-
-
 def test_a_window_that_is_not_full_is_no_average():
     lawa = WeightLawa(3, 2)
     for step in range(1, 9):
@@ -130,12 +128,15 @@ def test_a_window_that_is_not_full_is_no_average():
 # ----------------------------------------------------------------------------------------- forks
 
 
-def test_a_fork_starts_from_the_held_weights_and_leaves_them_alone(tmp_path, text):
+def test_a_fork_starts_from_the_held_weights_with_settings_of_its_own(tmp_path, text):
     held = train(HELD, text, tmp_path)
     before = held.read_bytes()
     train(DECAY, text, tmp_path)
     assert held.read_bytes() == before
-    train(replace(DECAY, name="stage2-ingredient2", seed=3), text, tmp_path)
+    other = replace(DECAY, name="stage2-ingredient2", seed=3, weight_decay=0.7, betas=(0.8, 0.9))
+    matrices, vectors = state(train(other, text, tmp_path))["optimizer"]["param_groups"]
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.7, 0.0)
+    assert matrices["betas"] == (0.8, 0.9)
     a, b = (weights(tmp_path / f"stage2-ingredient{k}-step10") for k in (1, 2))
     assert not equal(a, b)
 
@@ -154,23 +155,11 @@ def test_a_fork_goes_on_as_its_parent_would_have(tmp_path, text):
         assert equal(state(train(fork, text, tmp_path))["model"], whole)
 
 
-def test_a_fork_has_its_own_weight_decay(tmp_path, text):
-    train(HELD, text, tmp_path)
-    found = state(train(replace(DECAY, weight_decay=0.7, betas=(0.8, 0.9)), text, tmp_path))
-    matrices, vectors = found["optimizer"]["param_groups"]
-    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.7, 0.0)
-    assert matrices["betas"] == (0.8, 0.9)
-
-
-def test_a_step_whose_state_was_not_kept_is_no_fork(tmp_path, text):
+def test_a_fork_from_what_is_not_its_parent_or_was_not_kept_is_refused(tmp_path, text):
     train(replace(HELD, keep_at=(5, 12)), text, tmp_path)
     with pytest.raises(UsageError, match="no state of run `stage1` at step 10") as refusal:
         train(replace(DECAY, fork_at=10), text, tmp_path)
     assert "kept are 5, 12" in refusal.value.hint
-
-
-def test_a_fork_from_what_is_not_its_parent_is_refused(tmp_path, text):
-    train(HELD, text, tmp_path)
     other = replace(HELD, weight_decay=0.3)
     with pytest.raises(UsageError, match=r"`weight_decay` was 0.1 and is 0.3"):
         train(replace(DECAY, parent=other), text, tmp_path)
@@ -183,7 +172,7 @@ def test_a_fork_from_what_is_not_its_parent_is_refused(tmp_path, text):
 # --------------------------------------------------------------------------------- going on
 
 
-def test_going_on_otherwise_is_refused_by_the_name_of_each_setting(tmp_path, text):
+def test_a_run_goes_further_and_is_refused_by_the_name_of_each_other_setting(tmp_path, text):
     train(HELD, text, tmp_path)
     other = replace(HELD, batch=8, clip=0.5, schedule=Constant(peak=2e-2, warmup=2))
     with pytest.raises(UsageError) as refusal:
@@ -196,26 +185,14 @@ def test_going_on_otherwise_is_refused_by_the_name_of_each_setting(tmp_path, tex
     ):
         assert words in str(refusal.value)
     assert "warmup" not in str(refusal.value)
-
-
-def test_a_run_may_go_further_than_was_said_first(tmp_path, text):
-    train(HELD, text, tmp_path / "parts")
-    longer = replace(HELD, steps=30, save_at=(10, 20, 30))
-    a, b = train(longer, text, tmp_path / "parts"), train(longer, text, tmp_path / "whole")
-    assert equal(state(a)["model"], state(b)["model"])
-
-
-def test_a_checkpoint_asked_for_too_late_is_named(tmp_path, text):
-    train(HELD, text, tmp_path)
     with pytest.raises(UsageError, match=r"is at step 20.*stage1-step15.* of step 15"):
-        train(replace(HELD, save_at=(10, 15, 20)), text, tmp_path)
-
-
-def test_a_damaged_state_is_named(tmp_path, text):
-    path = train(HELD, text, tmp_path)
+        train(replace(HELD, save_at=(10, 15, 20)), text, tmp_path)  # asked for too late
+    longer = replace(HELD, steps=30, save_at=(10, 20, 30))
+    path, whole = train(longer, text, tmp_path), train(longer, text, tmp_path / "whole")
+    assert equal(state(path)["model"], state(whole)["model"])
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(Exception, match=r"states/stage1.pt` cannot be read"):
-        train(HELD, text, tmp_path)
+        train(longer, text, tmp_path)
 
 
 def test_two_processes_that_want_one_run_take_turns(tmp_path, text):
@@ -337,28 +314,21 @@ def test_the_gradient_is_that_of_the_point_up_the_slope():
         # The point is formed in fp32 here and in float64 there: a unit in the last place apart.
         torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-6)
     assert all(torch.equal(p, was) for p, was in zip(parameters, before, strict=True))
-
-
-def test_without_a_slope_it_stays_where_it_is():
     weight = nn.Parameter(torch.ones(3))
 
-    def gradients():
+    def flat():
         loss = (weight * 0).sum()
         loss.backward()
         return loss.detach()
 
-    assert float(ascend([weight], RHO, gradients)) == 0
+    assert float(ascend([weight], RHO, flat)) == 0
     assert torch.equal(weight.grad, torch.zeros(3))
 
 
 def test_a_run_with_sam_is_the_plain_loop_with_it(tmp_path, text):
     run = replace(HELD, steps=3, save_at=(3,), sam_rho=RHO, precision="fp32")
     model = SHAPE.build(run.seed)
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=run.betas)
+    optimizer = plain_optimizer(model)
     for step in range(1, 4):
         tokens_BT = batch_of(run, text, step)
 
