@@ -22,7 +22,6 @@ of them is a phrase.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -78,20 +77,12 @@ class NearCopies:
         if 3 * (len(holders) - len(rare)) >= len(sketch):
             rare = holders
         common = len(holders) - len(rare)
+        shared = Counter(itertools.chain.from_iterable(rare))
         least = ALIKE * min(SKETCH, len(sketch)) - common  # whatever the other's sketch
-        rare = sorted(rare, key=len)  # most documents are in a few: those are looked up
-        counted = len(rare) - max(0, int(least / 2))
-        shared = Counter(itertools.chain.from_iterable(rare[:counted]))
-        enough = least - (len(rare) - counted)
         alike = (
             k
-            for k in sorted(k for k, count in shared.items() if count >= enough)
-            if _may_be_alike(
-                shared[k] + common + sum(_has(numbers, k) for numbers in rare[counted:]),
-                len(sketch),
-                len(self._sketches[k]),
-            )
-            and _overlap(sketch, self._sketches[k]) >= ALIKE
+            for k in sorted(shared)
+            if shared[k] >= least and _overlap(sketch, self._sketches[k]) >= ALIKE
         )
         first = next(alike, None)
         cluster = self.count if first is None else self.clusters[first]
@@ -115,20 +106,6 @@ def sketch_of(tokens: npt.NDArray[np.int32]) -> Sketch:
         hashes *= np.uint64(0xBF58476D1CE4E5B9)
         hashes ^= hashes >> np.uint64(32)
     return np.unique(hashes)[:SKETCH]
-
-
-def _has(numbers: Sequence[int], number: int) -> bool:
-    """Return whether a number is among others, which rise."""
-    place = bisect_left(numbers, number)
-    return place < len(numbers) and numbers[place] == number
-
-
-def _may_be_alike(shared: int, a: int, b: int) -> bool:
-    """Return whether sketches with at most so many shingles in common can be alike: most cannot.
-
-    Documents that share a header or a prompt have some in common with all others.
-    """
-    return shared >= ALIKE * min(SKETCH, a + b - shared)
 
 
 def _overlap(a: Sketch, b: Sketch) -> float:

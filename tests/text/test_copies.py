@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError
 from qaudit.text import corpus as corpus_module
-from qaudit.text.corpus import ALIKE, SKETCH, NearCopies, _may_be_alike, _overlap, build_corpus
+from qaudit.text.corpus import SKETCH, NearCopies, build_corpus
 from qaudit.types import Corpus, Document, Protocol
 from tests.support.texts import BYTES
 
@@ -139,12 +137,3 @@ def test_what_most_documents_have_is_no_work_and_copies_behind_it_are_found(
     for tokens in documents[::9]:
         copies.add(np.array([*tokens[:130], *range(10**6, 10**6 + 10)], dtype=np.int32))
     assert copies.clusters[100:] == list(range(0, 100, 9))
-
-
-@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
-def test_what_a_count_excludes_is_not_alike(both: int, only_a: int, only_b: int) -> None:
-    a, b = np.arange(both + only_a), np.r_[np.arange(both), 1000 + np.arange(only_b)]
-    sketches = [part.astype(np.uint64)[:SKETCH] for part in (a, b)]
-    shared = len(np.intersect1d(*sketches))
-    if not _may_be_alike(shared, *map(len, sketches)):
-        assert _overlap(*sketches) < ALIKE
