@@ -297,7 +297,9 @@ def _preview(plan: PublishPlan, hub: Hub) -> Iterator[str]:
         return file[0].rpartition("/")[0], file[2]
 
     rows: list[tuple[str, str, str]] = []
-    files: list[tuple[str, int, str]] = [(a.path, a.nbytes, state) for a, state in plan.files]
+    files: list[tuple[str, int, str]] = [
+        (file.path_in_repo, file.upload_info.size, state) for file, state in plan.files
+    ]
     files.sort(key=folder_and_state)
     for (folder, state), group in groupby(files, folder_and_state):
         members = list(group)
@@ -308,7 +310,7 @@ def _preview(plan: PublishPlan, hub: Hub) -> Iterator[str]:
     rows += [(path, "", "removed") for path in plan.removed]
     yield tabulate(rows, ("file", "bytes", ""), tablefmt="plain", disable_numparse=True,
                    colalign=("left", "right", "left"))  # fmt: skip
-    nbytes = sum(a.nbytes for a in plan.additions)
+    nbytes = sum(file.upload_info.size for file in plan.additions)
     yield ""
     yield f"{plural(len(plan.additions), 'file')} to send, {size(nbytes)}; nothing was written"
     for text in plan.notes:
@@ -331,8 +333,13 @@ def _rows(plan: PublishPlan) -> dict[str, Any]:
         "repo": plan.repo,
         "commit": plan.commit,
         "files": [
-            {"path": a.path, "nbytes": a.nbytes, "sha256": a.sha256, "state": state}
-            for a, state in plan.files
+            {
+                "path": file.path_in_repo,
+                "nbytes": file.upload_info.size,
+                "sha256": file.upload_info.sha256.hex(),
+                "state": state,
+            }
+            for file, state in plan.files
         ],
         "removed": list(plan.removed),
         "notes": list(plan.notes),

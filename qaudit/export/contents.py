@@ -278,9 +278,9 @@ def push(folder: Path, repo: str, hub: Hub, progress: publish.Count) -> publish.
             hint="restore it, or export to a new folder, and push that",
         )
     names = sorted({*record.files, FILE, README})  # and nothing else that is in the folder
-    additions = [publish.Addition(name, folder / name) for name in names]
+    contents = {name: folder / name for name in names}
     readme = ("", (folder / README).read_text(encoding="utf-8"))
-    plan = publish.plan_of(repo, place, additions, _WEIGHTS, readme)
+    plan = publish.plan_of(repo, place, contents, _WEIGHTS, readme)
     what = f"{record.subject} at {record.scheme}, {record.format}"[:100]
     description = (
         f"`{record.subject}` under `{record.spec}`, as {record.format} files, written by qaudit "

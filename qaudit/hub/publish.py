@@ -26,12 +26,10 @@ fetched, and none larger than per-document sums can be.
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import methodcaller
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,7 +59,7 @@ from qaudit.saved.evidence import read_saved
 from qaudit.types import HUB, AuditRecord, MeasurementRow, TaskRow, Watch
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitInfo, Discussion, HfApi
+    from huggingface_hub import CommitInfo, CommitOperationAdd, Discussion, HfApi
 
 State = Literal["new", "changed", "unchanged"]
 Count = Callable[[int, int], object]
@@ -87,34 +85,17 @@ class LostReplyError(Exception):
     """A commit was sent, and whether it was taken is not known."""
 
 
-@dataclass(frozen=True)
-class Addition:
-    """A file that a commit adds or replaces, in memory or on the disk."""
+def state_of(addition: CommitOperationAdd, listed: Mapping[str, HubFile]) -> State:
+    """Compare the bytes of a file with those in a commit, by the hash that names them there."""
+    from huggingface_hub.utils.sha import git_hash
 
-    path: str
-    content: bytes | Path = field(repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        content = self.content
-        return len(content) if isinstance(content, bytes) else content.stat().st_size
-
-    @cached_property
-    def sha256(self) -> str:
-        content = self.content
-        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    def state(self, listed: Mapping[str, HubFile]) -> State:
-        """Compare the bytes with those in a commit, by the hash that names them there."""
-        if (file := listed.get(self.path)) is None:
-            return "new"
-        data = self.content
-        if file.sha256 is not None or file.nbytes != self.nbytes:
-            return "unchanged" if file.sha256 == self.sha256 else "changed"
-        data = data if isinstance(data, bytes) else data.read_bytes()
-        git_id = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-        return "unchanged" if file.git_id == git_id else "changed"
+    info, file = addition.upload_info, listed.get(addition.path_in_repo)
+    if file is None:
+        return "new"
+    if file.sha256 is not None or file.nbytes != info.size:
+        return "unchanged" if file.sha256 == info.sha256.hex() else "changed"
+    with addition.as_file() as content:
+        return "unchanged" if file.git_id == git_hash(content.read()) else "changed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,13 +105,13 @@ class PublishPlan:
     repo: str
     onto: Discussion | None  # None: opens one
     commit: str  # what the files were compared with
-    files: tuple[tuple[Addition, State], ...]
+    files: tuple[tuple[CommitOperationAdd, State], ...]
     removed: tuple[str, ...]
     readme: tuple[str, str] = field(repr=False)  # before and after
     notes: tuple[str, ...]
 
     @property
-    def additions(self) -> tuple[Addition, ...]:
+    def additions(self) -> tuple[CommitOperationAdd, ...]:
         return tuple(addition for addition, state in self.files if state != "unchanged")
 
     @property
@@ -177,21 +158,23 @@ def there(repo: str, hub: Hub) -> tuple[Discussion | None, str, dict[str, HubFil
 def plan_of(
     repo: str,
     place: tuple[Discussion | None, str, Mapping[str, HubFile]],
-    additions: Sequence[Addition],
+    contents: Mapping[str, bytes | Path],
     stale: re.Pattern[str],
     readme: tuple[str, str],
     notes: Sequence[str] = (),
 ) -> PublishPlan:
+    from huggingface_hub import CommitOperationAdd
+
     onto, commit, listed = place
-    paths = {addition.path for addition in additions}
-    removed = tuple(sorted(p for p in listed if stale.fullmatch(p) and p not in paths))
-    files = tuple((addition, addition.state(listed)) for addition in additions)
+    removed = tuple(sorted(p for p in listed if stale.fullmatch(p) and p not in contents))
+    additions = [CommitOperationAdd(path, content) for path, content in contents.items()]
+    files = tuple((addition, state_of(addition, listed)) for addition in additions)
     return PublishPlan(repo, onto, commit, files, removed, readme, tuple(notes))
 
 
 def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: Count) -> Outcome:
     """Open the pull request, or add to the one that is open, unless it holds all of it."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+    from huggingface_hub import CommitOperationDelete
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     require_account(hub)
@@ -204,7 +187,7 @@ def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: 
     request = Request(
         f"whether it takes the files for `{plan.repo}`", plan.repo, revision=branch, writes=True
     )
-    additions = [CommitOperationAdd(a.path, a.content) for a in plan.additions]
+    additions = plan.additions
     disable_progress_bars()
     for start in range(0, len(additions), _AT_A_TIME):
         some = additions[start : start + _AT_A_TIME]
@@ -287,7 +270,7 @@ def _search(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> Discussion:
         for pull_request in _own_pull_requests(plan.repo, hub):
             commit = hub.client.commit(plan.repo, str(pull_request.git_reference))
             listed = {file.path: file for file in hub.listing.files(plan.repo, commit)}
-            has_all = all(a.state(listed) == "unchanged" for a in plan.additions)
+            has_all = all(state_of(a, listed) == "unchanged" for a in plan.additions)
             if has_all and not any(path in listed for path in plan.removed):
                 return pull_request
     raise UnreachableError(
@@ -369,10 +352,9 @@ def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> 
         after = put_block(after, render_block(folder.audit, FOLDER, has_page=has_page))
     except UsageError as error:
         raise HubError(f"in `{README}` of `{repo}`, {error.message}", hint=error.hint) from error
-    additions = [Addition(README, after.encode())]
-    additions += [Addition(path, data) for path, data in sorted(folder.files.items())]
+    contents = {README: after.encode(), **dict(sorted(folder.files.items()))}
     notes = (*folder.notes, *notes, *edit_notes)
-    return plan_of(repo, place, additions, _STALE, (readme, after), notes)
+    return plan_of(repo, place, contents, _STALE, (readme, after), notes)
 
 
 def title_of(message: str) -> str:

@@ -43,7 +43,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from qaudit.checkpoints import folder as local
-from qaudit.checkpoints.safetensors import ADAPTER, ADAPTER_WEIGHTS, shards_beside
+from qaudit.checkpoints.safetensors import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    INDEX,
+    PICKLE,
+    PICKLE_INDEX,
+    SINGLE,
+    shards_beside,
+)
 from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_series, tell_apart
 from qaudit.checkpoints.stamps import LARGEST_SETTINGS_NBYTES, QUANTIZATION, TOKENIZER
 from qaudit.core.course import NO_WEIGHTS
@@ -329,17 +337,10 @@ def _family(checkpoint: Checkpoint) -> Family | None:
 # ------------------------------------------------------------------ the weights among files
 
 
+_SHARDS = r"(.+)-([0-9]{1,9})-of-([0-9]{1,9})\."
 # The index, the single file, and how shards are numbered; pickles come last.
-_SAFETENSORS = (
-    "model.safetensors.index.json",
-    "model.safetensors",
-    r"(.+)-([0-9]{1,9})-of-([0-9]{1,9})\.safetensors",
-)
-_PICKLES = (
-    "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
-    r"(.+)-([0-9]{1,9})-of-([0-9]{1,9})\.bin",
-)
+_SAFETENSORS = (INDEX, SINGLE, f"{_SHARDS}safetensors")
+_PICKLES = (PICKLE_INDEX, PICKLE, f"{_SHARDS}bin")
 
 
 def choose_weights(

@@ -416,7 +416,7 @@ def test_refusals_are_told_in_words_and_nothing_is_opened(
 
 
 def test_a_file_that_git_ignores_is_refused(desk: Desk, saved: Path) -> None:
-    paths = [addition.path for addition in desk.look(saved).additions]
+    paths = [addition.path_in_repo for addition in desk.look(saved).additions]
     files = [{"path": p, "uploadMode": "regular", "shouldIgnore": True} for p in paths]
     desk.hub.faults = [{"match": "POST .*/preupload/", "body": {"files": files}}]
     with pytest.raises(HubError, match=r"`\.gitignore` of `alice/m` leaves out `README\.md`"):
