@@ -28,7 +28,6 @@ def row_of(folder: Path) -> dict[str, Any]:
     return next(r for r in audit_of(folder)["measurements"] if r["scheme"] != "fp")
 
 
-@pytest.mark.usefixtures("pictures")
 def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Path) -> None:
     assert qaudit(*SCAN).code == 0
     row, (file,) = row_of(place / "out"), (place / "out" / "evidence" / "tables").iterdir()

@@ -1,15 +1,19 @@
-"""`qaudit publish`: what a person sees, what is asked of the Hub, and where the token goes."""
+"""`qaudit publish` and `export --push`: what a person sees, and what is asked of a Hub."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 
+from qaudit.saved.exports import read_export
 from tests.house.test_without_torch import COMMAND, run
-from tests.support.cli import Run, refused
+from tests.support.cli import ROUNDED, TEXT, Run, refused
+from tests.support.filled import filled
 from tests.support.hub import Hub, Serve
 from tests.support.saved_audits import save
 
@@ -24,17 +28,29 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def hub(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    place = tmp_path / "root" / "alice" / "m" / "main"
-    place.mkdir(parents=True)
-    (place / "README.md").write_text("---\nlicense: mit\n---\n# M\x1b[31m\n")
-    hub = serve(tmp_path / "root", tokens={TOKEN: "bob"})
+def hub(serve: Serve, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    main = tmp_path / "root" / "alice" / "m" / "main"
+    main.mkdir(parents=True)
+    (main / "README.md").write_text("---\nlicense: mit\n---\n# M\x1b[31m\n")
+    (main / "qaudit-export.json").write_text("{}")
+    (main / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier export")
+    base = tmp_path / "root" / "alice" / "base" / "main"
+    shutil.copytree(shipped / "series" / "step200", base)
+    about = "license: apache-2.0  # of the base\ndatasets: [o/text, o/more]\nwidget: [{a: b}]"
+    (base / "README.md").write_text(f"---\n{about}\n---\n")
+    hub = serve(tmp_path / "root", tokens={TOKEN: "bob", "hf_reader": "bob:read"})
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return hub
+
+
+def files_of(hub: Hub, branch: str) -> dict[str, bytes]:
+    repo = hub.repos["alice/m"]
+    files = repo.commits[repo.branches[branch]].files
+    return {path: b"".join(one.contents.read(0, one.nbytes)) for path, one in files.items()}
 
 
 def test_a_dry_run_sums_up_files_and_writes_nothing(hub: Hub, saved: Path, qaudit: Run) -> None:
@@ -73,9 +89,10 @@ def test_a_dry_run_needs_no_account_and_says_what_that_leaves_out(
     assert "not logged in" in qaudit("publish", saved, "alice/m", "--dry-run").out
 
 
-def test_the_address_goes_to_stdout_and_a_second_run_finds_it(
-    hub: Hub, saved: Path, qaudit: Run
+def test_the_address_goes_to_stdout_a_second_run_finds_it_and_the_token_is_only_in_requests(
+    hub: Hub, saved: Path, qaudit: Run, tmp_path: Path
 ) -> None:
+    hub.faults = [{"match": "PUT /cdn", "status": 503, "times": 1, "headers": {"Retry-After": "0"}}]
     url = f"{hub.url}/alice/m/discussions/1"
     done = qaudit("publish", saved, "alice/m")
     assert (done.code, done.out) == (0, f"opened: {url}\n")
@@ -84,8 +101,17 @@ def test_the_address_goes_to_stdout_and_a_second_run_finds_it(
     assert (again.code, again.out, again.err) == (0, f"already open: {url}\n", "")
     shown = qaudit("publish", saved, "alice/m", "--dry-run")
     assert shown.out.startswith(f"already open: {url}\n")
-    told = json.loads(qaudit("publish", saved, "alice/m", "--json", "-q").out)
-    assert (told["state"], told["url"]) == ("already open", url)
+    told = qaudit("publish", saved, "alice/m", "--json", "-q")
+    answer = json.loads(told.out)
+    assert (answer["state"], answer["url"]) == ("already open", url)
+    assert not [one for one in (done, shown, told) if TOKEN in one.out + one.err]
+    assert hub.leaks == []
+    assert {entry["auth"] for entry in hub.log if entry["cdn"]} == {False}
+    for folder in (tmp_path, saved, Path(os.environ["QAUDIT_CACHE"])):
+        for path in folder.rglob("*"):
+            assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
+    assert TOKEN not in json.dumps(hub.repos["alice/m"].discussions)
+    assert TOKEN.encode() not in b"".join(files_of(hub, "refs/pr/1").values())
 
 
 def test_a_published_audit_is_published_again_from_its_repository(
@@ -99,56 +125,121 @@ def test_a_published_audit_is_published_again_from_its_repository(
     assert {f["state"] for f in json.loads(done.out)["files"]} == {"unchanged"}
 
 
-def test_the_token_is_nowhere_but_in_requests_to_the_hub(
-    hub: Hub, saved: Path, qaudit: Run, tmp_path: Path
-) -> None:
-    hub.faults = [{"match": "PUT /cdn", "status": 503, "times": 1, "headers": {"Retry-After": "0"}}]
-    for arguments in ((), ("--json",), ("--dry-run",)):
-        done = qaudit("publish", saved, "alice/m", *arguments)
-        assert TOKEN not in done.out + done.err
-    assert hub.leaks == []
-    assert {entry["auth"] for entry in hub.log if entry["cdn"]} == {False}
-    for folder in (tmp_path, saved, Path(os.environ["QAUDIT_CACHE"])):
-        for path in folder.rglob("*"):
-            assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
-    repo = hub.repos["alice/m"]
-    assert TOKEN not in json.dumps(repo.discussions)
-    for blob in repo.commits[repo.branches["refs/pr/1"]].files.values():
-        assert TOKEN.encode() not in b"".join(blob.contents.read(0, blob.nbytes))
-
-
 @pytest.mark.parametrize(
-    ("repo", "sentence"),
+    ("audit", "repo", "code", "sentence", "hint"),
     [
-        ("m", "`m` is no name of a repository"),
-        ("alice/m@v1", "`alice/m@v1` names a revision"),
-        ("../m", "is no name of a repository"),
-        ("alice/m/deeper", "is no name of a repository"),
+        ("nothing-here", "m", 2, "`m` is no name of a repository", "write `org/name`"),
+        ("nothing-here", "alice/m@v1", 2, "`alice/m@v1` names a revision", "write `org/name`"),
+        ("nothing-here", "../m", 2, "is no name of a repository", "write `org/name`"),
+        ("nothing-here", "alice/m/deeper", 2, "is no name of a repository", "write `org/name`"),
+        ("qaudit-out", "alice/m", 2, "there is no audit at", "qaudit scan"),
+        ("bad", "alice/m", 4, "is not the evidence that the audit was made from", "again"),
     ],
 )
-def test_what_is_no_repository_is_refused_before_anything_is_read(
-    hub: Hub, qaudit: Run, repo: str, sentence: str
+def test_what_cannot_be_published_costs_no_request(
+    hub: Hub, qaudit: Run, audit: str, repo: str, code: int, sentence: str, hint: str
 ) -> None:
-    refused(qaudit("publish", "nothing-here", repo), 2, sentence, "write `org/name`")
+    if audit == "bad":
+        save(Path(audit), documents=12)
+        path = next(Path(audit, "evidence").glob("*.npz"))
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    refused(qaudit("publish", audit, repo), code, sentence, hint)
     assert hub.log == []
-
-
-def test_evidence_that_was_changed_costs_no_request(
-    hub: Hub, saved: Path, qaudit: Run, tmp_path: Path
-) -> None:
-    save(tmp_path / "bad", documents=12)
-    path = next((tmp_path / "bad" / "evidence").glob("*.npz"))
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    done = qaudit("publish", "bad", "alice/m")
-    refused(done, 4, "is not the evidence that the audit was made from", "again")
-    assert hub.log == []
-
-
-def test_an_audit_that_is_not_there_is_refused(hub: Hub, qaudit: Run) -> None:
-    refused(qaudit("publish", "qaudit-out", "alice/m"), 2, "there is no audit at", "qaudit scan")
 
 
 def test_publishing_needs_no_torch(hub: Hub, saved: Path) -> None:
     done = run(COMMAND, "publish", str(saved), "alice/m", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "would open" in done.stdout
+
+
+# ----------------------------------------------------------------------- exports
+
+PUSH = (
+    "export", "out", "--subject", "step200", "--scheme", ROUNDED, "--out", "again", "--push",
+)  # fmt: skip
+
+
+@pytest.fixture
+def written(hub: Hub, exported: Path) -> Path:
+    """Return the folder that is written and pushed, of an audit beside it."""
+    return exported.parent / "again"
+
+
+def test_an_export_becomes_one_pull_request(hub: Hub, written: Path, qaudit: Run) -> None:
+    url = f"{hub.url}/alice/m/discussions/1"
+    done = qaudit(*PUSH, "alice/m")
+    assert (done.code, done.out) == (0, f"again\nopened: {url}\n"), done.err
+    paths = [path for path in written.rglob("*") if path.is_file()]
+    files = {path.relative_to(written).as_posix(): path.read_bytes() for path in paths}
+    proposed = files_of(hub, "refs/pr/1")
+    del proposed[".gitattributes"]  # of the Hub
+    assert proposed == files
+    assert "# M" in files_of(hub, "main")["README.md"].decode()
+    again = qaudit(*PUSH, "hf://alice/m", "-q")
+    assert (again.code, again.out) == (0, f"again\nalready open: {url}\n"), again.err
+    assert len(hub.repos["alice/m"].discussions) == 1
+    assert hub.leaks == []
+    assert TOKEN not in done.out + done.err + again.out + again.err
+    for data in filled(files.values()):
+        assert TOKEN.encode() not in data
+
+
+@pytest.mark.slow
+def test_a_push_that_was_cut_off_goes_on_without_quantizing_again(
+    hub: Hub, written: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.faults = [{"match": "/commit/", "status": 403, "times": 9}]
+    done = qaudit(*PUSH, "alice/m")
+    assert done.code != 0
+    assert TOKEN not in done.out + done.err
+    assert (written / "qaudit-export.json").is_file()
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the folder is whole")
+
+    monkeypatch.setattr("qaudit.export.folder.export_quantized", never)
+    hub.faults = []
+    done = qaudit(*PUSH, "alice/m")
+    assert (done.code, done.out.splitlines()[1].split(":")[0]) == (0, "opened"), done.err
+
+
+def test_what_cannot_be_pushed_is_refused_before_any_work(
+    hub: Hub, written: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(repo: str, code: int, sentence: str, hint: str, *more: str) -> None:
+        refused(qaudit(*PUSH, repo, *more), code, sentence, hint)
+        assert not written.exists()
+        assert not list(written.parent.glob(".again*"))
+
+    refuses("alice", 2, "no name of a repository", "org/name")
+    refuses("alice/m@main", 2, "names a revision", "org/name")
+    refuses("alice/none", 4, "alice/none", "")
+    monkeypatch.delenv("HF_TOKEN")
+    refuses("alice/m", 4, "not logged in", "hf auth login")
+
+
+@pytest.mark.slow
+def test_a_token_that_may_only_read_keeps_the_export(
+    hub: Hub, written: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_reader")
+    done = qaudit(*PUSH, "alice/m")
+    assert done.code == 4
+    assert done.err.count("error: ") == 1
+    assert (written / "qaudit-export.json").is_file()
+    assert hub.repos["alice/m"].discussions == []
+
+
+def test_a_checkpoint_of_the_hub_is_exported(
+    hub: Hub, place: Path, qaudit: Run, audited: Path
+) -> None:
+    done = qaudit("export", "alice/base", *TEXT, "--scheme", ROUNDED, "--out", "of-hub", "-q")
+    assert done.code == 0, done.err
+    local, remote = read_export(audited / "new"), read_export(place / "of-hub")
+    assert (local.dense, local.rest) == (remote.dense, remote.rest)
+    data = ModelCard.load(place / "of-hub" / "README.md").data
+    assert (data.base_model, data.base_model_relation) == (["alice/base"], "quantized")
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
+    assert (data.license, data.datasets) == ("apache-2.0", ["o/text", "o/more"])
+    assert data.get("widget") is None

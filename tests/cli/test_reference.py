@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qaudit.saved.evidence import read_saved
 from tests.support.cards import section, table, whole_at
-from tests.support.cli import TEXT, Run, audit_of, refused
-from tests.support.models import save_model
+from tests.support.cli import QUICK, Run, audit_of, refused
+from tests.support.models import save_model, save_tokenizer
 from tests.support.parts import same_audit
 
 PARENT, CHILD = "series/step10", "series/step200"
@@ -45,7 +44,11 @@ def divergence(place: Path, out: Path) -> float:
 
 
 def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) -> None:
-    done = scan(*REFERENCE)
+    items = [{"context": f"{k} and", "choices": [" a", " the", " of"], "answer": k % 3}
+             for k in range(12)]  # fmt: skip
+    (place / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
+    with_items = (*REFERENCE, "--set", "choices=items.jsonl")
+    done = scan(*with_items)
     assert done.code == 0, done.err
     rows = rows_of(place / "out")
     with torch.no_grad():
@@ -61,7 +64,12 @@ def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) ->
         ["`step10`", "rtn-4bit"], ["`step200`", "fp"], ["`step200`", "rtn-4bit"]
     ]  # fmt: skip
     read_saved(place / "out").checked()  # as `gate`, `pick` and `diff` do
-    again = scan(*REFERENCE)
+    tasks = {(t["subject"], t["scheme"]): t for t in audit_of(place / "out")["tasks"]}
+    a, b = tasks["step10", "fp"], tasks["step200", "fp"]
+    assert b["drop"] is None
+    assert b["reference_drop"] == pytest.approx(a["accuracy"] - b["accuracy"])
+    assert tasks["step10", "rtn-4bit"]["reference_flips"] == tasks["step10", "rtn-4bit"]["flips"]
+    again = scan(*with_items)
     assert again.code == 0
     assert rows_of(place / "out") == rows  # from disk
     # No other number moves.
@@ -75,37 +83,14 @@ def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) ->
         }
 
 
-def test_answers_are_paired_with_the_reference(place: Path, scan: Run) -> None:
-    items = [{"context": f"{k} and", "choices": [" a", " the", " of"], "answer": k % 3}
-             for k in range(12)]  # fmt: skip
-    (place / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
-    assert scan(*REFERENCE, "--set", "choices=items.jsonl").code == 0
-    tasks = {(t["subject"], t["scheme"]): t for t in audit_of(place / "out")["tasks"]}
-    parent, child = tasks["step10", "fp"], tasks["step200", "fp"]
-    assert child["drop"] is None
-    assert child["reference_drop"] == pytest.approx(parent["accuracy"] - child["accuracy"])
-    read_saved(place / "out").checked()
-    assert tasks["step10", "rtn-4bit"]["reference_flips"] == tasks["step10", "rtn-4bit"]["flips"]
-
-
 @pytest.mark.slow
 def test_parts_compare_with_the_reference(place: Path, qaudit: Run, scan: Run) -> None:
-    asked = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    assert qaudit("plan", *asked, "--schemes", "rtn-4bit", *REFERENCE, "--out", "parts").code == 0
+    assert qaudit("plan", *QUICK, *REFERENCE, "--out", "parts").code == 0
     for part in ("0/2", "1/2"):
         assert qaudit("part", "parts", "--part", part).code == 0
     assert qaudit("collect", "parts").code == 0
     assert scan(*REFERENCE).code == 0
     same_audit(place / "out", place / "parts")
-
-
-def test_a_reference_that_is_not_measured_is_refused(place: Path, scan: Run) -> None:
-    refused(
-        scan(PARENT, "--set", f"reference={CHILD}"),
-        2,
-        f"the reference `{CHILD}` is not",
-        "as a target",
-    )
 
 
 def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run) -> None:
@@ -114,31 +99,28 @@ def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run) 
     soup = ("--soup", "step10+step200", "--set", "reference=mean(step10+step200)", "--out", "soup")
     written = ("merged", "--set", "reference=merged", "--out", "written")
     for more in (soup, written):
-        done = qaudit("scan", *targets, *TEXT, "--schemes", "rtn-4bit", *more)
+        done = qaudit("scan", *targets, *QUICK, "--set", "evaluation_documents=4", *more)
         assert done.code == 0, done.err
     both = [rows_of(place / name) for name in ("soup", "written")]
     for key in [(name, scheme) for name in ("step10", "step200") for scheme in ("fp", "rtn-4bit")]:
         assert both[0][key]["reference_kl"] == both[1][key]["reference_kl"] > 0
 
 
-def test_a_reference_of_another_depth_is_refused_by_name(place: Path, scan: Run) -> None:
-    shallow = save_model(place / "shallow", 3, num_hidden_layers=1)
-    for file in (place / PARENT).glob("tokenizer*"):
-        shutil.copy(file, shallow)
+def test_a_reference_that_cannot_be_compared_with_is_refused_by_name(
+    place: Path, scan: Run
+) -> None:
+    done = scan(PARENT, "--set", f"reference={CHILD}")
+    refused(done, 2, f"the reference `{CHILD}` is not", "as a target")
+    save_tokenizer(save_model(place / "shallow", 3, num_hidden_layers=1))
     done = scan("shallow", CHILD, "--set", "reference=shallow")
     assert done.code == 3, done.err
     (skipped,) = audit_of(place / "out")["skipped"]
     assert skipped["subject"] == "step200"
     assert "the reference `shallow` is a `llama` of 1 blocks" in skipped["reason"]
-
-
-def test_another_tokenizer_is_refused(place: Path, scan: Run) -> None:
     path = place / CHILD / "tokenizer.json"
-    table_of = json.loads(path.read_text())
-    words = table_of["model"]["vocab"]
+    tokenizer = json.loads(path.read_text())
+    words = tokenizer["model"]["vocab"]
     first, second, *_ = words
     words[first], words[second] = words[second], words[first]
-    path.unlink()
-    path.write_text(json.dumps(table_of))
-    shutil.rmtree(place / "out", ignore_errors=True)
-    refused(scan(*REFERENCE), 2, "tokenizer", "")
+    path.write_text(json.dumps(tokenizer))
+    refused(scan(*REFERENCE, "--out", "new"), 2, "tokenizer", "")

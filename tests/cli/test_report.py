@@ -1,13 +1,11 @@
-"""Saved audits on the command line: rendered again, refused when damaged, and what is listed."""
+"""Saved audits on the command line: rendered, compared, explained, and refused when damaged."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from qaudit.core.registry import merges, schemes
 from qaudit.saved.audits import to_json
 from qaudit.version import __version__
 from tests.support import sample
-from tests.support.cli import Run, refused
+from tests.support.cli import ROUNDED, TEXT, Run, audit_of, refused
 from tests.support.saved_audits import stub_pictures
 
 
@@ -29,16 +27,13 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_json_comes_out_as_it_went_in(saved: Path, qaudit: Run) -> None:
-    done = qaudit("report", "out", "--format", "json")
-    assert done.out == (saved / "out" / "audit.json").read_text(encoding="utf-8")
-
-
 def test_a_scan_and_its_report_say_the_same(scan: Run, qaudit: Run, place: Path) -> None:
-    summary = scan("series").out
+    summary = scan("series/step10", "series/step200").out
     assert qaudit("report", "out", "--format", "terminal").out == summary
     card = (place / "out" / "card.md").read_text(encoding="utf-8")
     assert qaudit("report", "out/audit.json").out.strip() == card.strip()
+    document = (place / "out" / "audit.json").read_text(encoding="utf-8")
+    assert qaudit("report", "out", "--format", "json").out == document
 
 
 def test_without_matplotlib_the_page_has_the_saved_pictures(
@@ -54,10 +49,13 @@ def test_without_matplotlib_the_page_has_the_saved_pictures(
     assert "no picture was drawn" in qaudit("report", "out", "--format", "html").out
 
 
-def edited(edit: Callable[[dict], object]) -> bytes:
-    document = json.loads(to_json(sample.audit()))
-    edit(document)
-    return json.dumps(document).encode()
+def edited(edit: Callable[[dict], object]) -> Callable[[], bytes]:
+    def content() -> bytes:
+        document = json.loads(to_json(sample.audit()))
+        edit(document)
+        return json.dumps(document).encode()
+
+    return content
 
 
 AGAIN, AUDIT, README = "run the same scan again", "out/audit.json", "README.md"
@@ -99,10 +97,16 @@ MARKED = b"<!-- qaudit:begin -->\nmine\n"
     ],
 )  # fmt: skip
 def test_what_cannot_be_reported_is_refused_and_nothing_is_written(
-    saved: Path, qaudit: Run, file: str, content: bytes, words: str, sentence: str, hint: str
+    saved: Path,
+    qaudit: Run,
+    file: str,
+    content: bytes | Callable[[], bytes],
+    words: str,
+    sentence: str,
+    hint: str,
 ) -> None:
     (saved / file).parent.mkdir(exist_ok=True)
-    (saved / file).write_bytes(content)
+    (saved / file).write_bytes(content() if callable(content) else content)
     before = {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()}
     refused(qaudit("report", *words.split()), 2, sentence, hint)
     assert {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()} == before
@@ -122,16 +126,12 @@ def test_what_is_registered_is_listed_one_a_line(qaudit: Run) -> None:
     assert "[bits, group=128, sym=true, scale_dtype=bf16]" in qaudit("list").out
 
 
-def test_a_list_that_is_not(qaudit: Run) -> None:
+def test_a_list_that_is_not_is_refused_and_the_version_and_the_help_are_printed(
+    qaudit: Run,
+) -> None:
     refused(qaudit("list", "scheme"), 2, "no list of `scheme`", "did you mean `schemes`?")
-
-
-def test_the_version_is_printed(qaudit: Run) -> None:
     done = qaudit("--version")
     assert (done.code, done.out, done.err) == (0, f"{__version__}\n", "")
-
-
-def test_no_arguments_print_the_help(qaudit: Run) -> None:
     done = qaudit()
     assert "scan" in done.out + done.err
     assert done.code in (0, 2)
@@ -168,7 +168,6 @@ def test_without_pictures_a_readme_gets_lines_of_text(saved: Path, qaudit: Run) 
     assert qaudit("report", "out", "--sparklines").out.strip() == text.strip()
 
 
-@pytest.mark.usefixtures("pictures")
 def test_pictures_are_drawn_again_beside_any_format(saved: Path, qaudit: Run) -> None:
     done = qaudit("report", "out", "--format", "terminal", "--plots", "pictures")
     assert done.code == 0
@@ -177,13 +176,72 @@ def test_pictures_are_drawn_again_beside_any_format(saved: Path, qaudit: Run) ->
     assert qaudit("report", "out", "--plots", "file/pictures").code == 4
 
 
-def test_a_terminal_without_unicode_gets_ascii(saved: Path) -> None:
-    script = Path(sys.executable).parent / "qaudit"
-    done = subprocess.run(
-        [script, "report", "out", "--format", "terminal"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        check=True,
-    )
-    text = done.stdout.decode("ascii")
-    assert re.search(r"gptq-4bit +_[_.:;=+*#]+# ", text)
+# ---------------------------------------------------------------------------- compared
+
+
+def test_two_scans_are_compared_and_the_exit_code_is_0(qaudit: Run, exported: Path) -> None:
+    scan = ("scan", "series/step10", *TEXT, "--schemes", ROUNDED, "--out", "before", "-q")
+    assert qaudit(*scan).code == 0
+    done = qaudit("diff", "before", "out")
+    assert done.code == 0
+    said = " ".join(done.out.split())
+    assert "Losses: 2 unchanged. Added losses: 1 unchanged." in said
+    assert "- b: rtn-3bit" in done.out
+    assert done.err == ""
+    found = json.loads(qaudit("diff", "before", "out", "--format", "json").out)
+    assert (found["paired"], found["a"], found["b"]) == (True, "before", "out")
+    assert "b is `out`" in qaudit("diff", "before", "out", "--format", "md").out
+    refused(qaudit("diff", "before", "out", "--format", "html"), 2, "no format `html`", "terminal")
+    refused(qaudit("diff", "none", "none"), 2, "there is no audit", "output folder")
+    # The same numbers with an edited audit, then without evidence.
+    text = json.dumps(audit_of(Path("out"))).replace('"ce": ', '"ce": 1', 1)
+    Path("out/audit.json").write_text(text, encoding="utf-8")
+    assert qaudit("diff", "before", "out").code == 2
+    shutil.rmtree("before/evidence")
+    assert qaudit("diff", "before", "before").code == 4
+
+
+# ---------------------------------------------------------------------------- explained
+
+OURS = "rules: [{name: ours, metric: kl, subjects: '@ships', margin: 0.1 nats}]"
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("four-bit-tail", ("a rule about kl_p999", "1 nat in release (warn)", "(QA038)")),
+        ("qa029", ("QA029: one document carries much of the added loss",)),
+        ("kl", ("kl (QA037)", "What to do: ship another subject or scheme")),
+        ("gptq-4bit", ("gptq:bits=4", "Round columns in turn")),
+        ("ours --policy OURS", ("a rule about kl, with a margin of 0.1 nats in ours",)),
+    ],
+)
+def test_a_name_is_explained(
+    qaudit: Run, names: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "ours.yaml").write_text(OURS)
+    done = qaudit("explain", *names.replace("OURS", str(tmp_path / "ours.yaml")).split())
+    assert done.code == 0
+    assert all(text in " ".join(done.out.split()) for text in words)
+    assert max(map(len, done.out.splitlines())) <= 80 or ":" in done.out
+
+
+def test_an_audit_explains_its_notes_and_the_rules_of_its_policy(
+    qaudit: Run, tmp_path: Path
+) -> None:
+    audit = sample.audit()
+    recipe = replace(audit.plan.recipe, policy="ours.yaml")
+    rows = (replace(audit.measurements[0], notes=("2 linears are left",)), *audit.measurements[1:])
+    plan = replace(audit.plan, recipe=recipe)
+    (tmp_path / "ours.yaml").write_text(OURS)
+    (tmp_path / "audit.json").write_text(to_json(replace(audit, plan=plan, measurements=rows)))
+    done = qaudit("explain", "ours", "LINEARS are left", "--audit", tmp_path)
+    text = " ".join(done.out.split())
+    assert "ours is a rule about kl" in text
+    assert f"2 linears are left: a note about {rows[0].subject} at {rows[0].scheme}. QA003" in text
+
+
+def test_what_nothing_is_called_is_refused_with_what_is_near(qaudit: Run) -> None:
+    refused(qaudit("explain", "four-bit-tails"), 2, "nothing is called", "four-bit-tail")
+    refused(qaudit("explain", "nf4"), 2, "nothing is called", "did you mean `bnb-nf4`?")
+    refused(qaudit("explain", "a long note"), 2, "nothing is called", "--audit FOLDER")
