@@ -20,6 +20,10 @@ ASKED = (
 )  # fmt: skip
 
 
+Row = dict[str, Any]
+Change = Callable[[Row, Row], object]
+
+
 def halved(path: Path) -> None:
     """Halve the losses in a file of evidence, and leave what it says of itself."""
     with np.load(path) as arrays:
@@ -50,7 +54,7 @@ def measured(part: Path, place: Path) -> Path:
     return Path(shutil.copytree(part, place / "out"))
 
 
-def edited(out: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> None:
+def edited(out: Path, change: Change) -> None:
     """Change the records of the two subjects."""
     paths = sorted((out / "parts" / "units").glob("*.json"))
     records = [json.loads(path.read_text()) for path in paths]
@@ -59,47 +63,32 @@ def edited(out: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) 
         path.write_text(json.dumps(record))
 
 
-def with_a_renewed_hash(out: Path) -> None:
-    def change(one: dict[str, Any], other: dict[str, Any]) -> None:
-        result = one["results"][1]
-        halved(out / result["evidence"])
-        result["sha256"] = sha256_of(out / result["evidence"])
-
-    edited(out, change)
+def exchange(a: Row, b: Row, *names: str) -> None:
+    for name in names:
+        a[name], b[name] = b[name], a[name]
 
 
-def of_another_subject(out: Path) -> None:
-    def change(one: dict[str, Any], other: dict[str, Any]) -> None:
-        one["results"], other["results"] = other["results"], one["results"]
-
-    edited(out, change)
-
-
-def of_another_scheme(out: Path) -> None:
-    def change(one: dict[str, Any], other: dict[str, Any]) -> None:
-        a, b = one["results"][1:3]
-        for name in ("evidence", "sha256"):
-            a[name], b[name] = b[name], a[name]
-
-    edited(out, change)
-
-
-def without_one(out: Path) -> None:
-    edited(out, lambda one, other: one["results"].pop(1))
-
-
-def twice_the_same(out: Path) -> None:
-    edited(out, lambda one, other: one["results"].__setitem__(1, one["results"][2]))
+def with_a_renewed_hash(one: Row, other: Row) -> None:
+    path = Path("out", one["results"][1]["evidence"])
+    halved(path)
+    one["results"][1]["sha256"] = sha256_of(path)
 
 
 @pytest.mark.parametrize(
     "change",
-    [with_a_renewed_hash, of_another_subject, of_another_scheme, without_one, twice_the_same],
+    [
+        with_a_renewed_hash,
+        lambda one, other: exchange(one, other, "results"),
+        lambda one, other: exchange(*one["results"][1:3], "evidence", "sha256"),
+        lambda one, other: one["results"].pop(1),
+        lambda one, other: one["results"].__setitem__(1, one["results"][2]),
+    ],
+    ids=["hash renewed", "another subject", "another scheme", "without one", "twice the same"],
 )
 def test_a_record_that_is_not_of_its_unit_is_not_measured_yet(
-    measured: Path, qaudit: Run, change: Callable[[Path], None]
+    measured: Path, qaudit: Run, change: Change
 ) -> None:
-    change(measured)
+    edited(measured, change)
     refused(qaudit("collect", measured), 3, "not measured yet", "qaudit part")
     assert qaudit("part", measured, "--part", "0/1").code == 0
     assert qaudit("collect", measured).code == 0
@@ -121,8 +110,7 @@ def test_rows_that_name_each_others_evidence_are_refused(audited: Path, qaudit: 
     audit = audit_of(audited)
     a, b = (next(r for r in audit["measurements"] if r["subject"] == s and r["scheme"] == "fp")
             for s in ("step10", "step200"))  # fmt: skip
-    for name in ("evidence", "evidence_sha256"):
-        a[name], b[name] = b[name], a[name]
+    exchange(a, b, "evidence", "evidence_sha256")
     (audited / "audit.json").write_text(json.dumps(audit))
     refused(qaudit("gate", "out"), 2, "of other weights than those of `step10`", "edited by hand")
 
@@ -130,7 +118,7 @@ def test_rows_that_name_each_others_evidence_are_refused(audited: Path, qaudit: 
 def test_a_scheme_that_failed_in_a_part_is_skipped_with_its_reason(
     place: Path, qaudit: Run, measured: Path
 ) -> None:
-    def change(one: dict[str, Any], other: dict[str, Any]) -> None:
+    def change(one: Row, other: Row) -> None:
         scheme = one["results"].pop(1)["scheme"]
         one["failed_schemes"] = {scheme: {"message": "it ran out of scales", "hint": ""}}
 

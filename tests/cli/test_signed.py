@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,9 +41,7 @@ def signed(scanned: Path, place: Path, key: None) -> Path:
 
 def forged(folder: Path) -> None:
     """Lower a loss, and renew the seal of its file and its hash in the audit."""
-    audit = audit_of(folder)
-    row = audit["measurements"][1]
-    path = folder / row["evidence"]
+    path = folder / audit_of(folder)["measurements"][1]["evidence"]
     with np.load(path) as arrays:
         columns = {name: arrays[name] for name in arrays.files}
     about = json.loads(str(columns.pop("about")))
@@ -50,20 +49,18 @@ def forged(folder: Path) -> None:
     columns["nll_sum"] = columns["nll_sum"] * (1 - 1e-12)  # no number in the audit shows it
     sealed = {**about, SEAL: seal_of(about, columns)}
     np.savez_compressed(path, **columns, about=np.array(json.dumps(sealed)))
-    row["evidence_sha256"] = sha256_of(path)
+    digest = sha256_of(path)
+    edited(folder, lambda audit: audit["measurements"][1].update(evidence_sha256=digest))
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    audit = audit_of(folder)
+    change(audit)
     (folder / "audit.json").write_text(json.dumps(audit))
 
 
 def with_another_name(folder: Path) -> None:
-    audit = audit_of(folder)
-    audit["environment"]["processor"] = "another"
-    (folder / "audit.json").write_text(json.dumps(audit))
-
-
-def unsigned(folder: Path) -> None:
-    audit = audit_of(folder)
-    del audit["signature"]
-    (folder / "audit.json").write_text(json.dumps(audit))
+    edited(folder, lambda audit: audit["environment"].update(processor="another"))
 
 
 def test_a_signed_audit_is_gated_in_any_folder_and_holds_no_key(
@@ -83,10 +80,10 @@ def test_an_edit_that_renews_every_hash_is_refused(
 ) -> None:
     change(signed)
     assert "error: " not in qaudit("gate", signed).err  # the promise of hashes ends here
-    done = qaudit("gate", signed, "--signed")
-    refused(done, 2, "is not of this key and these files", "edited after it was signed")
-    done = qaudit("export", signed, *NAMED, "--out", "new", "-q")
-    refused(done, 2, "is not of this key and these files", "edited after it was signed")
+    export = ("export", signed, *NAMED, "--out", "new", "-q")
+    for command in (("gate", signed, "--signed"), export):
+        done = qaudit(*command)
+        refused(done, 2, "is not of this key and these files", "edited after it was signed")
     assert not Path("new").exists()
 
 
@@ -95,7 +92,7 @@ def test_another_key_and_no_signature_are_refused(
 ) -> None:
     monkeypatch.setenv("QAUDIT_SIGNING_KEY", KEY[::-1])
     refused(qaudit("gate", signed, "--signed"), 2, "is not of this key", "another key")
-    unsigned(signed)
+    edited(signed, lambda audit: audit.pop("signature"))
     refused(qaudit("gate", signed, "--signed"), 2, "is not signed", "`--set sign=true`")
 
 
@@ -121,39 +118,35 @@ def test_a_key_that_cannot_sign_is_refused_before_anything_is_planned(
 def test_a_signed_export_is_what_was_audited_without_the_audit(
     signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def verified(key: str | None) -> tuple[str, int]:
+        if key is None:
+            monkeypatch.delenv("QAUDIT_SIGNING_KEY")
+        else:
+            monkeypatch.setenv("QAUDIT_SIGNING_KEY", key)
+        done = qaudit("verify", "new")
+        return " ".join((done.out + done.err).split()), done.code
+
     assert qaudit("export", signed, *NAMED, "--out", "new", "-q").code == 0
     shutil.rmtree(signed)
-    done = qaudit("verify", "new")
-    assert "The weights are those that were audited; the model was not run." in done.out
-    assert ("add `--audit`" in " ".join(done.out.split()), done.code) == (True, 0)
-    monkeypatch.delenv("QAUDIT_SIGNING_KEY")
-    done = qaudit("verify", "new")
-    assert ("`QAUDIT_SIGNING_KEY`" in " ".join(done.out.split()), done.code) == (True, 3)
-    monkeypatch.setenv("QAUDIT_SIGNING_KEY", KEY[::-1])
-    done = qaudit("verify", "new")
-    assert ("is not of this record and the key" in " ".join(done.out.split()), done.code) == (
-        True,
-        1,
-    )
-    monkeypatch.setenv("QAUDIT_SIGNING_KEY", "short")
-    refused(qaudit("verify", "new"), 2, "has 5 characters", "openssl rand -hex 32")
-
-
-def test_a_forged_record_of_an_export_is_found_by_its_signature(
-    signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert qaudit("export", signed, *NAMED, "--out", "new", "-q").code == 0
-    template = Path("new/chat_template.jinja")
+    for key, code, sentence in (
+        (KEY, 0, "The weights are those that were audited; the model was not run."),
+        (KEY, 0, "add `--audit`"),
+        (None, 3, "`QAUDIT_SIGNING_KEY`"),
+        (KEY[::-1], 1, "is not of this record and the key"),
+        ("short", 2, "has 5 characters"),
+    ):
+        text, end = verified(key)
+        assert (sentence in text, end) == (True, code), text
+    # A record that was edited with its files is found by its signature.
+    template, path = Path("new/chat_template.jinja"), Path("new/qaudit-export.json")
     template.write_text("obey")
-    path = Path("new/qaudit-export.json")
     record = json.loads(path.read_text())
     record["files"][template.name] = sha256_of(template)
     path.write_text(json.dumps(record))
-    done = qaudit("verify", "new")
-    assert "the signature of `qaudit-export.json` is not of this record" in done.out
-    assert ("This is not what was exported." in done.out, done.code) == (True, 1)
-    monkeypatch.delenv("QAUDIT_SIGNING_KEY")
-    assert qaudit("verify", "new").code == 3  # the promise of hashes ends here
+    text, end = verified(KEY)
+    assert "the signature of `qaudit-export.json` is not of this record" in text
+    assert ("This is not what was exported." in text, end) == (True, 1)
+    assert verified(None)[1] == 3  # the promise of hashes ends here
 
 
 def test_what_parts_measured_is_signed_when_it_is_collected(

@@ -1,4 +1,4 @@
-"""A scan of conversations as its user sees it."""
+"""Conversations and documents in groups, as the user of a scan sees them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from qaudit.saved.results import read_measurement
 from tests.support.cards import whole_at
 from tests.support.cli import Run, audit_of, refused
 from tests.support.models import text
@@ -72,27 +73,63 @@ def test_strict_warns_of_a_chat_model_that_kl_does_not_rank(talks: Path, qaudit:
     assert "neither tasks nor rollouts" not in qaudit("gate", "out").out
 
 
-def test_all_tokens_are_scored_on_request(talks: Path, qaudit: Run) -> None:
-    assert qaudit(*SCAN, "--set", "score=all").code == 0
-    audit: Any = audit_of(talks / "out")
-    assert {row["role"] for row in audit["diagnostics"]["roles"]} == {
-        "prompt",
-        "reasoning",
-        "answer",
-    }
-    assert audit["plan"]["protocol"]["sources"]["scored"] == "all"
-
-
-def test_a_checkpoint_without_a_template_is_refused_before_it_is_measured(
+def test_all_tokens_are_scored_on_request_and_nothing_without_a_template(
     talks: Path, qaudit: Run
 ) -> None:
+    assert qaudit(*SCAN, "--set", "score=all").code == 0
+    audit: Any = audit_of(talks / "out")
+    roles = {row["role"] for row in audit["diagnostics"]["roles"]}
+    assert roles == {"prompt", "reasoning", "answer"}
+    assert audit["plan"]["protocol"]["sources"]["scored"] == "all"
     (talks / "series" / "step10" / "chat_template.jinja").unlink()
-    done = qaudit(*SCAN)
+    done = qaudit(*SCAN, "--out", "new")
     refused(done, 2, "`step10` has no chat template", "`--set chat_template=FILE`")
-    assert not (talks / "out" / "evidence").exists()
+    assert not (talks / "new" / "evidence").exists()
 
 
 def test_a_hostile_template_ends_the_plan(talks: Path, qaudit: Run) -> None:
     (talks / "bomb.jinja").write_text("{{ 'a' * 10**10 }}")
     done = qaudit(*SCAN, "--set", "chat_template=bomb.jinja")
     refused(done, 2, "line 1 of `talks.jsonl` cannot be rendered", "`--set chat_template=FILE`")
+
+
+@pytest.fixture
+def grouped(place: Path) -> Path:
+    """Give evaluation documents two fields."""
+    lines = [
+        {"text": text(200 + k), "source": ("web", "code")[k % 3 > 0], "half": k // 6, "id": k}
+        for k in range(12)
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    (place / "evaluation.jsonl").write_text(content, encoding="utf-8")
+    return place
+
+
+def test_another_field_needs_no_new_measurement(grouped: Path, scan: Run) -> None:
+    assert scan("series/step10").code == 0
+    seconds = [row["seconds"] for row in audit_of(grouped / "out")["measurements"]]
+    for field, expected in (
+        ("source", ("web", "code", "code") * 4),
+        ("half", ("0",) * 6 + ("1",) * 6),
+        (None, ()),
+    ):
+        assert scan("series/step10", *(["--set", f"strata={field}"] if field else [])).code == 0
+        audit = audit_of(grouped / "out")
+        assert [row["seconds"] for row in audit["measurements"]] == seconds
+        files = [grouped / "out" / row["evidence"] for row in audit["measurements"]]
+        assert {read_measurement(file).evidence.strata for file in files} == {expected}
+        rows = audit["diagnostics"].get("strata", [])
+        assert {row["stratum"] for row in rows} == set(expected)
+        assert all((row["kl"] is None) == (row["scheme"] == "fp") for row in rows)
+        assert audit["plan"]["protocol"]["sources"].get("strata") == field
+
+
+def test_a_field_that_groups_nothing_is_refused_by_the_plan(grouped: Path, scan: Run) -> None:
+    (grouped / "evaluation.txt").write_text("one two three", encoding="utf-8")
+    for options, sentence, hint in (
+        ("--set strata=origin", "no value of the field `origin`", "its fields are text"),
+        ("--set strata=id", "each of the 12 evaluation documents", "strata=source"),
+        ("--set strata=source --set packed=true", "packed windows", "leave out `packed`"),
+        ("--set strata=source --evaluation evaluation.txt", "is plain text", "`--evaluation`"),
+    ):
+        refused(scan("series/step10", "--dry-run", *options.split()), 2, sentence, hint)
