@@ -60,13 +60,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from qaudit.core.spectrum import (
-    Ends,
-    Trace,
-    dot,
-    estimate_trace,
-    find_ends,
-)
+from qaudit.core.spectrum import Ends, Trace, dot, estimate_trace, find_ends
 from qaudit.core.statistics import Array, crossed
 from qaudit.diagnostics.case import Case, DocumentChoice, Measure
 from qaudit.diagnostics.curvature import Curvature

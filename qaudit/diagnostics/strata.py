@@ -10,17 +10,18 @@ Errors by stratum, position and role, of what ships; all others are in `audit.js
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array, Statistic
-from qaudit.judge.scores import largest, stratum_rows
-from qaudit.judge.table import Measurements, is_finite
+from qaudit.judge.scores import largest, strata_of
+from qaudit.judge.table import Measurements, divergences, is_finite
 from qaudit.report import document as doc
 from qaudit.report.format import or_dash, percent, spread
 from qaudit.report.views import View
@@ -42,7 +43,37 @@ Binned = Positions | Roles
 
 def judge(table: Measurements, diagnostics: Diagnostics) -> tuple[Diagnostics, tuple[Finding, ...]]:
     roles = tuple(RoleRow(**columns) for columns in columns_of(table, "roles"))
-    return replace(diagnostics, strata=stratum_rows(table), roles=roles), ()
+    return replace(diagnostics, strata=(*stratum_rows(table),), roles=roles), ()
+
+
+def stratum_rows(table: Measurements) -> Iterator[StratumRow]:
+    """Yield a row for each subject, scheme and stratum: a bin that has whole documents."""
+    for subject, scheme in table.cells:
+        measured, full = table.draws(subject, scheme)[0], table.full(subject)
+        if not (strata := strata_of(measured)):
+            continue
+        part, beside = _grouped(measured, strata), None
+        if scheme == FULL_PRECISION:
+            part = replace(part, kl_sum=None)
+        elif full is not None and is_finite(full) and is_finite(measured):
+            beside = _grouped(full, strata)
+        rows = [columns for *_, columns in bins_of(measured, part, beside, table.confidence)]
+        errors = [row["relative_error"] for row in rows]
+        worst = max(filter(None, errors), key=lambda error: error.estimate, default=None)
+        for row, error in zip(rows, errors, strict=True):
+            yield StratumRow(stratum=row.pop("role"), **row, is_worst=error is worst is not None)
+
+
+def _grouped(measured: Measurement, strata: Mapping[str, npt.NDArray[np.bool_]]) -> Roles:
+    """Return the sums of documents by stratum; a loss that is not finite leaves all unknown."""
+    evidence, scored = measured.evidence, measured.evidence.scored()
+    inside_DS = np.stack([*strata.values()], axis=1)
+    tokens, losses, kl = (
+        np.where(inside_DS, sums[scored, None], 0)
+        for sums in (evidence.tokens, evidence.nll_sum, divergences(evidence))
+    )
+    losses = losses if is_finite(measured) else np.full_like(losses, np.nan)
+    return Roles((*strata,), tokens, losses, kl if np.isfinite(kl).all() else None)
 
 
 def columns_of(table: Measurements, name: str) -> Iterator[dict[str, Any]]:

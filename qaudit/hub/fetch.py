@@ -54,16 +54,7 @@ from qaudit.checkpoints.stamps import (
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
 from qaudit.hub.answers import LONGEST_WAIT_SECONDS, RESUME, DroppedError, HubFile, wait_seconds
 from qaudit.hub.api import Client
-from qaudit.hub.cache import (
-    Claims,
-    Ledger,
-    Snapshot,
-    evict,
-    file_size,
-    locked,
-    not_kept,
-    not_read,
-)
+from qaudit.hub.cache import Claims, Ledger, Snapshot, evict, file_size, locked, not_kept, not_read
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import PlacedFile, index_file, settings_files, weights_on_hub
 from qaudit.support.sizes import part_of, size

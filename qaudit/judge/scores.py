@@ -43,7 +43,6 @@ from qaudit.types import (
     Measurement,
     MeasurementRow,
     Prospect,
-    StratumRow,
     Suggestion,
     Worth,
 )
@@ -202,10 +201,21 @@ def worst_stratum(
 ) -> Worst | None:
     """Return the worst stratum of a cell; None if nothing is grouped, or the number is missing."""
     measured = table.find(*cell)
-    strata = {} if measured is None else strata_of(measured)
-    intervals = _by_stratum(table, cell, measure, strata, confidence)
-    if not intervals:
+    if measured is None or cell[1] == FULL_PRECISION or not (strata := strata_of(measured)):
         return None
+    # The relative error ignores the last column, which is tokens.
+    statistic = statistics.change if measure == "absolute_change" else statistics.excess
+    columns = columns_of(table, [cell, (cell[0], FULL_PRECISION)])
+    if measure == "kl":
+        columns, statistic = columns_of(table, [cell], divergences), statistics.per_token
+    if columns is None:
+        return None
+    level = table.confidence if confidence is None else confidence
+    level = statistics.simultaneous(level, len(strata))
+    intervals = {
+        name: statistics.interval([column[inside] for column in columns], statistic, level)
+        for name, inside in strata.items()
+    }
     name = max(intervals, key=lambda name: intervals[name].estimate)
     return Worst(name, largest(intervals.values()), len(strata), int(strata[name].sum()))
 
@@ -214,72 +224,6 @@ def largest(intervals: Iterable[Interval]) -> Interval:
     """Return the interval of the largest of several values whose intervals hold at once."""
     bounds = [(interval.estimate, interval.low, interval.high) for interval in intervals]
     return Interval(*map(max, zip(*bounds, strict=True)))
-
-
-def stratum_rows(table: Measurements) -> tuple[StratumRow, ...]:
-    """Return a row for each subject, scheme and stratum."""
-    rows = []
-    for cell in table.cells:
-        measured = table.draws(*cell)[0]
-        strata = strata_of(measured)
-        tokens = measured.evidence.tokens[measured.evidence.scored()]
-        level = statistics.simultaneous(table.confidence, max(1, len(strata)))
-        losses = columns_of(table, [cell]) if strata else None
-        errors, changes, fidelity = (
-            _by_stratum(table, cell, measure, strata) if strata else {}
-            for measure in ("relative_error", "absolute_change", "kl")
-        )
-        worst = max(errors, key=lambda name: errors[name].estimate, default=None)
-        rows += [
-            StratumRow(
-                subject=cell[0],
-                scheme=cell[1],
-                spec=measured.spec,
-                stratum=name,
-                documents=int(inside.sum()),
-                tokens=int(tokens[inside].sum()),
-                ce=_interval(losses, statistics.per_token, inside, level),
-                relative_error=errors.get(name),
-                absolute_change=changes.get(name),
-                kl=fidelity.get(name),
-                is_worst=name == worst,
-            )
-            for name, inside in strata.items()
-        ]
-    return tuple(rows)
-
-
-def _by_stratum(
-    table: Measurements,
-    cell: Cell,
-    measure: Measure,
-    strata: dict[str, npt.NDArray[np.bool_]],
-    confidence: float | None = None,
-) -> dict[str, Interval]:
-    """Return a quantity of one cell in each stratum; nothing where it was not measured."""
-    if cell[1] == FULL_PRECISION:
-        return {}
-    # The relative error ignores the last column, which is tokens.
-    statistic = statistics.change if measure == "absolute_change" else statistics.excess
-    columns = columns_of(table, [cell, (cell[0], FULL_PRECISION)])
-    if measure == "kl":
-        columns, statistic = columns_of(table, [cell], divergences), statistics.per_token
-    if columns is None:
-        return {}
-    level = table.confidence if confidence is None else confidence
-    level = statistics.simultaneous(level, len(strata))
-    return {name: _interval(columns, statistic, inside, level) for name, inside in strata.items()}
-
-
-def _interval(
-    columns: tuple[Array, ...] | None,
-    statistic: Statistic,
-    inside: npt.NDArray[np.bool_],
-    level: float,
-) -> Interval:
-    if columns is None:
-        return statistics.UNKNOWN
-    return statistics.interval([column[inside] for column in columns], statistic, level)
 
 
 def suggest(table: Measurements, series: Sequence[Checkpoint], scheme: str) -> Suggestion:

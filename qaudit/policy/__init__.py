@@ -26,15 +26,7 @@ from qaudit.errors import PolicyError, SchemeError
 from qaudit.policy.keys import IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys, VerifyKeys, margin_of
 from qaudit.support.foreign import Place, lines_of, nearest_line, yaml_and_nodes
 from qaudit.support.keys import dotted, explain, first, nearest
-from qaudit.types import (
-    FULL_PRECISION,
-    METRICS,
-    SELECTORS,
-    Ignore,
-    Metric,
-    Policy,
-    PolicyRule,
-)
+from qaudit.types import FULL_PRECISION, METRICS, SELECTORS, Ignore, Metric, Policy, PolicyRule
 from qaudit.whole import read_regular
 
 PRESETS: Mapping[str, Traversable] = {

@@ -9,14 +9,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from qaudit.settings import Recipe
-from qaudit.types.conclusions import (
-    Comparison,
-    Finding,
-    MeasurementRow,
-    Pick,
-    TaskRow,
-    Verdict,
-)
+from qaudit.types.conclusions import Comparison, Finding, MeasurementRow, Pick, TaskRow, Verdict
 from qaudit.types.rows import Diagnostics
 from qaudit.types.subjects import Checkpoint, Subject, TextFile, digest
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from qaudit.core import statistics
 from qaudit.diagnostics.positions import judge
-from qaudit.judge.scores import largest, stratum_rows, worst_stratum
+from qaudit.diagnostics.strata import stratum_rows
+from qaudit.judge.scores import largest, worst_stratum
 from qaudit.judge.table import Measurements
 from qaudit.types import (
     Diagnostics,
@@ -116,7 +117,7 @@ def test_one_document_has_no_interval_and_leaves_the_worst_open() -> None:
 
 def test_nothing_is_grouped_by_default() -> None:
     table = Measurements.of(sample.series(), sample.measurements(), 0.95)
-    assert stratum_rows(table) == ()
+    assert [*stratum_rows(table)] == []
     assert worst_stratum(table, CELL) is None
     assert worst_stratum(grouped(), (CELL[0], "fp")) is None
     assert worst_stratum(grouped(), ("nothing", "fp")) is None

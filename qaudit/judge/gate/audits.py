@@ -33,15 +33,7 @@ from qaudit.judge.choose import (
     pick_of,
 )
 from qaudit.judge.table import Cell, Measurements
-from qaudit.types import (
-    FULL_PRECISION,
-    AuditRecord,
-    ClassVerdict,
-    Level,
-    Pick,
-    PolicyRule,
-    Subject,
-)
+from qaudit.types import FULL_PRECISION, AuditRecord, ClassVerdict, Level, Pick, PolicyRule, Subject
 
 PICK, SHIPS = "@pick", "@ships"
 
