@@ -215,7 +215,7 @@ def moved_by_rounding(done: Sequence[UnitOutcome]) -> dict[tuple[str, str], Move
                     abs(float(now.kl_sum.sum()) - kl) / tokens,
                     abs(float(now.same_top.sum()) - same) / tokens,
                 )
-            every[again.subject, again.scheme] = moved
+            every[again.cell] = moved
     return every
 
 

@@ -170,7 +170,7 @@ SCORES = ("subject", "scheme", "expected score", "change", "effective samples")
 
 
 def section(view: View) -> doc.Section:
-    rows = {(row.subject, row.scheme): row for row in view.audit.diagnostics.rollouts}
+    rows = {row.cell: row for row in view.audit.diagnostics.rollouts}
     cells = [(subject, name) for subject, scheme in view.ships for name in (FULL_PRECISION, scheme)]
     shown = [rows[cell] for cell in dict.fromkeys(cells) if cell in rows]
     if not shown:
@@ -207,7 +207,7 @@ def section(view: View) -> doc.Section:
                 interval_of(row.end_of_reasoning, percent),
             )
             for name, row in named
-            if (row.subject, row.scheme) == cell
+            if row.cell == cell
         ]
         if part:
             title = f"{cell[0]} at {cell[1]}, by role and by place in the answer"

@@ -84,7 +84,7 @@ def _ranked(
             continue
         if other.nbytes > file.nbytes:
             continue
-        cells = [(file.subject, file.scheme), (other.subject, other.scheme)]
+        cells = [file.cell, other.cell]
         lead = estimated(table, cells, statistics.change, confidence=level, sums=divergences)
         if lead is not None and lead.interval.low > 0:
             leads[other.scheme] = lead.interval

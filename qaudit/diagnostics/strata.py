@@ -143,13 +143,13 @@ def section(view: View) -> doc.Section:
     blocks = [block for cell in cells for block in _strata(cell, diagnostics.strata)]
     for cell in cells:
         at = f"{cell[0]} at {cell[1]}"
-        roles: Rows = [(r.role, r) for r in diagnostics.roles if (r.subject, r.scheme) == cell]
+        roles: Rows = [(r.role, r) for r in diagnostics.roles if r.cell == cell]
         if roles:
             blocks.append(_folded(f"{at}, by role in the conversation", "role", roles))
         places: Rows = [
             (f"{row.first:,} to {row.last:,}", row)
             for row in diagnostics.positions
-            if (row.subject, row.scheme) == cell
+            if row.cell == cell
         ]
         if len(places) > 1:  # one bin is the whole window
             blocks.append(_folded(f"{at}, by position in the window", "positions", places))
@@ -157,7 +157,7 @@ def section(view: View) -> doc.Section:
 
 
 def _strata(cell: tuple[str, str], rows: Sequence[StratumRow]) -> list[doc.Block]:
-    rows_of_cell = [row for row in rows if (row.subject, row.scheme) == cell]
+    rows_of_cell = [row for row in rows if row.cell == cell]
     errors = [row.relative_error for row in rows_of_cell if row.relative_error is not None]
     if not errors:
         return []

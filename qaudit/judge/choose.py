@@ -136,11 +136,7 @@ class ClassChoice:
     @property
     def cells(self) -> tuple[Cell, ...]:
         """The leader and its contenders."""
-        return tuple(map(cell_of, (*self.ranked[:1], *self.contenders)))
-
-
-def cell_of(measured: Measurement) -> Cell:
-    return measured.subject, measured.scheme
+        return tuple(m.cell for m in (*self.ranked[:1], *self.contenders))
 
 
 def classes_of(table: Measurements) -> tuple[str, ...]:
@@ -263,12 +259,12 @@ def _lead(
 ) -> Interval:
     sums = divergences if by_divergence else losses
     how = {"confidence": level, "sums": sums}
-    cells = [cell_of(a), cell_of(b)]
+    cells = [a.cell, b.cell]
     return interval_of(table, cells, statistics.change, **how) or statistics.UNKNOWN
 
 
 def _divergence(table: Measurements, measured: Measurement) -> Interval | None:
-    return interval_of(table, [cell_of(measured)], statistics.per_token, sums=divergences)
+    return interval_of(table, [measured.cell], statistics.per_token, sums=divergences)
 
 
 def _below(table: Measurements, measured: Measurement) -> bool:
@@ -320,7 +316,7 @@ def _excess(
     table: Measurements, measured: Measurement, reference: Measurement, at_once: int
 ) -> Interval:
     """Return the loss over that of a reference in full precision, as a fraction."""
-    cells = [cell_of(measured), (reference.subject, FULL_PRECISION)]
+    cells = [measured.cell, (reference.subject, FULL_PRECISION)]
     return paid(table, cells, statistics.excess, at_once) or statistics.UNKNOWN
 
 
@@ -347,7 +343,7 @@ def class_verdict(table: Measurements, choice: ClassChoice) -> ClassVerdict:
     if measured is None:
         return ClassVerdict(choice.bit_class, "off", "undecided", None, None, choice.title)
     rivals = [m for m in choice.ranked if m is not measured]
-    second, cell = (rivals[0] if rivals else None), cell_of(measured)
+    second, cell = (rivals[0] if rivals else None), measured.cell
     lead = None
     if choice.reference is not None:
         lead = _excess(table, measured, choice.reference, choice.at_once)

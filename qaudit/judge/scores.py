@@ -110,8 +110,8 @@ def first_rows(rows: Sequence[MeasurementRow]) -> dict[Cell, MeasurementRow]:
     """Return one row for each subject and scheme: of several draws the one that is judged."""
     first: dict[Cell, MeasurementRow] = {}
     for row in sorted(rows, key=lambda row: row.calibration_seed):
-        first.setdefault((row.subject, row.scheme), row)
-    return {(row.subject, row.scheme): first[row.subject, row.scheme] for row in rows}
+        first.setdefault(row.cell, row)
+    return {row.cell: first[row.cell] for row in rows}
 
 
 def compare(table: Measurements, searched: Mapping[str, int] = NO_SEARCH) -> tuple[Comparison, ...]:

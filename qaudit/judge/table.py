@@ -107,7 +107,7 @@ class Measurements:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        return tuple(dict.fromkeys((m.subject, m.scheme) for m in self.measurements))
+        return tuple(dict.fromkeys(m.cell for m in self.measurements))
 
     def draws(self, subject: str, scheme: str) -> tuple[Measurement, ...]:
         return tuple(self._draws.get((subject, scheme), ()))
@@ -166,7 +166,7 @@ class Measurements:
 def by_cell(measurements: Iterable[Measurement]) -> dict[tuple[str, str], list[Measurement]]:
     draws: dict[tuple[str, str], list[Measurement]] = {}
     for m in sorted(measurements, key=lambda m: m.calibration_seed):
-        draws.setdefault((m.subject, m.scheme), []).append(m)
+        draws.setdefault(m.cell, []).append(m)
     return draws
 
 

@@ -212,7 +212,7 @@ def reference_section(view: View) -> tuple[doc.Block, ...]:
     reference = reference_in(view.audit.plan.subjects, view.audit.plan.recipe.reference)
     if reference is None:
         return ()
-    tasks = {(row.subject, row.scheme): row for row in view.audit.tasks}  # the mean, or only
+    tasks = {row.cell: row for row in view.audit.tasks}  # the mean, or only
     rows = []
     for subject, scheme in product(view.subjects, (FULL_PRECISION, *view.schemes)):
         score, task = view.score(subject.label, scheme), tasks.get((subject.label, scheme))

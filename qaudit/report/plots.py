@@ -59,7 +59,7 @@ def trajectory(view: View) -> Chart:
 
 def accuracy(view: View) -> Chart:
     """Draw the drop of accuracy, of the mean over tasks or the only task."""
-    drops = {(row.subject, row.scheme): row.accuracy_drop for row in view.audit.tasks}
+    drops = {row.cell: row.accuracy_drop for row in view.audit.tasks}
     title = "What quantization costs of accuracy on tasks, along the series"
     words = title, "accuracy lost, % of what full precision gets wrong", "item"
     return _along(view, lambda subject, scheme: drops.get((subject, scheme)), words, {})

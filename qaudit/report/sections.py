@@ -259,7 +259,7 @@ def accuracies_section(view: View) -> tuple[doc.Block, ...]:
 def _by_cell(view: View) -> dict[tuple[str, str], list[TaskRow]]:
     by_cell: dict[tuple[str, str], list[TaskRow]] = {}
     for row in view.audit.tasks:
-        by_cell.setdefault((row.subject, row.scheme), []).append(row)
+        by_cell.setdefault(row.cell, []).append(row)
     return by_cell
 
 

@@ -114,8 +114,8 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
         yield f"KL divergence to full precision: {spread(one.kl)} nats per token."
     if one.kl is not None and one.kl.estimate < NEAR_BASELINE:
         yield NOT_A_RANK
-        answered = [(row.subject, row.scheme) for row in view.audit.tasks]
-        answered += [(row.subject, row.scheme) for row in view.audit.diagnostics.rollouts]
+        answered = [row.cell for row in view.audit.tasks]
+        answered += [row.cell for row in view.audit.diagnostics.rollouts]
         if (one.subject, one.scheme) not in answered:
             yield "Neither tasks nor rollouts were measured: add `--tasks NAMES`."
     if one.rule is not None and one.margin is not None:

@@ -231,7 +231,7 @@ class View:
 def judged(score: MeasurementRow, decision: ClassVerdict) -> MeasurementRow:
     """Return a row with the verdict's own numbers, if it is of what that names."""
     cell = decision.subject, decision.scheme
-    if decision.ce is None or decision.documents is None or cell != (score.subject, score.scheme):
+    if decision.ce is None or decision.documents is None or cell != score.cell:
         return score
     names = ("ce", "relative_error", "kl", "documents")
     return replace(score, **{name: getattr(decision, name) for name in names})

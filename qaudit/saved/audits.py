@@ -301,7 +301,7 @@ def from_json(text: str) -> AuditRecord:
     tables["subjects"] = subjects_in(read.subjects, checkpoints, "audit.subjects")
     audit = AuditRecord(**{**tables, "plan": Plan(**plan), "protocol": read.plan.protocol})
     labels = {subject.label for subject in audit.subjects}
-    measured = {(row.subject, row.scheme) for row in audit.measurements}
+    measured = {row.cell for row in audit.measurements}
     for subject, _ in measured:
         if subject not in labels:
             raise AuditError(

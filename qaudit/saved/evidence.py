@@ -130,7 +130,7 @@ def read_saved(path: Path) -> SavedAudit:
     tasks: dict[tuple[str, str], list[TaskRow]] = defaultdict(list)
     for row in audit.tasks:
         if row.evidence:
-            tasks[row.subject, row.scheme].append(row)
+            tasks[row.cell].append(row)
     measurements = []
     for score in audit.measurements:
         measured = _read_evidence(score, folder)
@@ -141,7 +141,7 @@ def read_saved(path: Path) -> SavedAudit:
                     f"{getattr(measured, name)}, and the audit has {getattr(score, name)}",
                     hint=EDITED,
                 )
-        of_tasks = [_read_evidence(row, folder) for row in tasks[score.subject, score.scheme]]
+        of_tasks = [_read_evidence(row, folder) for row in tasks[score.cell]]
         for each in (measured, *of_tasks):
             try:
                 must_be_of(each, subjects[score.subject], score.spec)

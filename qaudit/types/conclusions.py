@@ -13,20 +13,17 @@ from datetime import date
 from typing import ClassVar, Literal
 
 from qaudit.types.metrics import METRICS, Metric, MetricRecord, Unit
-from qaudit.types.rows import Interval, Row
+from qaudit.types.rows import CellRow, Interval, Row
 
 _CODE = re.compile(r"[A-Z]{2}[0-9]{3}")
 
 
 @dataclass(frozen=True)
-class MeasurementRow(Row):
+class MeasurementRow(CellRow):
     """A measurement with its intervals; a row of `measurements` in audit.json."""
 
     nulls: ClassVar[Mapping[str, float]] = {"perplexity": math.inf}
 
-    subject: str
-    scheme: str
-    spec: str
     calibration_seed: int
     ce: Interval
     relative_error: Interval | None
@@ -68,16 +65,13 @@ class MeasurementRow(Row):
 
 
 @dataclass(frozen=True)
-class TaskRow(Row):
+class TaskRow(CellRow):
     """Accuracy on a task, and what changed against full precision on the same items.
 
     `drop` is in points of accuracy; `accuracy_drop` is divided by what full precision gets wrong,
     as in paper A. The task `mean` is the unweighted mean over tasks.
     """
 
-    subject: str
-    scheme: str
-    spec: str
     task: str
     accuracy: Interval
     accuracy_drop: Interval | None

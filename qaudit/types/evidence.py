@@ -183,3 +183,7 @@ class Measurement:
     identity: dict[str, str | int] | None = None  # of what it is; None: of a part of a file
     plugins: tuple[str, ...] = ()  # distributions and versions that scheme and merge are of
     mixture: dict[str, str] = field(default_factory=dict)  # bits of each linear, a digit a block
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        return self.subject, self.scheme

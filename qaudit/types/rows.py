@@ -100,16 +100,26 @@ def _fold(kind: type[Row], row: Any) -> Any:
     return {name: kind.nulls.get(name) if v is None else v for name, v in row.items()}
 
 
+@dataclass(frozen=True)
+class CellRow(Row):
+    """What is measured of a subject under a scheme."""
+
+    subject: str
+    scheme: str
+    spec: str
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        return self.subject, self.scheme
+
+
 @dataclass(frozen=True, kw_only=True)
-class ErrorRow(Row):
+class ErrorRow(CellRow):
     """Loss and errors on a part of the text.
 
     The intervals of one subject under one scheme hold at once. None is not measured.
     """
 
-    subject: str
-    scheme: str
-    spec: str
     documents: int  # that have such tokens
     tokens: int
     ce: Interval  # nats per token
@@ -153,15 +163,12 @@ class RoleRow(ErrorRow):
 
 
 @dataclass(frozen=True)
-class RolloutRow(Row):
+class RolloutRow(CellRow):
     """What a stream makes of rollouts, on the first draw; intervals are over prompts.
 
     None is not measured: divergence needs greedy rollouts, ends the tokens that end something.
     """
 
-    subject: str
-    scheme: str
-    spec: str
     prompts: int
     samples: int
     tokens: int
@@ -179,15 +186,12 @@ class RolloutRow(Row):
 
 
 @dataclass(frozen=True)
-class RoutingRow(Row):
+class RoutingRow(CellRow):
     """How far one layer's router chooses other experts than in full precision.
 
     The intervals of one subject under one scheme hold at once.
     """
 
-    subject: str
-    scheme: str
-    spec: str
     block: int
     documents: int
     tokens: int
@@ -275,12 +279,9 @@ class WeightRow:
 
 
 @dataclass(frozen=True)
-class SensitivityRow(Row):
+class SensitivityRow(CellRow):
     """What one part of a model, quantized alone, adds to its loss; or all of it."""
 
-    subject: str
-    scheme: str
-    spec: str
     part: Literal["role", "layers", "all"]
     name: str
     bits: int
@@ -331,15 +332,12 @@ class CurvatureRow(Row):
 
 
 @dataclass(frozen=True)
-class PlaneRow(Row):
+class PlaneRow(CellRow):
     """The loss at one point of a slice, theta + a * v + b * u.
 
     v leads to the checkpoint before and u to the weights that a scheme makes of theta.
     """
 
-    subject: str
-    scheme: str
-    spec: str
     a: float
     b: float
     ce: Interval  # nats per token
@@ -377,16 +375,13 @@ class Noise(Row):
 
 
 @dataclass(frozen=True)
-class ShippedRow(Row):
+class ShippedRow(CellRow):
     """A file that is quantized already among those of its base; a row of `diagnostics.shipped`.
 
     Rows are in the order of KL divergence. `dominated_by` names what takes no more bytes and
     diverges less, paired by document, all pairs at once; `looks_broken` says what was seen.
     """
 
-    subject: str
-    scheme: str
-    spec: str
     format: str
     bits: int | None  # of most codes
     nbytes: int | None

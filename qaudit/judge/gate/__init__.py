@@ -26,7 +26,7 @@ from datetime import MAXYEAR, date
 from functools import partial
 from typing import Any
 
-from qaudit.judge.choose import ClassChoice, cell_of
+from qaudit.judge.choose import ClassChoice
 from qaudit.judge.gate.audits import (
     PICK,
     SHIPS,
@@ -123,7 +123,7 @@ def _settled(policy: Policy, audit: GateInput, pair: Pair | None) -> GateInput:
             if not covers_class(rule, choice.bit_class, policy.classes):
                 continue
             if matches_any(measured.scheme, rule.schemes):
-                question = of_cell(rule, audit, pair, cell_of(measured))
+                question = of_cell(rule, audit, pair, measured.cell)
                 question = replace(question, at_once=choice.at_once, rivals=choice.cells)
                 outcomes.add(answer(question, policy, levels_of(policy, question, 1)).outcome)
         return min(outcomes, key=_WORST.index)

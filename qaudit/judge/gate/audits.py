@@ -27,7 +27,6 @@ from qaudit.judge.choose import (
     MAIN,
     ClassChoice,
     Objective,
-    cell_of,
     choices,
     class_verdict,
     pick_of,
@@ -108,7 +107,7 @@ class GateInput:
             choice = of_class.get(key or "")
             if choice is None or (ships := choice.ships) is None:
                 continue
-            if cell_of(ships) == (label, scheme):
+            if ships.cell == (label, scheme):
                 return choice.at_once, choice.cells
             if ships.subject == label and key != name:
                 return choice.at_once, ()
@@ -127,7 +126,7 @@ class GateInput:
         for choice in self.made:
             if covers_class(rule, choice.bit_class, classes):
                 every = [m for m in self.table.measurements if m.bit_class == choice.bit_class]
-                of_class = map(cell_of, [choice.ships] if choice.ships else every)
+                of_class = (m.cell for m in ([choice.ships] if choice.ships else every))
                 cells |= {cell: None for cell in of_class if matches_any(cell[1], rule.schemes)}
         return tuple(cells)
 
