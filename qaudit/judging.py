@@ -86,40 +86,40 @@ def judge(
     skipped = tuple(_skipped(plan, by_label, failed))
     measurements = [result.measurement for result in results]
     searches = [each.search for each in measured if each.search is not None]
-    recipe, environment = plan.recipe, environment_of(plan, [record.document for record in records])
-    reference = reference_in(plan.subjects, recipe.reference)
-    judgement = judge_measurements(
-        subjects,
-        measurements,
-        _evidence_files(results, out),
-        confidence=recipe.confidence,
-        floor=moved_by_rounding(measured),
-        policy=policy_named(recipe.policy),
-        today=datetime.fromisoformat(environment["began"]).astimezone(UTC).date(),
-        searched={search.label: search.counted for search in searches},
-        planned=plan.subjects,
-        skipped={skip.subject: skip.reason for skip in skipped},
-        bits=recipe.bits,
-        reference=reference.label if reference else None,
-        protocol=records[0].document.protocol,
-    )
-    diagnosed = _diagnosed(plan, records)
-    diagnostics = replace(diagnosed, greedy=tuple(searches), noise=judgement.noise)
-    further = [finding for each in measured for finding in each.findings]
-    table = Measurements.of(subjects, measurements, recipe.confidence).first_draws
-    for judging in judges(recipe.diagnostics):
-        diagnostics, advice = judging.judge(table, diagnostics)
-        further += advice
+    diagnosed = replace(_diagnosed(plan, records), greedy=tuple(searches))
     record = AuditRecord(
         plan=replace(plan, detectable_relative_error=detectable_error(plan, measurements)),
-        environment=environment,
+        environment=environment_of(plan, [record.document for record in records]),
         protocol=records[0].document.protocol,
         subjects=subjects,
-        diagnostics=diagnostics,
+        measurements=(),
+        tasks=(),
+        comparisons=(),
+        findings=(),
+        pick=None,
         skipped=skipped,
+        diagnostics=diagnosed,
         qaudit=__version__,
-        **judgement.fields | {"findings": (*plan.findings, *judgement.findings, *further)},
     )
+    every = Measurements.of(subjects, measurements, plan.recipe.confidence)
+    reference = reference_in(plan.subjects, plan.recipe.reference)
+    judgement = judge_measurements(
+        every,
+        _evidence_files(results, out),
+        GateInput.of(record, every.first_draws, "audit"),
+        floor=moved_by_rounding(measured),
+        policy=policy_named(plan.recipe.policy),
+        today=datetime.fromisoformat(record.environment["began"]).astimezone(UTC).date(),
+        reference=reference.label if reference else None,
+    )
+    diagnostics = replace(diagnosed, noise=judgement.noise)
+    further = [finding for each in measured for finding in each.findings]
+    for judging in judges(plan.recipe.diagnostics):
+        diagnostics, advice = judging.judge(every.first_draws, diagnostics)
+        further += advice
+    findings = (*plan.findings, *judgement.findings, *further)
+    columns = judgement.fields | {"findings": findings, "diagnostics": diagnostics}
+    record = replace(record, **columns)
     if judgement.verdict is None:
         return record
     step = next_step(record, judgement.verdict.classes)

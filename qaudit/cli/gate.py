@@ -22,6 +22,7 @@ from qaudit.settings import OUTPUT
 
 if TYPE_CHECKING:
     from qaudit.saved.evidence import SavedAudit
+    from qaudit.tables import Audit
     from qaudit.types import Gate
 
 
@@ -55,9 +56,19 @@ def gate(
 
     Example: qaudit gate qaudit-out/demo --policy strict --format junit=gate.xml
     """
+    from qaudit.audit import gate as judge
+    from qaudit.audit import load
+    from qaudit.policy import policy_named
+
+    def opened(target: str) -> Audit:
+        return replace(load(audit_at(target, quiet=quiet)), name=target)
+
     outputs = outputs_of(form or ())
     try:
-        result = _judge(audit, policy, baseline, classes_named(bits), signed, quiet)
+        classes = classes_named(bits)
+        policy_named(policy)  # a wrong one is refused before anything is downloaded
+        held_to = opened(baseline) if baseline else None
+        result = judge(opened(audit), policy, held_to, classes, signed=signed)
     except QauditError as error:
         _put([output for output in outputs if output != (TERMINAL, None)], error, quiet)
         raise
@@ -66,23 +77,6 @@ def gate(
         if file is not None:
             say(f"wrote {file}")
     return result.exit_code
-
-
-def _judge(
-    audit: str, policy: str, baseline: str | None, bits: tuple[str, ...], signed: bool, quiet: bool
-) -> Gate:
-    from qaudit.audit import gate as judge
-    from qaudit.audit import load
-    from qaudit.policy import policy_named
-
-    policy_named(policy)  # a wrong one is refused before anything is downloaded
-
-    audits = [
-        replace(load(audit_at(target, quiet=quiet)), name=target)
-        for target in filter(None, (baseline, audit))
-    ]
-    held_to = audits[0] if baseline else None
-    return judge(audits[-1], policy, held_to, bits, signed=signed)
 
 
 TERMINAL, GITHUB = "terminal", "github"

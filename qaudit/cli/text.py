@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +12,6 @@ from qaudit.cli.options import AsJson, Quiet, option, with_settings
 from qaudit.cli.terminal import print_result, resumable, say
 from qaudit.errors import UsageError
 from qaudit.settings import OUTPUT, SAMPLE, Sampling, settings_of
-
-if TYPE_CHECKING:
-    from qaudit.types import TaskRow
 
 
 @with_settings(
@@ -101,11 +97,15 @@ def import_(
     Example: qaudit import out --base lm-eval/bf16 --quantized gptq-4bit=lm-eval/w4
     """
     from qaudit.audit import import_answers
+    from qaudit.report.format import or_dash, percent
     from qaudit.saved.codec import encode
 
     files: dict[str, list[str | Path]] = {}
     for text in quantized:
-        scheme, place = _split(text)
+        # A scheme may have parameters, as `gptq-3bit:group=64`: the path is one that is there.
+        splits = [(text[:k], text[k + 1 :]) for k, letter in enumerate(text) if letter == "="]
+        readable = (split for split in splits if Path(split[1]).exists())
+        scheme, place = next(readable, splits[-1] if splits else ("", ""))
         if not (scheme and place):
             raise UsageError(
                 f"`--quantized {text}` is not SCHEME=PATH",
@@ -115,23 +115,6 @@ def import_(
     sign = bool(settings["sign"])
     judged = import_answers(audit, base, files, subject=subject, metric=metric, sign=sign)
     rows = [row for row in judged.record.tasks if row.imported]
-    print_result(json.dumps([*map(encode, rows)], indent=1) if as_json else _text(rows))
-    if not quiet:
-        say(f"wrote {audit / 'card.md'}, report.html, audit.json, evidence/ and plots/")
-    return 0
-
-
-def _split(text: str) -> tuple[str, str]:
-    """Split `SCHEME=PATH`: a scheme may have parameters, as `gptq-3bit:group=64`."""
-    parts = text.split("=")
-    splits = [("=".join(parts[:k]), "=".join(parts[k:])) for k in range(1, len(parts))]
-    readable = (split for split in splits if Path(split[1]).exists())
-    return next(readable, splits[-1] if splits else ("", ""))
-
-
-def _text(rows: Sequence[TaskRow]) -> str:
-    from qaudit.report.format import or_dash, percent
-
     lines = []
     for row in rows:
         line = f"{row.subject} {row.scheme} {row.task}: {percent(row.accuracy)} % of {row.items}"
@@ -141,4 +124,8 @@ def _text(rows: Sequence[TaskRow]) -> str:
                 f"{row.wrong_to_right} back, p {or_dash(row.p_value, '{:.2g}'.format)}"
             )
         lines.append(line)
-    return "\n".join(lines)
+    text = json.dumps([*map(encode, rows)], indent=1) if as_json else "\n".join(lines)
+    print_result(text)
+    if not quiet:
+        say(f"wrote {audit / 'card.md'}, report.html, audit.json, evidence/ and plots/")
+    return 0

@@ -118,10 +118,9 @@ class DownloadSchedule:
         alone = {keys[0]: p for p, keys in enumerate(self.needs) if len(keys) == 1}
 
         def place(position: int) -> tuple[int, bool, int]:
-            keys = self.needs[position]
-            if len(keys) < 2:
-                return position, False, position
-            return max((alone[k] for k in keys if k in alone), default=position), True, position
+            keys, is_soup = self.needs[position], len(self.needs[position]) > 1
+            members = [alone[key] for key in keys if is_soup and key in alone]
+            return max(members, default=position), is_soup, position
 
         return tuple(sorted(positions, key=place))
 

@@ -41,6 +41,8 @@ from qaudit.export.packed import Packed, refuse_rounded
 from qaudit.export.soup import SHARD_NBYTES, note_doubts
 from qaudit.formats.packing import Format, changed_inputs, declared_group, format_named, formats
 from qaudit.judge import judge
+from qaudit.judge.gate import GateInput
+from qaudit.judge.table import Measurements
 from qaudit.model.blocks import Weights
 from qaudit.model.config import is_remote
 from qaudit.model.experts import is_fused
@@ -430,15 +432,13 @@ def _judged_alone(choice: ExportChoice, made: Made, folder: Path) -> ExportChoic
         shutil.copyfile(result.path, path)
         place = path.relative_to(folder).as_posix(), sha256_of(path)
         files[m.subject, m.spec, m.calibration_seed] = place
+    every = Measurements.of((choice.subject,), measured, plan.recipe.confidence)
     judgement = judge(
-        (choice.subject,),
-        measured,
+        every,
         files,
-        confidence=plan.recipe.confidence,
+        GateInput(every.first_draws, planned=(choice.subject,), bits=(bits,)),
         policy=policy_named(plan.recipe.policy),
         today=datetime.now(UTC).date(),
-        planned=(choice.subject,),
-        bits=(bits,),
     )
     alone = replace(
         plan,

@@ -251,33 +251,29 @@ class Listing:
         return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
     def _path(self, key: Sequence[str]) -> Path:
-        """Return the file of an answer: of this Hub, in the folder of its table."""
-        table, *names = key
-        name = digest([table, self.client.endpoint, *names])
-        return self._folder / f"v{_STORE_VERSION}" / table / f"{name}.json"
+        return self._folder / f"v{_STORE_VERSION}" / key[0] / f"{digest(self._whole(key))}.json"
+
+    def _whole(self, key: Sequence[str]) -> list[str]:
+        """Return the key of an answer of this Hub: its table, the address, and the names."""
+        return [key[0], self.client.endpoint, *key[1:]]
 
     def _recorded(self, key: Sequence[str], parse: Callable[[Any], T]) -> T | None:
         """Return an answer on the disk, if it passes the checks of one that comes."""
-        table, *names = key
         try:
             record = json.loads(self._path(key).read_text(encoding="utf-8"))
-            if record["key"] == [table, self.client.endpoint, *names]:
-                return parse(record["value"])
+            return parse(record["value"]) if record["key"] == self._whole(key) else None
         except (OSError, ValueError, RecursionError, LookupError, TypeError, OverflowError):
-            pass
-        return None
+            return None
 
     def _record(self, key: Sequence[str], value: Any) -> None:
         """Write an answer so that it is there whole or not at all."""
-        table, *names = key
-        record = {"key": [table, self.client.endpoint, *names], "value": value}
+        record = {"key": self._whole(key), "value": value}
         try:
             write_whole(self._path(key), json.dumps(record, separators=(",", ":")))
         except MachineError as error:
             if not self._warned:
-                self.client.say(
-                    f"answers of the Hub cannot be kept in `{self._folder}`: {error.message}"
-                )
+                why = f"answers of the Hub cannot be kept in `{self._folder}`: {error.message}"
+                self.client.say(why)
             self._warned = True
 
 

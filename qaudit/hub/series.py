@@ -32,6 +32,7 @@ folder itself.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import deque
@@ -65,9 +66,7 @@ if TYPE_CHECKING:
     from qaudit.hub.listing import Listing
 
 LONGEST_INDEX_NBYTES = 64_000_000
-_CONFIG = ("config.json",)
 _MODEL = ("config.json", "generation_config.json", "*processor_config.json")
-_CODE = ("*.py",)
 
 ReadFile = Callable[[HubFile], bytes]
 
@@ -425,11 +424,13 @@ def settings_files(
     while folders[-1]:
         folders.append(folders[-1].rpartition("/")[0])
     group = _matching(small, folders[0], (_SAFETENSORS[0], *QUANTIZATION, ADAPTER))
-    group |= _nearest(small, folders, TOKENIZER, needs=TOKENIZER)
-    group |= _nearest(small, folders, _MODEL, needs=_CONFIG)
+    for patterns, needs in ((TOKENIZER, TOKENIZER), (_MODEL, _MODEL[:1])):
+        with_needs = (folder for folder in folders if _matching(small, folder, needs))
+        for folder in itertools.islice(with_needs, 1):  # the nearest
+            group |= _matching(small, folder, patterns)
     if code:
         for folder in reversed(folders):  # the nearest of a name wins
-            group |= _matching(small, folder, _CODE)
+            group |= _matching(small, folder, ("*.py",))
     start = f"{subfolder}/" if subfolder else ""
     return tuple((file, f"{start}{name}") for name, file in sorted(group.items()))
 
@@ -456,13 +457,3 @@ def _matching(files: Sequence[HubFile], folder: str, patterns: Sequence[str]) ->
         # a star stays within one folder
         if any(name.count("/") == p.count("/") and fnmatchcase(name, p) for p in patterns)
     }
-
-
-def _nearest(
-    files: Sequence[HubFile], folders: Sequence[str], patterns: Sequence[str], needs: Sequence[str]
-) -> dict[str, HubFile]:
-    """Return a group of files from the nearest folder that has what the group needs."""
-    for folder in folders:
-        if _matching(files, folder, needs):
-            return _matching(files, folder, patterns)
-    return {}

@@ -15,14 +15,14 @@ version.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from types import MappingProxyType
 from typing import Any
 
 from qaudit.errors import AuditError
-from qaudit.judge.choose import LOSS, NO_SEARCH, Objective, choices, pick_of
+from qaudit.judge.choose import choices, pick_of
 from qaudit.judge.gate import GateInput, findings_of, gate, verdict_of
 from qaudit.judge.rules import RULES, RuleCase
 from qaudit.judge.scores import compare, score
@@ -34,12 +34,10 @@ from qaudit.types import (
     Comparison,
     Finding,
     Interval,
-    Measurement,
     MeasurementRow,
     Noise,
     Pick,
     Policy,
-    Subject,
     TaskRow,
     Verdict,
     reference_in,
@@ -66,51 +64,31 @@ class Judgement:
         return {name: value for name, value in vars(self).items() if name != "noise"}
 
 
-def judge(  # noqa: PLR0913 - what was measured, and what it is to be judged by
-    subjects: Sequence[Subject],
-    measurements: Sequence[Measurement],
-    evidence: EvidenceFiles,
+def judge(
+    every: Measurements,
+    files: EvidenceFiles,
+    held: GateInput | None = None,
     *,
-    confidence: float = 0.95,
-    objective: Objective | None = None,
     floor: Mapping[tuple[str, str], Moved] = MappingProxyType({}),
     policy: Policy | None = None,
     today: date = date.min,
-    searched: Mapping[str, int] = NO_SEARCH,
-    planned: Sequence[Subject] = (),
-    skipped: Mapping[str, str] | None = None,
-    bits: Sequence[str] = (),
     reference: str | None = None,
-    protocol: Mapping[str, Any] = MappingProxyType({}),
 ) -> Judgement:
-    """Judge the measurements of subjects in series order.
+    """Judge measurements, with every draw of calibration text; the first draw decides.
 
-    `evidence` names the file and sha256 of each (subject, spec, calibration seed); `floor` has
-    how far rounding moves a (subject, scheme). Ignores of
-    a policy expire as of `today`; its rules read what was `planned`, and why it was `skipped`. No
-    `bits`: all classes are decided. `searched` has how many means were tried for each searched
-    soup. Of several draws of calibration text the first is judged.
+    `files` names the file and sha256 of each (subject, spec, calibration seed), `held` is what a
+    policy is held against, and `floor` has how far rounding moves a (subject, scheme). Ignores of
+    a policy expire as of `today`.
     """
-    every = Measurements.of(subjects, measurements, confidence)
-    table = every.first_draws
-    scores = tuple(score(every, m, evidence, reference) for m in every.measurements)
-    measured = {m.subject for m in table.measurements}
-    held = GateInput(
-        table,
-        planned=tuple(planned),
-        skipped={k: why for k, why in (skipped or {}).items() if k not in measured},
-        bits=tuple(bits),
-        searched=searched,
-        objective=objective or LOSS,
-        protocol=protocol,
-    )
+    held = held or GateInput(every.first_draws)
+    scores = tuple(score(every, m, files, reference) for m in every.measurements)
     answer = gate(policy, held, today=today) if policy else None
     pick = pick_of(answer.classes) if answer else held.pick
-    case = RuleCase(table, scores, compare(table, searched), pick)
+    case = RuleCase(held.table, scores, compare(held.table, held.searched), pick)
     by_rules = (finding for rule in RULES for finding in rule(case))
     return Judgement(
         measurements=scores,
-        tasks=tuple(score_tasks(table, evidence, reference)),
+        tasks=tuple(score_tasks(held.table, files, reference)),
         comparisons=case.comparisons,
         findings=(*(findings_of(answer) if answer else ()), *by_rules),
         pick=pick,

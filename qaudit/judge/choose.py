@@ -32,6 +32,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -190,6 +191,7 @@ def _choice(
     if not ranked:
         return ClassChoice(name, title)
     leader, *rivals = ranked
+    divergence = partial(_divergence, table)
     few = table.documents < statistics.MINIMUM_DOCUMENTS
     level = statistics.simultaneous(table.confidence, len(rivals))
     contenders = tuple(
@@ -197,16 +199,11 @@ def _choice(
         for rival in rivals
         if few
         or _lead(table, leader, rival, level, by_divergence=by_divergence).high >= 0
-        or (by_divergence and _below(table, leader) and _below(table, rival))
-    )
+        or (by_divergence and max(divergence(leader), divergence(rival)) < NEAR_BASELINE)
+    )  # nearer to full precision than that KL divergence does not rank
     of_loss = objective.kind == "loss" and objective.scheme is None
-    same_subject = [m for m in contenders if m.subject == leader.subject]
-
-    def price(measured: Measurement) -> tuple[float, float]:
-        divergence = _divergence(table, measured)
-        return measured.bits_per_weight, divergence.estimate if divergence else np.inf
-
-    preferred = sorted((leader, *same_subject), key=price)
+    same_subject = (m for m in contenders if m.subject == leader.subject)
+    preferred = sorted((leader, *same_subject), key=lambda m: (m.bits_per_weight, divergence(m)))
     at_once = count if few or not of_loss else 1 + len(contenders)
     return ClassChoice(
         bit_class=name,
@@ -232,15 +229,13 @@ def candidates(table: Measurements, name: str, scheme: str | None = None) -> lis
     Equal losses keep the order of the series, and then that of names, so that the order of
     `--schemes` changes nothing.
     """
+    order = {subject.label: k for k, subject in enumerate(table.subjects)}
     every = [
-        measured
-        for subject in table.subjects
-        for short in sorted((*table.quantized_schemes, FULL_PRECISION))
-        if (measured := table.find(subject.label, short)) is not None
-        and measured.bit_class == name
-        and scheme in (None, short)
-        and is_finite(measured)
+        m
+        for m in table.first_draws.measurements
+        if m.bit_class == name and scheme in (None, m.scheme) and is_finite(m)
     ]
+    every.sort(key=lambda m: (order[m.subject], m.scheme))
     return _ranked(every)
 
 
@@ -263,14 +258,9 @@ def _lead(
     return interval_of(table, cells, statistics.change, **how) or statistics.UNKNOWN
 
 
-def _divergence(table: Measurements, measured: Measurement) -> Interval | None:
-    return interval_of(table, [measured.cell], statistics.per_token, sums=divergences)
-
-
-def _below(table: Measurements, measured: Measurement) -> bool:
-    """Whether it is too near full precision for its KL divergence to rank it."""
-    divergence = _divergence(table, measured)
-    return divergence is not None and divergence.estimate < NEAR_BASELINE
+def _divergence(table: Measurements, measured: Measurement) -> float:
+    result = interval_of(table, [measured.cell], statistics.per_token, sums=divergences)
+    return np.inf if result is None else result.estimate
 
 
 def _cheapest(

@@ -20,9 +20,8 @@ of what quantization adds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -283,159 +282,113 @@ RULES: tuple[Callable[[RuleCase], Iterator[Finding]], ...] = (
 _MOST_NAMES = 6
 
 
-@dataclass(frozen=True)
-class _Series:
-    """The input of the rules: checkpoints, and groups with equal weights."""
-
-    checkpoints: tuple[Checkpoint, ...]
-    soups: tuple[Subject, ...]
-
-    @cached_property
-    def read(self) -> tuple[Checkpoint, ...]:
-        return tuple(c for c in self.checkpoints if c.files)
-
-    @cached_property
-    def equal(self) -> tuple[tuple[Checkpoint, ...], ...]:
-        """The groups of checkpoints that serve the same weights, those of one alone left out."""
-        return tuple(tuple(g) for g in _grouped(self.read, _bytes).values() if len(g) > 1)
-
-
 def content_findings(
     checkpoints: Sequence[Checkpoint], soups: Sequence[Subject] = ()
 ) -> tuple[Finding, ...]:
     """Apply every rule to checkpoints in the order of their series, by the order of the codes."""
-    series = _Series(tuple(checkpoints), tuple(soups))
-    rules = (
-        serve_the_same, is_one_of_its_parts, has_two_names, holds_no_weights, is_said_to_be_bad,
-        differ_after_all, is_a_mix, holds_two_sets,
-    )  # fmt: skip
-    return tuple(finding for rule in rules for finding in rule(series))
-
-
-def serve_the_same(series: _Series) -> Iterator[Finding]:
-    """QA009: of different places in a run with the same weights, at most one is right."""
-    for group in series.equal:
-        firsts = [g[0] for g in _grouped(group, _point).values()]
-        placed = [c for c in firsts if _is_placed(c)]
-        if len(placed) > 1:
-            message = f"{len(placed)} checkpoints serve the same weights: {_names(placed)}"
-            hint = (
-                "at most one of them matches its name; it is measured once, leave it out of "
-                "conclusions about the run"
-            )
-            yield _finding("QA009", placed[0], message, hint)
-
-
-def is_one_of_its_parts(series: _Series) -> Iterator[Finding]:
-    """QA010: what is called a soup or a release is one of the checkpoints it is made of."""
-    for group in series.equal:
-        releases = [c for c in group if is_release(c)]
-        parts = [c for c in group if c.ingredient is not None and not is_release(c)]
-        if releases and parts:
-            message = (
-                f"{_quoted(releases[0])} holds the weights of {_quoted(parts[0])}: it is that "
-                "ingredient and no soup of several"
-            )
-            hint = "compare it with a soup: `--soup 'A+B+C'`"
-            yield _finding("QA010", releases[0], message, hint)
-    for soup in series.soups:
-        members = [c for c, weight in soup.members if weight != 0 and c.files]
-        all_known = len(members) == sum(weight != 0 for _, weight in soup.members)
-        if members and all_known and len({_bytes(c) for c in members}) == 1:
-            message = f"soup `{soup.label}` holds the weights of {_quoted(members[0])} alone"
-            hint = "give weight to members that differ"
-            yield Finding("QA010", "warn", soup.label, None, message, hint)
-
-
-def has_two_names(series: _Series) -> Iterator[Finding]:
-    """QA011: names of one place in the run, or a name without a place, for the same weights."""
-    for group in series.equal:
-        names = _grouped(group, _point).values()
-        unplaced = [c for c in group if not _is_placed(c)]
-        placed = [c for c in group if _is_placed(c)]
-        twice = [g for g in names if len(g) > 1 and _is_placed(g[0])]
-        if unplaced:
-            twice = [[*placed[:1], *unplaced]] if len(placed) + len(unplaced) > 1 else []
-        for same in twice:
-            if any(is_release(c) for c in same) and any(c.ingredient is not None for c in same):
-                continue  # QA010 covers it
-            message = f"{_names(same)} are {len(same)} names for the same weights"
-            hint = "a soup by glob would count them more than once: name its members"
-            yield _finding("QA011", same[0], message, hint, "pass")
-
-
-def holds_no_weights(series: _Series) -> Iterator[Finding]:
-    """QA012: a tree was read, and there is nothing in it to measure."""
-    for checkpoint in series.checkpoints:
+    read = [c for c in checkpoints if c.files]
+    equal = [group for group in _grouped(read, _bytes).values() if len(group) > 1]
+    findings = [finding for group in equal for finding in _of_equal(group)]
+    findings += [finding for soup in soups for finding in _of_soup(soup)]
+    for checkpoint in checkpoints:  # QA012: a tree was read, and there is nothing in it to measure
         doubts = doubts_of_files(checkpoint.suspect)
         if not checkpoint.files and doubts:
             message = f"{_quoted(checkpoint)} cannot be measured: {'; '.join(doubts)}"
             hint = "name other revisions; `qaudit series` lists them"
-            yield _finding("QA012", checkpoint, message, hint)
-
-
-def is_said_to_be_bad(series: _Series) -> Iterator[Finding]:
-    """QA013: a family's file warns of a revision, and hashes alone do not decide."""
-    reported = {c.label for group in series.equal for c in group}
-    reported |= {c.label for pair in _mixes(series) for c in pair[:2]}
-    groups: dict[str, list[Checkpoint]] = {}
-    for checkpoint in series.read:
-        for text in checkpoint.suspect:
-            if checkpoint.label not in reported and is_bad_report(text):
-                groups.setdefault(text, []).append(checkpoint)
-    for text, checkpoints in groups.items():
-        hint = (
-            "the hashes neither confirm nor refute it; take a neighbour, or compare its loss with "
-            "theirs"
+            findings.append(_finding("QA012", checkpoint, message, hint))
+    mixes = _mixes(read)
+    for a, b, shared in mixes:  # QA015: some files of one, and not all, are those of another
+        message = (
+            f"{_quoted(a)} has {shared} of its {len(a.files)} files from {_quoted(b)}, "
+            "or the other way round"
         )
-        message = f"{_names(checkpoints)}: {text}"
-        yield _finding("QA013", checkpoints[0], message, hint, "inconclusive")
+        hint = "at least one of them is a mix of two checkpoints: leave both out"
+        findings.append(_finding("QA015", a, message, hint))
+    covered = {c.label for group in equal for c in group}
+    covered |= {c.label for a, b, _ in mixes for c in (a, b)}
+    findings += _of_reports(read, covered)
+    return tuple(sorted(findings, key=lambda finding: finding.rule))
 
 
-def differ_after_all(series: _Series) -> Iterator[Finding]:
-    """QA014: revisions that a family's file lists as equal differ, or differ by now."""
-    by_name = {(c.ref.location, c.ref.revision or c.label): c for c in series.read}
-    listed: dict[str, list[Checkpoint]] = {}
-    for checkpoint in series.read:
+def _of_equal(group: Sequence[Checkpoint]) -> Iterator[Finding]:
+    """Judge checkpoints that serve the same weights."""
+    names = _grouped(group, _point).values()
+    firsts = [same[0] for same in names if _is_placed(same[0])]
+    if len(firsts) > 1:  # QA009: of different places in a run at most one is right
+        message = f"{len(firsts)} checkpoints serve the same weights: {_names(firsts)}"
+        hint = (
+            "at most one of them matches its name; it is measured once, leave it out of "
+            "conclusions about the run"
+        )
+        yield _finding("QA009", firsts[0], message, hint)
+    releases = [c for c in group if is_release(c)]
+    parts = [c for c in group if c.ingredient is not None and not is_release(c)]
+    if releases and parts:  # QA010: what is called a soup or a release is one of its parts
+        message = (
+            f"{_quoted(releases[0])} holds the weights of {_quoted(parts[0])}: it is that "
+            "ingredient and no soup of several"
+        )
+        yield _finding("QA010", releases[0], message, "compare it with a soup: `--soup 'A+B+C'`")
+    # QA011: names of one place in the run, or a name without a place, for the same weights.
+    unplaced = [c for c in group if not _is_placed(c)]
+    placed = [c for c in group if _is_placed(c)]
+    twice = [same for same in names if len(same) > 1 and _is_placed(same[0])]
+    if unplaced:
+        twice = [[*placed[:1], *unplaced]] if len(placed) + len(unplaced) > 1 else []
+    for same in twice:
+        if any(is_release(c) for c in same) and any(c.ingredient is not None for c in same):
+            continue  # QA010 covers it
+        message = f"{_names(same)} are {len(same)} names for the same weights"
+        hint = "a soup by glob would count them more than once: name its members"
+        yield _finding("QA011", same[0], message, hint, "pass")
+
+
+def _of_soup(soup: Subject) -> Iterator[Finding]:
+    """QA010: all members of a soup have the same weights."""
+    members = [c for c, weight in soup.members if weight != 0]
+    if members and all(c.files for c in members) and len({_bytes(c) for c in members}) == 1:
+        message = f"soup `{soup.label}` holds the weights of {_quoted(members[0])} alone"
+        yield Finding(
+            "QA010", "warn", soup.label, None, message, "give weight to members that differ"
+        )
+
+
+def _of_reports(read: Sequence[Checkpoint], covered: Collection[str]) -> Iterator[Finding]:
+    """Judge what files of families and of repositories say of checkpoints."""
+    by_name = {(c.ref.location, c.ref.revision or c.label): c for c in read}
+    bad, listed, odd = (dict[str, list[Checkpoint]]() for _ in range(3))
+    for checkpoint in read:
+        for text in checkpoint.suspect:
+            if checkpoint.label not in covered and is_bad_report(text):
+                bad.setdefault(text, []).append(checkpoint)
         for text in (*checkpoint.suspect, *checkpoint.notes):
             names = names_in_equal_report(text)
             files = [by_name.get((checkpoint.ref.location, name)) for name in names]
             differing = [c for c in files if c is not None]
             if len(differing) > 1 and len({_bytes(c) for c in differing}) == len(differing):
                 listed.setdefault(text, differing)
-    for text, differing in listed.items():
-        message = f"{text}; the files of {_names(differing)} differ"
-        hint = "they were fixed, or never equal: each can be measured"
-        yield _finding("QA014", differing[0], message, hint, "pass")
-
-
-def is_a_mix(series: _Series) -> Iterator[Finding]:
-    """QA015: some files of a checkpoint, and not all, are those of another."""
-    for a, b, shared in _mixes(series):
-        message = (
-            f"{_quoted(a)} has {shared} of its {len(a.files)} files from {_quoted(b)}, "
-            "or the other way round"
-        )
-        hint = "at least one of them is a mix of two checkpoints: leave both out"
-        yield _finding("QA015", a, message, hint)
-
-
-def holds_two_sets(series: _Series) -> Iterator[Finding]:
-    """QA016: repeat what is odd about the files of a checkpoint that can be measured."""
-    groups: dict[str, list[Checkpoint]] = {}
-    for checkpoint in series.read:
         for text in doubts_of_files(checkpoint.suspect):
-            groups.setdefault(text, []).append(checkpoint)
-    for text, checkpoints in groups.items():
-        message = f"{_names(checkpoints)}: {text}"
-        yield _finding("QA016", checkpoints[0], message, "name the one of the two to ship")
+            odd.setdefault(text, []).append(checkpoint)
+    for text, group in bad.items():  # QA013: hashes alone neither confirm nor refute it
+        hint = (
+            "the hashes neither confirm nor refute it; take a neighbour, or compare its loss with "
+            "theirs"
+        )
+        yield _finding("QA013", group[0], f"{_names(group)}: {text}", hint, "inconclusive")
+    for text, group in listed.items():  # QA014: listed as equal, and they differ, or do by now
+        message = f"{text}; the files of {_names(group)} differ"
+        hint = "they were fixed, or never equal: each can be measured"
+        yield _finding("QA014", group[0], message, hint, "pass")
+    for text, group in odd.items():  # QA016: odd files of a checkpoint that can be measured
+        hint = "name the one of the two to ship"
+        yield _finding("QA016", group[0], f"{_names(group)}: {text}", hint)
 
 
-def _mixes(series: _Series) -> list[tuple[Checkpoint, Checkpoint, int]]:
+def _mixes(read: Iterable[Checkpoint]) -> list[tuple[Checkpoint, Checkpoint, int]]:
     """Return pairs that share some files; each checkpoint with the first it shares with."""
     owners: dict[tuple[str, str], Checkpoint] = {}
     pairs: dict[tuple[str, str], tuple[Checkpoint, Checkpoint, int]] = {}
-    for checkpoint in series.read:
+    for checkpoint in read:
         for file in checkpoint.files:
             if file.name == "adapter_config.json":  # the same for every step of a run
                 continue

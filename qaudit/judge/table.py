@@ -78,18 +78,28 @@ class Measurements:
             )
         seen: set[tuple[str, str, int]] = set()
         for m in measurements:
+            first, key = measurements[0], (m.subject, m.spec, m.calibration_seed)
             if m.subject not in labels:
                 raise AuditError(
                     f"`{m.subject}` was measured and is no subject of this audit",
                     hint="evidence of another audit may be in the same folder",
                 )
-            if (key := (m.subject, m.spec, m.calibration_seed)) in seen:
+            if key in seen:
                 raise AuditError(
                     f"`{m.subject}` was measured twice under `{m.scheme}`",
                     hint="one measurement for each subject, scheme and calibration seed",
                 )
             seen.add(key)
-        _refuse_other_documents(measurements)
+            what, hint = "documents", "measure both on the same evaluation text and protocol"
+            if m.evidence.document_sha256 == first.evidence.document_sha256:
+                what, hint = "tokens", "different tokenizers compare only in bits per byte"
+                if np.array_equal(m.evidence.tokens, first.evidence.tokens):
+                    continue
+            raise AuditError(
+                f"`{m.subject}` under `{m.scheme}` and `{first.subject}` under `{first.scheme}` "
+                f"were measured on different {what}",
+                hint=hint,
+            )
         return cls(tuple(subjects), tuple(measurements), confidence)
 
     @cached_property
@@ -140,25 +150,23 @@ class Measurements:
         return self.measurements[0].evidence.scored()
 
     @cached_property
+    def _checkpoints(self) -> tuple[Subject, ...]:
+        return tuple(s for s in self.subjects if s.kind == "checkpoint")
+
+    @property
     def last_checkpoint(self) -> str | None:
-        labels = [s.label for s in self.subjects if s.kind == "checkpoint"]
-        return labels[-1] if labels else None
+        return self._checkpoints[-1].label if self._checkpoints else None
 
     def series_ends(self) -> tuple[str, ...]:
         """Return the last checkpoint, and the last ones of the ingredients beside it."""
-        singles = [s for s in self.subjects if s.kind == "checkpoint"]
-        return tuple(singles[k].label for k in ends([s.first for s in singles]))
+        return tuple(self._checkpoints[k].label for k in ends([s.first for s in self._checkpoints]))
 
     def stage_ends(self) -> tuple[str, ...]:
-        ends = {
-            s.first.stage: s.label
-            for s in self.subjects
-            if s.kind == "checkpoint" and s.first.stage is not None
-        }
-        return tuple(label for label in ends.values() if label != self.last_checkpoint)
+        stages = {s.first.stage: s.label for s in self._checkpoints if s.first.stage is not None}
+        return tuple(label for label in stages.values() if label != self.last_checkpoint)
 
     def members(self, soup: Subject) -> tuple[str, ...]:
-        singles = {s.first: s.label for s in self.subjects if s.kind == "checkpoint"}
+        singles = {s.first: s.label for s in self._checkpoints}
         labels = (singles.get(checkpoint) for checkpoint, _ in soup.members)
         return tuple(dict.fromkeys(label for label in labels if label is not None))
 
@@ -172,22 +180,6 @@ def by_cell(measurements: Iterable[Measurement]) -> dict[tuple[str, str], list[M
 
 def is_finite(measurement: Measurement) -> bool:
     return bool(np.isfinite(measurement.evidence.nll_sum).all())
-
-
-def _refuse_other_documents(measurements: Sequence[Measurement]) -> None:
-    for m in measurements[1:]:
-        first = measurements[0]
-        if m.evidence.document_sha256 != first.evidence.document_sha256:
-            what, hint = "documents", "measure both on the same evaluation text and protocol"
-        elif not np.array_equal(m.evidence.tokens, first.evidence.tokens):
-            what, hint = "tokens", "different tokenizers compare only in bits per byte"
-        else:
-            continue
-        raise AuditError(
-            f"`{m.subject}` under `{m.scheme}` and `{first.subject}` under `{first.scheme}` "
-            f"were measured on different {what}",
-            hint=hint,
-        )
 
 
 Mean = Literal[
@@ -416,11 +408,6 @@ class Deciding:
     documents: int | None = None
 
 
-AT_THE_MARGIN = Deciding(
-    f"at the margin: {MOST_TO_DECIDE:,} documents would not decide it in four of five cases"
-)
-
-
 def settling(
     table: Measurements,
     cells: Sequence[Cell],
@@ -443,6 +430,7 @@ def settling(
 
 def deciding(needed: int | None, measured: int) -> Deciding:
     if needed is None:
-        return AT_THE_MARGIN
+        most = f"{MOST_TO_DECIDE:,} documents would not decide it in four of five cases"
+        return Deciding(f"at the margin: {most}")
     hint = f"needs about {needed:,} documents to decide; {measured:,} were measured"
     return Deciding(hint, needed)

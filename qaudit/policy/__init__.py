@@ -66,7 +66,7 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
         if len(written) > _MOST_ENTRIES:
             sentence = f"a policy has {len(written)} entries here"
             file.refuse((key,), sentence, f"at most {_MOST_ENTRIES}: use globs of subjects")
-    start = shipped(keys.extends) if keys.extends else Policy(name=name, rules=())
+    start = preset(keys.extends) if keys.extends else Policy(name=name, rules=())
     line = file.line(("extends",))
     inherited = {rule.name: replace(rule, line=line) for rule in start.rules}
     rules = inherited | {rule.name: rule for rule in file.rules(keys.rules, inherited)}
@@ -102,7 +102,9 @@ def policy_in(text: str, *, where: str, name: str, path: str | None) -> Policy:
 
 
 @cache
-def shipped(name: str) -> Policy:
+def preset(name: str) -> Policy:
+    if name not in PRESETS:
+        raise PolicyError(f"there is no policy `{name}`", hint=_instead(name))
     text = PRESETS[name].read_text(encoding="utf-8")
     return policy_in(text, where=f"policy `{name}`", name=name, path=None)
 
@@ -266,12 +268,6 @@ class _File:
 __all__ = ["PRESETS", "descriptions", "policy_inside", "policy_named", "preset", "read_policy"]
 
 _ENDINGS = (".yaml", ".yml")
-
-
-def preset(name: str) -> Policy:
-    if name not in PRESETS:
-        raise PolicyError(f"there is no policy `{name}`", hint=_instead(name))
-    return shipped(name)
 
 
 def descriptions() -> dict[str, str]:

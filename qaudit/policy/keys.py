@@ -223,13 +223,12 @@ def margin_of(text: str, metric: Metric) -> float:
     # Against something else a margin below zero requires an improvement.
     least = -most if METRICS[metric].against else 0.0
     if not least <= value <= most:
-        bounds = f"between {_written(least, unit)} and {_written(most, unit)}"
-        raise ValueError(f"a margin of `{text}` is impossible; it must be {bounds}")
+        bounds = " and ".join(
+            f"{100 * bound:g}%" if unit == "fraction" else f"{bound:g} {unit}"
+            for bound in (least, most)
+        )
+        raise ValueError(f"a margin of `{text}` is impossible; it must be between {bounds}")
     return value
-
-
-def _written(value: float, unit: Unit) -> str:
-    return f"{100 * value:g}%" if unit == "fraction" else f"{value:g} {unit}"
 
 
 FILE = Path(__file__).with_name("policy.schema.json")

@@ -34,8 +34,7 @@ Given up: the first checkpoint, which is random weights more often than not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from fnmatch import fnmatchcase
 
@@ -71,7 +70,7 @@ def matching(entry: str, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     if matches := [c for label, c in by_label.items() if fnmatchcase(label, entry)]:
         return matches
     if "@" in entry:
-        return _range(entry).of(list(by_label.values()))
+        return _range(entry, list(by_label.values()))
     if any(sign in entry for sign in "*?["):
         raise UsageError(f"no checkpoint matches `{entry}`", hint=_there_are(by_label))
     raise UsageError(f"there is no checkpoint `{entry}`", hint=_near(entry, list(by_label)))
@@ -95,74 +94,8 @@ def _branches(checkpoint: Checkpoint) -> tuple[str, ...]:
     return (stage, f"{stage}-ingredient{checkpoint.ingredient}".removeprefix("-"))
 
 
-@dataclass(frozen=True)
-class _Range:
-    """The steps `low` to `high` of a stage; with a spacing, the nearest to each multiple."""
-
-    text: str
-    stage: str
-    low: int | None
-    high: int | None
-    spacing: int | None
-
-    def of(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-        of_stage = [
-            c
-            for c in checkpoints
-            if not self.stage or any(fnmatchcase(name, self.stage) for name in _branches(c))
-        ]
-        if not of_stage:
-            stages = list(dict.fromkeys(name for c in checkpoints for name in _branches(c) if name))
-            if stages:
-                hint = _near(self.stage, stages)
-                raise UsageError(f"there is no stage `{self.stage}`", hint=hint)
-            raise UsageError(
-                f"there is no stage `{self.stage}`: no checkpoint has a known stage",
-                hint="choose by name, as in `step1*`, or by steps alone, as in `@100k..900k`",
-            )
-        steps = sorted({c.step for c in of_stage if c.step is not None})
-        if not steps:
-            raise UsageError(
-                f"`{self.text}` is a range of steps, and no step is known here",
-                hint="choose by name; `qaudit series` shows what is known",
-            )
-        low, high = self.low or 0, steps[-1] if self.high is None else self.high
-        inside = [c for c in of_stage if c.step is not None and low <= c.step <= high]
-        if not inside:
-            raise UsageError(
-                f"no checkpoint is in `{self.text}`",
-                hint=f"the steps there go from {steps[0]:,} to {steps[-1]:,}",
-            )
-        return inside if self.spacing is None else self._spaced(inside)
-
-    def _spaced(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Return, of each branch, the nearest to every multiple; of two names for a step one."""
-        wanted: set[str] = set()
-        for branch in branches(checkpoints):
-            first = sorted(branch, key=is_release)  # a name with a step before `main`
-            named = {c.step or 0: c for c in reversed(first)}
-            steps = sorted(named)
-            for before, step, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
-                if self._is_nearest(before, step, after):
-                    wanted.add(named[step].label)
-        return [c for c in checkpoints if c.label in wanted]
-
-    def _is_nearest(self, before: int | None, step: int, after: int | None) -> bool:
-        """Whether a multiple is nearer to a step than to its neighbours.
-
-        In the middle between two the earlier one is the nearer. Zero counts only where it is
-        written; a range without an end holds a multiple beyond the last step.
-        """
-        spacing = self.spacing or 1
-        lowest = spacing if self.low is None else -(-self.low // spacing) * spacing
-        nearer = 0 if before is None else ((before + step) // 2 // spacing + 1) * spacing
-        last = self.high if after is None else (step + after) // 2
-        if self.high is not None and last is not None:
-            last = min(last, self.high)
-        return last is None or max(lowest, nearer) <= last
-
-
-def _range(entry: str) -> _Range:
+def _range(entry: str, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the steps of a stage from one to another; with a spacing, the nearest to each."""
     stage, _, rest = entry.rpartition("@")
     number = r"[0-9]{1,15}(?:\.[0-9]{1,6})?[kKmM]?"
     match = re.fullmatch(rf"({number})?(\.\.)?({number})?(?:/({number}))?", rest)
@@ -175,7 +108,57 @@ def _range(entry: str) -> _Range:
         raise UsageError(f"`{entry}` ends before it starts", hint=_RANGE)
     if spacing is not None and spacing < 1:
         raise UsageError(f"`{entry}` has no spacing", hint="leave `/0` out, or write `/50k`")
-    return _Range(entry, stage, low, high, spacing)
+    names = {c.label: _branches(c) for c in checkpoints}
+    of_stage = [
+        c for c in checkpoints
+        if not stage or any(fnmatchcase(name, stage) for name in names[c.label])
+    ]  # fmt: skip
+    if not of_stage:
+        stages = list(dict.fromkeys(name for c in checkpoints for name in names[c.label] if name))
+        if stages:
+            raise UsageError(f"there is no stage `{stage}`", hint=_near(stage, stages))
+        raise UsageError(
+            f"there is no stage `{stage}`: no checkpoint has a known stage",
+            hint="choose by name, as in `step1*`, or by steps alone, as in `@100k..900k`",
+        )
+    steps = sorted({c.step for c in of_stage if c.step is not None})
+    if not steps:
+        raise UsageError(
+            f"`{entry}` is a range of steps, and no step is known here",
+            hint="choose by name; `qaudit series` shows what is known",
+        )
+    last = steps[-1] if high is None else high
+    inside = [c for c in of_stage if c.step is not None and (low or 0) <= c.step <= last]
+    if not inside:
+        raise UsageError(
+            f"no checkpoint is in `{entry}`",
+            hint=f"the steps there go from {steps[0]:,} to {steps[-1]:,}",
+        )
+    return inside if spacing is None else _spaced(inside, low, high, spacing)
+
+
+def _spaced(
+    checkpoints: Sequence[Checkpoint], low: int | None, high: int | None, spacing: int
+) -> list[Checkpoint]:
+    """Return, of each branch, the nearest to every multiple; of two names for a step one.
+
+    In the middle between two steps the earlier one is the nearer. Zero counts only where it is
+    written; a range without an end holds a multiple beyond the last step.
+    """
+    wanted: set[str] = set()
+    lowest = spacing if low is None else -(-low // spacing) * spacing
+    for branch in branches(checkpoints):
+        first = sorted(branch, key=is_release)  # a name with a step before `main`
+        named = {c.step or 0: c for c in reversed(first)}
+        steps = sorted(named)
+        for before, step, after in zip([None, *steps], steps, [*steps[1:], None], strict=False):
+            nearer = 0 if before is None else ((before + step) // 2 // spacing + 1) * spacing
+            last = high if after is None else (step + after) // 2
+            if high is not None and last is not None:
+                last = min(last, high)
+            if last is None or max(lowest, nearer) <= last:
+                wanted.add(named[step].label)
+    return [c for c in checkpoints if c.label in wanted]
 
 
 def _steps(text: str | None, entry: str) -> int | None:
@@ -195,8 +178,12 @@ REPRESENTATIVES = 12
 
 
 def representatives(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    distinct = _distinct(checkpoints)
-    placed = _placed(distinct)
+    distinct = _first_names(
+        checkpoints,
+        lambda c: (c.ref.location, c.commit, c.ref.subfolder) if c.commit else c.label,
+    )
+    in_run = [c for c in distinct if c.step is not None or c.tokens is not None]
+    placed = _first_names(in_run or distinct, _point)
     ends = {c.label for c in _ends(placed) if c.ingredient is not None}
     rest = [c.label for c in _ends(placed) if c.ingredient is None]
     rest = [label for label in rest if label not in ends]
@@ -216,25 +203,22 @@ def representatives(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]
     return tuple(c for c in checkpoints if c.label in fixed)
 
 
-def _distinct(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+def _first_names(
+    checkpoints: Sequence[Checkpoint], key: Callable[[Checkpoint], object]
+) -> list[Checkpoint]:
+    """Return one of those that a key is equal for, a release only where it is alone."""
     names: dict[object, Checkpoint] = {}
-    for c in checkpoints:
-        key = (c.ref.location, c.commit, c.ref.subfolder) if c.commit else c.label
-        if key not in names or (is_release(names[key]) and not is_release(c)):
-            names[key] = c
+    for c in sorted(checkpoints, key=is_release):
+        names.setdefault(key(c), c)
     labels = {c.label for c in names.values()}
     return [c for c in checkpoints if c.label in labels]
 
 
-def _placed(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Leave out what has no place in the run, and second names of a place."""
-    with_progress = [c for c in checkpoints if c.step is not None or c.tokens is not None]
-    names: dict[object, Checkpoint] = {}
-    for c in sorted(with_progress or checkpoints, key=is_release):
-        point = (c.stage, c.ingredient, c.tokens if c.step is None else None, c.step)
-        names.setdefault(point if with_progress else c.label, c)
-    labels = {c.label for c in names.values()}
-    return [c for c in checkpoints if c.label in labels]
+def _point(c: Checkpoint) -> object:
+    """Return the place of a checkpoint in the run; without one it equals no other."""
+    if c.step is None and c.tokens is None:
+        return c.label
+    return (c.stage, c.ingredient, c.tokens if c.step is None else None, c.step)
 
 
 def branches(checkpoints: Iterable[Checkpoint]) -> list[list[Checkpoint]]:

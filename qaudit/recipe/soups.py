@@ -61,7 +61,13 @@ def parse_soup(text: str) -> SoupRequest:
             label = match["label"] or match["merge"]
             return SoupRequest(label.strip(), _merge(match["merge"]), ())
     match = _CALL.fullmatch(text)
-    name, of = (match["label"], match["of"]) if match else _labelled(text)
+    name, of = (match["label"], match["of"]) if match else (None, text)
+    label, sign, rest = text.partition("=")
+    first, *further = rest.split("+")
+    # Of `lr=1+lr=2` the names themselves have signs, each as many; `ends=A+B` has a label.
+    alike = {part.count("=") for part in further} == {first.count("=")}
+    if not match and sign and alike and "(" not in text:
+        name, of = label, rest
     merge = match["merge"] if match else None
     parts = tuple(part.strip() for part in of.split("+"))
     if not all(parts):
@@ -74,20 +80,6 @@ def parse_soup(text: str) -> SoupRequest:
     if merge.partition(":")[0] == GREEDY:
         return SoupRequest(label, _search(merge), names, weights, is_search=True)
     return SoupRequest(label, _merge(merge), names, weights)
-
-
-def _labelled(text: str) -> tuple[str | None, str]:
-    """Split `ends=A+B`; of `lr=1+lr=2` the names themselves have signs, each as many."""
-    label, sign, of = text.partition("=")
-    first, *rest = of.split("+")
-    if (
-        sign
-        and rest
-        and "(" not in text
-        and {part.count("=") for part in rest} == {first.count("=")}
-    ):
-        return label, of
-    return None, text
 
 
 def _search(text: str) -> str:

@@ -71,16 +71,16 @@ class _Soup(BaseModel):
     merge: str = "mean"
     of: Annotated[list[str], Field(min_length=1)]
 
-    def text(self) -> str:
-        return f"{self.label}={self.merge}({'+'.join(self.of)})"
-
 
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str | dict) else value
 
 
 def _soup_text(value: object) -> object:
-    return _Soup.model_validate(value).text() if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    soup = _Soup.model_validate(value)
+    return f"{soup.label}={soup.merge}({'+'.join(soup.of)})"
 
 
 def _device(value: str) -> str:

@@ -57,7 +57,11 @@ LEFT_OUT = f"Left out for length, see `{html.FILE}`"
 
 
 def render_card(
-    audit: AuditRecord, *, pictures_at: str | None = PICTURES, has_dark: bool = True
+    audit: AuditRecord,
+    *,
+    pictures_at: str | None = PICTURES,
+    has_dark: bool = True,
+    limit_nbytes: int = LIMIT_NBYTES,
 ) -> str:
     """Render the card; without a place for pictures, lines of text replace them.
 
@@ -67,7 +71,7 @@ def render_card(
         card(View(audit)),
         pictures_at=pictures_at,
         has_dark=has_dark,
-        limit_nbytes=LIMIT_NBYTES - len(BEGIN) - len(END) - 4,
+        limit_nbytes=limit_nbytes - len(BEGIN) - len(END) - 4,
         left_out_as=LEFT_OUT,
     )
     return f"{BEGIN}\n\n{text}\n{END}\n"

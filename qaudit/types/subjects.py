@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -309,16 +308,6 @@ class RolloutText:
     unweighed: str = ""  # why marks give no expected score
 
     @property
-    def fed_sha256(self) -> str:
-        """Identify what is fed and what is summed. Marks weigh those sums, and change none."""
-        windows = [_identity(window) for window in self.windows]
-        rows = [
-            None if rows is None else rows.tolist()
-            for rows in (self.prompt, self.greedy, self.read)
-        ]
-        return digest([windows, rows, self.mark is None, self.unweighed])
-
-    @property
     def choices(self) -> RolloutChoices:
         sampler = None if self.mark is None or self.unweighed else self.sampler
         return RolloutChoices(tuple(ids for _, ids in self.ends), sampler)
@@ -380,11 +369,16 @@ class Corpus:
     @property
     def windows_by_task(self) -> tuple[tuple[Window, ...], ...]:
         """The options of each task, whose items are side by side."""
-        counts = Counter[str]()
-        for item in self.items:
-            counts[item.task] += item.options
+        tasks: dict[str, list[Window]] = {}
+        for item, windows in self._by_item():
+            tasks.setdefault(item.task, []).extend(windows)
+        return tuple(map(tuple, tasks.values()))
+
+    def _by_item(self) -> Iterator[tuple[Item, tuple[Window, ...]]]:
+        """Yield each item with the windows of its options."""
         windows = iter(self.item_windows)
-        return tuple(tuple(islice(windows, count)) for count in counts.values())
+        for item in self.items:
+            yield item, tuple(islice(windows, item.options))
 
     @cached_property
     def sha256(self) -> str:
@@ -396,7 +390,11 @@ class Corpus:
         cut = [[_identity(window) for window in part] for part in windows]
         if self.rollouts is not None:
             rollouts = self.rollouts
-            cut.append([(rollouts.fed_sha256, rollouts.ends, rollouts.choices.sampler)])
+            rows = (rollouts.prompt, rollouts.greedy, rollouts.read)
+            summed = [None if row is None else row.tolist() for row in rows]
+            written = [_identity(window) for window in rollouts.windows]
+            fed = digest([written, summed, rollouts.mark is None, rollouts.unweighed])
+            cut.append([(fed, rollouts.ends, rollouts.choices.sampler)])
         return digest(cut)
 
     @property
@@ -409,10 +407,7 @@ class Corpus:
     def items_sha256(self) -> Mapping[str, str]:
         """Identify, for each task, what it feeds and scores, and the calibration text beside it."""
         hashes = {task: hashlib.sha256() for task in self.tasks}
-        first = 0
-        for item in self.items:
-            windows = self.item_windows[first : first + item.options]
-            first += item.options
+        for item, windows in self._by_item():
             for window in windows:
                 hashes[item.task].update(window.tokens.astype("<i4").tobytes())
             about = (item.right, [(len(w.tokens), w.scored_from) for w in windows])
@@ -435,14 +430,11 @@ class Corpus:
         return replace(plain, evaluation=self.search, documents=self.search_documents)
 
     def of_tasks(self, tasks: Collection[str]) -> Corpus:
-        items, windows, first = [], list[Window](), 0
-        for item in self.items:
-            if item.task in tasks:
-                items.append(item)
-                windows += self.item_windows[first : first + item.options]
-            first += item.options
+        chosen = [each for each in self._by_item() if each[0].task in tasks]
+        windows = [window for _, of_item in chosen for window in of_item]
         renumbered = tuple(replace(window, document=k) for k, window in enumerate(windows))
-        return replace(self, items=tuple(items), item_windows=renumbered)
+        items = tuple(item for item, _ in chosen)
+        return replace(self, items=items, item_windows=renumbered)
 
 
 def _identity(window: Window) -> tuple[object, ...]:

@@ -11,8 +11,9 @@ import pytest
 from qaudit.core import statistics
 from qaudit.errors import AuditError
 from qaudit.judge import Judgement, judge
+from qaudit.judge.gate import GateInput
 from qaudit.judge.scores import judge_difference
-from qaudit.judge.table import Moved
+from qaudit.judge.table import Measurements, Moved
 from qaudit.types import (
     Comparison,
     Finding,
@@ -33,7 +34,8 @@ def judged(*, documents: int = 64, **changes: Any) -> Judgement:
     if not changes:
         return judged_plainly(documents)
     found = sample.measurements(documents)
-    return judge(sample.series(), found, sample.files(found), **changes)
+    table = Measurements.of(sample.series(), found, changes.pop("confidence", 0.95))
+    return judge(table, sample.files(found), **changes)
 
 
 @cache
@@ -135,7 +137,7 @@ def test_what_cannot_be_judged_is_refused() -> None:
     with pytest.raises(AuditError, match="two subjects are named"):
         sample.judged(sample.measurements(), (*series, series[0]))
     with pytest.raises(AuditError, match="there is no evidence for `stage1-step500`"):
-        judge(series, sample.measurements(), {})
+        judge(Measurements.of(series, sample.measurements(), 0.95), {})
     for confidence in (0.0, 1.0, 95.0):
         with pytest.raises(AuditError, match="not between 0 and 1"):
             judged(confidence=confidence)
@@ -380,7 +382,7 @@ def with_a_second_soup() -> tuple[tuple[Measurement, ...], tuple[Subject, ...]]:
 
 def test_the_intervals_of_several_soups_hold_at_once() -> None:
     found, subjects = with_a_second_soup()
-    several = judge(subjects, found, sample.files(found))
+    several = judge(Measurements.of(subjects, found, 0.95), sample.files(found))
     where = ("outright", "gptq-4bit", SOUP, LAST)
     pair = [measured(label, "gptq-4bit").evidence for label in (SOUP, LAST)]
     sums = [one.nll_sum for one in pair]
@@ -395,7 +397,8 @@ def test_the_intervals_of_several_soups_hold_at_once() -> None:
 
 def test_all_means_that_a_search_tried_hold_at_once() -> None:
     found = sample.measurements()
-    searched = judge(sample.series(), found, sample.files(found), searched={SOUP: 5})
+    table = Measurements.of(sample.series(), found, 0.95)
+    searched = judge(table, sample.files(found), GateInput(table, searched={SOUP: 5}))
     where = ("outright", "gptq-4bit", SOUP, LAST)
     wide, alone = (comparison(j, *where).interval for j in (searched, judged()))
     assert wide.high - wide.low > alone.high - alone.low
@@ -511,7 +514,9 @@ def test_every_draw_has_its_row_and_the_first_is_judged() -> None:
 def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
     found = drawn(1.01)
     floor = {(LAST, "gptq-4bit"): Moved(0.002, 0.01, 0.1), (LAST, "fp"): Moved(0.0, 1e-12)}
-    judgement = judge(sample.series(), found, sample.files(found), floor=floor)
+    judgement = judge(
+        Measurements.of(sample.series(), found, 0.95), sample.files(found), floor=floor
+    )
     row, full = noise_of(judgement, LAST, "gptq-4bit"), noise_of(judgement, LAST, "fp")
     ce = next(
         s.ce.estimate for s in judgement.measurements if (s.subject, s.scheme) == (LAST, "fp")

@@ -238,12 +238,9 @@ def test_the_card_is_short_and_the_page_has_the_rest() -> None:
     assert "qaudit scan demo" in text.partition("<details>")[0]
 
 
-def test_a_card_that_is_too_long_loses_whole_sections_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_card_that_is_too_long_loses_whole_sections_and_says_so() -> None:
     most = len(render(with_verdict()).encode()) - 1
-    monkeypatch.setattr("qaudit.report.folder.LIMIT_NBYTES", most)
-    text = render(with_verdict())
+    text = render(with_verdict(), limit_nbytes=most)
     assert len(text.encode()) <= most
     assert titles(text) == [WHY]
     assert "Left out for length, see `report.html`: Not measured." in text

@@ -66,11 +66,8 @@ def test_a_large_audit_keeps_within_the_limit(subjects: int, schemes: int, soups
     assert text.count("<details>") == text.count("</details>")
 
 
-def test_a_card_without_room_for_anything_keeps_its_verdict(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("qaudit.report.folder.LIMIT_NBYTES", 1)
-    text = render(sample.audit())
+def test_a_card_without_room_for_anything_keeps_its_verdict() -> None:
+    text = render(sample.audit(), limit_nbytes=1)
     assert measured(View(sample.audit())) in text
     assert titles(text) == []
 

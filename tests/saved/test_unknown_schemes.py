@@ -12,6 +12,7 @@ import pytest
 import qaudit
 from qaudit.errors import AuditError
 from qaudit.judge import judge
+from qaudit.judge.table import Measurements
 from qaudit.saved.audits import to_json
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.results import ResultStore, sha256_of
@@ -33,7 +34,7 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = ResultStore(out / "evidence").write(m, identity.key, identity).path
         files[m.subject, m.spec, 0] = (f"evidence/{path.name}", sha256_of(path))
         measurements.append(m)
-    judgement = judge(saved.audit.subjects, measurements, files)
+    judgement = judge(Measurements.of(saved.audit.subjects, measurements, 0.95), files)
     plan = replace(saved.audit.plan, specs=("newq:turns=3",))
     written = replace(saved.audit, plan=plan, **judgement.fields)
     (out / "audit.json").write_text(to_json(written), encoding="utf-8")

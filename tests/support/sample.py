@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from qaudit.judge import Judgement, judge
-from qaudit.judge.table import Moved
+from qaudit.judge.table import Measurements, Moved
 from qaudit.types import (
     AuditRecord,
     Checkpoint,
@@ -128,7 +128,7 @@ def files(found: tuple[Measurement, ...]) -> dict[tuple[str, str, int], tuple[st
 def judged(
     found: tuple[Measurement, ...], subjects: tuple[Subject, ...] | None = None
 ) -> Judgement:
-    return judge(subjects or series(), found, files(found))
+    return judge(Measurements.of(subjects or series(), found, 0.95), files(found))
 
 
 @cache
@@ -158,7 +158,7 @@ def repeated() -> AuditRecord:
         ("stage2-ingredient3-step1000", name): Moved(1e-4, 2e-5, 3e-4) for name in ("fp", *scales)
     }
     every = (*found, *more)
-    judgement = judge(subjects, every, files(every), floor=floor)
+    judgement = judge(Measurements.of(subjects, every, 0.95), files(every), floor=floor)
     audit = put_together(every, subjects, judgement)
     return replace(
         audit,

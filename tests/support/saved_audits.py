@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qaudit.judge import judge
+from qaudit.judge.table import Measurements
 from qaudit.report.folder import render_card as render
 from qaudit.report.series import pictures
 from qaudit.report.views import View
@@ -53,7 +54,7 @@ def save(
         for one in m.evidence.tasks:
             own = replace(m, evidence=replace(m.evidence, tasks=(one,)))
             write(own, store.within(f"tasks/{one.task}"), one.task)
-    judgement = judge(subjects, found, files)
+    judgement = judge(Measurements.of(subjects, found, 0.95), files)
     audit = replace(sample.put_together(found, subjects, judgement), skipped=(), verdict=None)
     specs = tuple(dict.fromkeys(m.spec for m in found if m.spec != "fp"))
     audit = replace(audit, plan=replace(audit.plan, specs=specs))

@@ -37,14 +37,7 @@ from qaudit.judge.gate.audits import (
     matches_any,
     matches_scheme,
 )
-from qaudit.judge.gate.checks import (
-    answer,
-    least_documents,
-    levels_of,
-    mark_known,
-    of_cell,
-    questions,
-)
+from qaudit.judge.gate.checks import answer, levels_of, mark_known, of_cell, questions
 from qaudit.support.keys import first_of
 from qaudit.types import (
     METRICS,
@@ -164,7 +157,7 @@ def findings_of(judged: Gate) -> tuple[Finding, ...]:
 
 def _too_few(policy: Policy, checks: Sequence[Check]) -> Iterator[Check]:
     """QA026: fewer documents than the policy requires; once for all checks."""
-    least = least_documents(policy)
+    least = policy.minimum_documents
     judged = [c for c in checks if c.interval is not None and c.record and not c.record.of_tasks]
     few = [c for c in judged if c.documents < least]
     few = [c for c in few if c.level == "error"] or few

@@ -22,15 +22,7 @@ import numpy as np
 
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import UsageError
-from qaudit.judge.choose import (
-    LOSS,
-    MAIN,
-    ClassChoice,
-    Objective,
-    choices,
-    class_verdict,
-    pick_of,
-)
+from qaudit.judge.choose import LOSS, MAIN, ClassChoice, Objective, choices, class_verdict, pick_of
 from qaudit.judge.table import Cell, Measurements
 from qaudit.types import FULL_PRECISION, AuditRecord, ClassVerdict, Level, Pick, PolicyRule, Subject
 
@@ -74,7 +66,7 @@ class GateInput:
             searched={soup.label: soup.counted for soup in audit.diagnostics.greedy},
             bits=bits or audit.plan.recipe.bits,
             objective=objective,
-            lost=tuple(_lost(audit)),
+            lost=tuple(_lost(audit, table)),
         )
 
     @cached_property
@@ -141,11 +133,10 @@ class GateInput:
             return [self.pick.subject] if self.pick else [s.label for s in self.table.subjects]
         if selector == SHIPS:
             return [chosen.subject for chosen in self.choices if chosen.subject is not None]
-        if selector in ("@checkpoints", "@last"):
-            checkpoints = [s.label for s in self.subjects if s.kind == "checkpoint"]
-            return checkpoints if selector == "@checkpoints" else checkpoints[-1:]
-        if selector == "@soups":
-            return [s.label for s in self.subjects if s.kind == "soup"]
+        if selector in ("@checkpoints", "@last", "@soups"):
+            kind = "soup" if selector == "@soups" else "checkpoint"
+            labels = [s.label for s in self.subjects if s.kind == kind]
+            return labels[-1:] if selector == "@last" else labels
         return [s.label for s in self.subjects if selector == "@all" or matches(s.label, selector)]
 
     def schemes(self, globs: Iterable[str], bits: Sequence[str] = ()) -> list[str]:
@@ -166,10 +157,10 @@ def covers_class(rule: PolicyRule, name: str, classes: Mapping[str, Level]) -> b
     return is_named and not (classes and classes.get(name, "off") == "off")
 
 
-def _lost(audit: AuditRecord) -> Iterator[tuple[str, str]]:
+def _lost(audit: AuditRecord, table: Measurements) -> Iterator[tuple[str, str]]:
     """Yield subject and scheme of what the plan has and the audit does not account for."""
-    shorts = {row.spec: row.scheme for row in audit.measurements}
-    measured = {(row.subject, row.spec) for row in audit.measurements}
+    shorts = {m.spec: m.scheme for m in table.measurements}
+    measured = {(m.subject, m.spec) for m in table.measurements}
     skipped = {(skipped.subject, skipped.scheme) for skipped in audit.skipped}
     labels = {label for label, _ in measured}
     for subject in audit.plan.subjects:
@@ -264,7 +255,23 @@ def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
             how = [text.format(_IN_WORDS.get(repr(value), value)) for value in values]
             sentence = f"`{audit.name}` was measured {how[0]} and `{baseline.name}` {how[1]}"
             raise UsageError(sentence, hint=_ALIKE)
-    _refuse_other_documents(audit, baseline)
+    evidence, before = (side.table.measurements[0].evidence for side in sides)
+    if evidence.document_sha256 != before.document_sha256:
+        counts = [len(each.document_sha256) for each in (evidence, before)]
+        common = len({*evidence.document_sha256} & {*before.document_sha256})
+        raise UsageError(
+            f"`{audit.name}` was measured on {counts[0]} documents and `{baseline.name}` on "
+            f"{counts[1]}, of which {common} are the same"
+            + (", in another order" if common == counts[0] else ""),
+            hint=_ALIKE,
+        )
+    if not np.array_equal(evidence.tokens, before.tokens):
+        raise UsageError(
+            f"`{audit.name}` and `{baseline.name}` count other tokens in the same documents: "
+            "they have different tokenizers",
+            hint="a loss per token means something else then: compare `bits_per_byte` in both "
+            "`audit.json`, or name a baseline with this tokenizer",
+        )
     # Each release writes rollouts of its own: no rule compares them with a baseline's.
     ours, theirs = (
         side.protocol.get("documents_sha256") or side.protocol.get("corpus_sha256")
@@ -275,23 +282,4 @@ def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
             f"`{audit.name}` and `{baseline.name}` were measured on other tokens of the same "
             "documents, calibrated on another text, or scored on other choices",
             hint=_ALIKE,
-        )
-
-
-def _refuse_other_documents(audit: GateInput, baseline: GateInput) -> None:
-    ours, theirs = (side.table.measurements[0].evidence for side in (audit, baseline))
-    if ours.document_sha256 != theirs.document_sha256:
-        common = len(set(ours.document_sha256) & set(theirs.document_sha256))
-        raise UsageError(
-            f"`{audit.name}` was measured on {len(ours.document_sha256)} documents and "
-            f"`{baseline.name}` on {len(theirs.document_sha256)}, of which {common} are the same"
-            + (", in another order" if common == len(ours.document_sha256) else ""),
-            hint=_ALIKE,
-        )
-    if not np.array_equal(ours.tokens, theirs.tokens):
-        raise UsageError(
-            f"`{audit.name}` and `{baseline.name}` count other tokens in the same documents: "
-            "they have different tokenizers",
-            hint="a loss per token means something else then: compare `bits_per_byte` in both "
-            "`audit.json`, or name a baseline with this tokenizer",
         )

@@ -281,11 +281,6 @@ _Answer = tuple[Interval, str | None, Callable[[], Deciding]]
 """An interval, the subject or part that it is of, and what would decide it."""
 
 
-def least_documents(policy: Policy) -> int:
-    """Return the number of documents below which no check passes."""
-    return max(policy.minimum_documents, statistics.MINIMUM_DOCUMENTS)
-
-
 def answer(question: Question, policy: Policy, levels: Levels) -> Check:
     rule, record = question.rule, question.record
     check = partial(
@@ -321,13 +316,12 @@ def answer(question: Question, policy: Policy, levels: Levels) -> Check:
         result = _mean(question, levels)
     if isinstance(result, str):
         return check(outcome="missing", message=result, documents=documents)
-    interval, against, needed = result
+    interval, against, _ = result
     names = {"scheme": question.scheme, "subject": question.subject, "against": against}
     message = record.sentence.format(**names, change=in_unit(interval, record.unit))
     message += f" in `{against}`, the worst stratum" if rule.strata is not None else ""
     message += f" in `{against}`, the worst task" if rule.tasks is not None else ""
-    least = least_documents(policy)
-    outcome, decided_by = _outcome(question, interval, needed, documents, least)
+    outcome, decided_by = _outcome(question, result, documents, policy.minimum_documents)
     return check(
         outcome=outcome,
         message=f"{message}, and the margin is {bound_of(rule.margin, record.unit)}",
@@ -340,22 +334,19 @@ def answer(question: Question, policy: Policy, levels: Levels) -> Check:
 
 
 def _outcome(
-    question: Question,
-    interval: Interval,
-    needed: Callable[[], Deciding],
-    documents: int,
-    least: int,
+    question: Question, result: _Answer, documents: int, least: int
 ) -> tuple[Literal["pass", "fail", "inconclusive", "missing"], Deciding]:
     """Return the outcome by the interval, and a hint: what would decide, or what to do."""
-    record, margin = question.record, question.rule.margin
+    (interval, _, needed), record, margin = result, question.record, question.rule.margin
     passes, fails = record.reaches(interval, margin)
     if fails:
-        hint = record.hint
-        if SHIPS in question.rule.subjects and "qaudit pick" in hint:
-            hint = "nothing that was measured does better: add schemes or checkpoints"
         if question.rule.level == "warn":  # the class may ship all the same
-            hint = f"accept it, or set `level: error` for the rule `{question.rule.name}`"
-        return "fail", Deciding(hint)
+            accept = f"accept it, or set `level: error` for the rule `{question.rule.name}`"
+            return "fail", Deciding(accept)
+        if SHIPS in question.rule.subjects and "qaudit pick" in record.hint:
+            better = "nothing that was measured does better: add schemes or checkpoints"
+            return "fail", Deciding(better)
+        return "fail", Deciding(record.hint)
     is_unbounded = record.quantile is not None and not math.isfinite(interval.high)
     if is_unbounded and interval.estimate <= margin:
         # Tokens are too few to bound a tail, and nothing beyond the margin was seen.
