@@ -113,6 +113,17 @@ def _named_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["QAUDIT_CACHE"] = str(cache)
 
 
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return what has a function write into a folder of its own, once; tests only read it."""
+
+    @functools.cache
+    def call(function: Any, *arguments: Any, **named: Any) -> Any:
+        return function(tmp_path_factory.mktemp("once"), *arguments, **named)
+
+    return call
+
+
 @pytest.fixture
 def qaudit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """Return a function that runs the command line with arguments, in this process."""

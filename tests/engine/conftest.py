@@ -1,22 +1,21 @@
-"""A tiny checkpoint of each of two architectures, and a folder for results."""
+"""A tiny checkpoint of each of two architectures, a pass over it, and a folder for results."""
 
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from qaudit.saved.results import ResultStore
-from tests.support.passes import CONFIGS, SHAPE
+from tests.support import passes
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def checkpoint(request, tmp_path_factory):
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp(request.param)
-    config = CONFIGS[request.param](**SHAPE, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
+@pytest.fixture(scope="module", params=passes.CONFIGS)
+def checkpoint(request, once):
+    return once(passes.save, request.param)
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoint, once):
+    return once(passes.finished, checkpoint)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Rounded keys and values, held against whole models whose attention is written out by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,8 +14,7 @@ from qaudit.engine.streams import SchemeStream
 from qaudit.errors import ModelError, SchemeError
 from tests.support import tiny
 from tests.support.filled import filled
-from tests.support.passes import opened, plain_losses, plain_model, run
-from tests.support.tiny import FAMILIES
+from tests.support.passes import opened, plain_losses, plain_model, spec_of
 
 
 def by_hand(x: torch.Tensor, kv: str, clip: float = 1.0) -> torch.Tensor:
@@ -40,7 +37,7 @@ def by_hand(x: torch.Tensor, kv: str, clip: float = 1.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kv", ["int8", "int4", "fp8"])
-def test_heads_are_rounded_as_their_formula_says(kv):
+def test_heads_are_rounded_as_their_formula_says_and_zeros_are_kept(kv):
     x = torch.randn(2, 3, 5, 16, generator=torch.Generator().manual_seed(0))
     rounded = round_heads(x, kv, rotated=False)
     expected = by_hand(x, kv).float()
@@ -52,13 +49,9 @@ def test_heads_are_rounded_as_their_formula_says(kv):
     bound = {"int8": 1.5 / 255, "int4": 0.6 / 15, "fp8": 2**-4}[kv]
     span = (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)).expand_as(x)
     assert ((rounded - x).abs() <= bound * (x.abs() if kv == "fp8" else span) + 1e-3).all()
-
-
-def test_zeros_and_bfloat16_stay_what_they_are():
     zeros = torch.zeros(1, 2, 3, 16)
-    for kv in ("int8", "int4", "fp8"):
-        assert torch.equal(round_heads(zeros, kv, rotated=True), zeros)
-        assert round_heads(zeros.bfloat16(), kv, rotated=False).dtype == torch.bfloat16
+    assert torch.equal(round_heads(zeros, kv, rotated=True), zeros)
+    assert round_heads(zeros.bfloat16(), kv, rotated=False).dtype == torch.bfloat16
 
 
 def test_bits_count_the_scale_and_the_zero_point_of_a_head():
@@ -83,7 +76,7 @@ class _Attention:
         else:
             key, value = by_hand(key, self._kv), by_hand(value, self._kv)
         shared = query.shape[1] // key.shape[1]
-        key, value = (one.repeat_interleave(shared, dim=1) for one in (key, value))
+        key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
         scores = query.double() @ key.transpose(-1, -2) * scaling
         length = scores.shape[-1]
         ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
@@ -103,27 +96,24 @@ def _losses_by_hand(checkpoint, scheme, attention):
 
 
 @pytest.mark.parametrize("kv", ["int8", "int4", "fp8"])
-def test_a_stream_reads_rounded_keys_and_values(checkpoint, tmp_path, kv):
-    scheme = parse_scheme(f"rtn-4bit:group=32:kv={kv}")
-    found, tallies = run(checkpoint, f"rtn-4bit:group=32,{scheme.short}", tmp_path)
+def test_a_stream_reads_rounded_keys_and_values(checkpoint, finished, kv):
+    scheme, plain = parse_scheme(f"rtn-4bit:group=32:kv={kv}"), spec_of("rtn-4bit:group=32")
+    losses = finished.losses[scheme.spec]
     expected = _losses_by_hand(checkpoint, scheme, _Attention(kv, rotated=False))
-    off = np.abs(found[scheme.spec] / expected - 1)
+    off = np.abs(losses / expected - 1)
     # Rounding of float32, but in the documents where a value is at a tie and falls to another side.
     assert np.median(off) < 2e-6
     assert off.max() < 1e-4
-    plain = parse_scheme("rtn-4bit:group=32").spec
-    moved = np.abs(found[scheme.spec] - found[plain])
-    assert moved.max() > 5 * np.abs(found[scheme.spec] - expected).max()
-    (note,) = tallies[scheme.spec].notes
+    assert np.abs(losses - finished.losses[plain]).max() > 5 * np.abs(losses - expected).max()
+    (note,) = finished.tallies[scheme.spec].notes
     assert note == f"keys and values in {kv}: {bits_per_value(kv, 16):.4g} bits each"
-    assert not tallies[plain].notes
+    assert not finished.tallies[plain].notes
 
 
-def test_a_rotated_cache_has_the_scores_of_rotated_queries(checkpoint, tmp_path):
+def test_a_rotated_cache_has_the_scores_of_rotated_queries(checkpoint, finished):
     scheme = parse_scheme("quarot-rtn-4bit:act=16:kv=int4")
-    found, _ = run(checkpoint, scheme.short, tmp_path)
     expected = _losses_by_hand(checkpoint, scheme, _Attention("int4", rotated=True))
-    np.testing.assert_allclose(found[scheme.spec], expected, rtol=1e-4)
+    np.testing.assert_allclose(finished.losses[scheme.spec], expected, rtol=1e-4)
 
 
 def _effective(checkpoint, scheme):
@@ -142,10 +132,10 @@ def _effective(checkpoint, scheme):
         yield weights
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", tiny.FAMILIES)
 @torch.no_grad()
-def test_every_family_hands_its_keys_and_values_over(family, tmp_path):
-    model = opened(tiny.make(tmp_path, family))
+def test_every_family_hands_its_keys_and_values_over(family, once):
+    model = opened(once(tiny.make, family))
     hidden = model.embed(tiny.tokens(2, 24))
     for block in filled(model.blocks()):
         plain = block.forward(hidden)
@@ -164,16 +154,16 @@ def test_every_family_hands_its_keys_and_values_over(family, tmp_path):
         hidden = plain
 
 
-def test_unknown_caches_and_blocks_without_one_are_refused_by_name(tmp_path):
+def test_unknown_caches_and_blocks_without_one_are_refused_by_name(once):
     with pytest.raises(SchemeError, match="`int3` is not supported"):
         parse_scheme("rtn-4bit:kv=int3")
-    model = opened(tiny.make(tmp_path, "llama"))
+    model = opened(once(tiny.make, "llama"))
     model.embed(tiny.tokens(1, 8))
-    for block in filled(model.blocks()):
-        block.module.self_attn.kv_lora_rank = 8
-        with pytest.raises(ModelError, match="block 0: its attention caches a latent"):
-            block.round_cache(lambda states: states)
-        break
+    blocks = model.blocks()
+    block = next(blocks)
+    block.module.self_attn.kv_lora_rank = 8
+    with pytest.raises(ModelError, match="block 0: its attention caches a latent"):
+        block.round_cache(lambda states: states)
 
 
 def test_gradients_pass_rounded_heads_as_if_they_were_not_rounded():

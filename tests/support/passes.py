@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears
-from qaudit.core.registry import parse_schemes
+from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
@@ -39,6 +41,23 @@ CONFIGS = {"llama": LlamaConfig, "olmo2": Olmo2Config}
 
 # Of the fixture `checkpoint`, for what does not depend on where a block has its norms.
 on_llama = pytest.mark.parametrize("checkpoint", ["llama"], indirect=True, scope="module")
+
+
+# With every kind of calibration but whole blocks, with caches and with rotations.
+SCHEMES = (
+    "rtn-4bit:group=32", "rtn-2bit:group=32", "rtn-3bit:group=-1", "bnb-nf4", "gptq-3bit:group=32",
+    "awq-4bit:group=32", "gptaq-3bit:group=32", "qronos-4bit:group=32",
+    "gptq-3bit:group=32:true_sequential=false", "rtn-4bit:group=32:kv=int8",
+    "rtn-4bit:group=32:kv=int4", "rtn-4bit:group=32:kv=fp8", "quarot-rtn-4bit:act=16:kv=int4",
+)  # fmt: skip
+
+
+def save(folder, family):
+    """Save a random model."""
+    torch.manual_seed(0)
+    config = CONFIGS[family](**SHAPE, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
 
 
 def windows(count, seed):
@@ -75,6 +94,30 @@ def run(model, schemes, spill, limit=10**9, given=None, **more):
     """Return the losses of documents under each scheme, and the tallies of the pass."""
     tallies = tallies_of(model, schemes, spill, given, limit, **more)
     return {name: losses(given or feed(), tally) for name, tally in tallies.items()}, tallies
+
+
+class Finished(NamedTuple):
+    """What a pass gave."""
+
+    losses: dict[str, Any]
+    tallies: dict[str, Any]
+    linears: dict[tuple[str, int, str], Any]
+    """Of each scheme, block and linear: the inputs that it was given, and what it made of it."""
+
+
+def finished(spill, folder):
+    """Run a pass under all schemes."""
+    linears = {}
+
+    def observe(scheme, given, quantized):
+        for name, weight in quantized.weights.items():
+            linears[scheme.spec, given.block, name] = given.inputs, weight.clone()
+
+    return Finished(*run(folder, ",".join(SCHEMES), spill, observe=observe), linears)
+
+
+def spec_of(text):
+    return parse_scheme(text).spec
 
 
 def plain_model(folder, scheme=None):
