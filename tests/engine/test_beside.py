@@ -1,18 +1,14 @@
 """A pass over a model whose last two blocks read keys and values of the first two (Gemma 4)."""
 
-from __future__ import annotations
-
 from collections import UserDict
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from qaudit.core.registry import parse_schemes
+from qaudit.core.linears import Quantized
+from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.diagnostics.sensitivity import Variant
 from qaudit.diagnostics.sensitivity_measure import run_partly
 from qaudit.engine import streams
@@ -23,120 +19,109 @@ from qaudit.engine.tokens import Tokens
 from qaudit.model.blocks import Block, Group
 from qaudit.model.links import GIVEN, Arguments
 from qaudit.types import FULL_PRECISION
-from tests.support import released, tiny
+from tests.support import released, tiny, whole
 from tests.support.filled import filled
-from tests.support.passes import CPU, feed, losses, opened, plain_losses, plain_model, run, windows
+from tests.support.passes import (
+    CPU,
+    feed,
+    losses,
+    opened,
+    plain_losses,
+    plain_model,
+    run,
+    spec_of,
+    windows,
+)
 from tests.support.pretended_device import pretended
 
-SCHEMES = "rtn-3bit:group=32,gptq-3bit:group=32,gptaq-3bit:group=32,awq-3bit:group=32"
+FEW = "rtn-3bit:group=32,gptaq-3bit:group=32"
+SCHEMES = f"{FEW},gptq-3bit:group=32,awq-3bit:group=32"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make(tmp_path_factory.mktemp("gemma4"), "gemma4_text")
+@pytest.fixture
+def folder(once):
+    return once(tiny.make, "gemma4_text")
 
 
-@pytest.fixture(scope="module")
-def in_memory(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    return run(folder, SCHEMES, tmp_path_factory.mktemp("spill"))[0]
+def passed(spill, folder):
+    return run(folder, SCHEMES, spill)[0]
+
+
+@pytest.fixture
+def in_memory(folder, once):
+    return once(passed, folder)
+
+
+def must_be_equal(read, expected):
+    for name, values in filled(read.items()):
+        np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
 
 @torch.no_grad()
-def test_losses_in_full_precision_are_those_of_the_whole_model(
-    folder: Path, in_memory: dict[str, np.ndarray]
-) -> None:
+def test_losses_in_full_precision_are_those_of_the_whole_model(folder, in_memory):
     expected = plain_losses(plain_model(folder))
     np.testing.assert_allclose(in_memory[FULL_PRECISION], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("limit", [0, 60_000])
-def test_spilling_changes_no_bit(
-    folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path, limit: int
-) -> None:
-    spilled = run(folder, SCHEMES, tmp_path, limit=limit)[0]
-    assert all(np.array_equal(spilled[name], values) for name, values in filled(in_memory.items()))
+def test_spilling_and_entering_a_block_for_each_group_change_no_bit(
+    folder, in_memory, tmp_path, monkeypatch
+):
+    must_be_equal(run(folder, SCHEMES, tmp_path, limit=0)[0], in_memory)
+    monkeypatch.setattr(Tokens, "may_wait_inside", lambda *_: False)
+    monkeypatch.setattr(streams, "groups_in_passing", None)
+    must_be_equal(run(folder, SCHEMES, tmp_path, limit=60_000)[0], in_memory)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_gpu_that_holds_a_part_has_the_numbers_of_the_cpu(
-    folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path
-) -> None:
+def test_a_gpu_that_holds_a_part_has_the_numbers_of_the_cpu(folder, in_memory, tmp_path):
     with pretended():
         model = opened(folder, device="cuda")
-        read, _ = run(model, SCHEMES, tmp_path, 60_000, device_limit=60_000)
-    for name, expected in in_memory.items():
-        np.testing.assert_array_equal(read[name], expected, err_msg=name)
+        must_be_equal(run(model, FEW, tmp_path, 60_000, device_limit=60_000)[0], in_memory)
 
 
-def test_entering_a_block_for_each_group_changes_no_bit(
-    folder: Path,
-    in_memory: dict[str, np.ndarray],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Tokens, "may_wait_inside", lambda *_: False)
-    monkeypatch.setattr(streams, "groups_in_passing", None)
-    returning = run(folder, SCHEMES, tmp_path)[0]
-    assert all(
-        np.array_equal(returning[name], values) for name, values in filled(in_memory.items())
-    )
-
-
-def test_items_read_the_keys_of_their_own_tokens(folder: Path, tmp_path: Path) -> None:
+def test_items_read_the_keys_of_their_own_tokens_rounded_where_they_are_made(folder, tmp_path):
     items = [replace(window, scored_from=1) for window in windows(7, 1)]
-    by_name, tallies = run(folder, "rtn-3bit", tmp_path, given=replace(feed(), items=(items,)))
+    given = replace(feed(), items=(items,))
+    by_name, tallies = run(folder, "rtn-8bit:kv=int4", tmp_path, given=given)
     for name, tally in filled(tallies.items()):
-        assert tally.options is not None
         np.testing.assert_allclose(tally.options[0], by_name[name], rtol=1e-5)
+    plain, rounded = by_name.values()
+    assert 1e-6 < np.abs(rounded / plain - 1).max() < 0.1
 
 
-def test_a_perturbed_pass_hardly_differs(
-    folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path
-) -> None:
+def test_a_perturbed_pass_hardly_differs(folder, in_memory, tmp_path):
     moved = run(folder, "rtn-3bit:group=32", tmp_path, given=replace(feed(), perturbed=True))[0]
-    for name in (FULL_PRECISION, next(name for name in in_memory if name.startswith("rtn"))):
+    for name in (FULL_PRECISION, spec_of("rtn-3bit:group=32")):
         np.testing.assert_allclose(moved[name], in_memory[name], rtol=1e-4)
         assert not np.array_equal(moved[name], in_memory[name])
 
 
-def test_keys_are_rounded_where_they_are_made(folder: Path, tmp_path: Path) -> None:
-    (_, plain), (name, rounded) = run(folder, "rtn-8bit:kv=int4", tmp_path)[0].items()
-    assert "kv=int4" in name
-    assert 1e-6 < np.abs(rounded / plain - 1).max() < 0.1
-
-
-def test_variants_of_a_part_share_what_a_model_makes_of_tokens(
-    folder: Path, in_memory: dict[str, np.ndarray], tmp_path: Path
-) -> None:
+def test_variants_of_a_part_share_what_a_model_makes_of_tokens(folder, in_memory, tmp_path):
     (scheme,) = parse_schemes(["gptq-3bit"])
     untouched, given, model = Variant("role", "none", ()), feed(), opened(folder)
     with HiddenStates(tmp_path, 0, CPU) as states:
         tallies, _ = run_partly(model, given, scheme, [untouched], states, lambda *_: None)
-    np.testing.assert_allclose(
-        losses(given, tallies[untouched]), in_memory[FULL_PRECISION], rtol=1e-5
-    )
+    found = losses(given, tallies[untouched])
+    np.testing.assert_allclose(found, in_memory[FULL_PRECISION], rtol=1e-5)
 
 
-def test_what_a_block_was_given_is_dropped_behind_it(folder: Path, tmp_path: Path) -> None:
+def test_what_a_block_was_given_is_dropped_behind_it(folder, tmp_path):
     items = [replace(window, scored_from=1) for window in windows(2, 1)]
     fed = replace(feed(), items=(items,), reference=lambda _: opened(folder))
     schemes = parse_schemes(["gptq-3bit"])
     with HiddenStates(tmp_path, 10**9, CPU) as states:
 
-        def first_of(stream: str) -> int:
+        def first_of(stream):
             """Return the first block of which something is kept that was given to it."""
             names = (name.partition("\0") for name, *_ in states.listed())
             given = (name for of, _, name in names if of == f"given/{stream}")
-            return min(
-                (int(name.removeprefix(GIVEN).partition(".")[0]) for name in given), default=4
-            )
+            blocks = (int(name.removeprefix(GIVEN).partition(".")[0]) for name in given)
+            return min(blocks, default=4)
 
-        def drops(*streams: str) -> Callable[[int, int, str], None]:
-            def progress(done: int, total: int, what: str) -> None:
-                if done:  # a reference is embedded when its first block comes
-                    assert {stream: first_of(stream) for stream in streams} == dict.fromkeys(
-                        streams, done
-                    )
+        def drops(*streams):
+            def progress(block, total, what):
+                if block:  # a reference is embedded when its first block comes
+                    assert [first_of(stream) for stream in streams] == [block] * len(streams)
 
             return progress
 
@@ -149,28 +134,26 @@ def test_what_a_block_was_given_is_dropped_behind_it(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", ["deepseek_v4", "glm_moe_dsa"])
-def test_an_indexer_that_has_no_gradient_is_left_where_it_starts(
-    family: str, tmp_path: Path
-) -> None:
-    folder = released.save(tmp_path / "model", family)
+def test_an_indexer_that_has_no_gradient_is_left_where_it_starts(family, once, tmp_path):
+    folder = once(released.save, family)
     full, learned = run(folder, "flatquant-4bit:steps=3", tmp_path)[0].values()
     assert 1e-6 < np.abs(learned / full - 1).max() < 0.1
+
+
+# ---------------------------------------------------------------- modules around groups
 
 
 class Attention(torch.nn.Module):
     """Reads what an earlier block left."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.q, self.k = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
 
-    def forward(
-        self, hidden_BTD: torch.Tensor, earlier: torch.Tensor | UserDict[str, torch.Tensor]
-    ) -> torch.Tensor:
+    def forward(self, hidden_BTD, earlier):
         if isinstance(earlier, UserDict):
             earlier = sum(earlier.values(), torch.zeros(1))
-        out_BTD: torch.Tensor = self.q(hidden_BTD) + self.k(hidden_BTD) + earlier
-        return out_BTD
+        return self.q(hidden_BTD) + self.k(hidden_BTD) + earlier
 
 
 ZERO = torch.zeros(1)
@@ -186,9 +169,7 @@ ZERO = torch.zeros(1)
     ],
     ids=["equal tensors", "other tensors", "empty stores", "stores"],
 )
-def test_a_module_that_reads_what_was_left_for_a_batch_is_not_run_on_another(
-    first: Any, second: Any, same: bool
-) -> None:
+def test_a_module_that_reads_what_was_left_for_a_batch_is_not_run_on_another(first, second, same):
     module = torch.nn.ModuleDict({"attention": Attention()})
     group = Group("attention.q+attention.k", ("attention.q", "attention.k"))
     block = Block(0, module, (group,), (), lambda _: Arguments())
@@ -197,3 +178,47 @@ def test_a_module_that_reads_what_was_left_for_a_batch_is_not_run_on_another(
         for earlier in (first, second):
             module["attention"](torch.zeros(1, 2, 4), earlier)
     assert (around.of(group, lambda: ()) is not None) == same
+
+
+@pytest.mark.parametrize("family", whole.FAMILIES)
+def test_errors_are_those_of_attention_and_mlp_in_the_whole_model(once, family, monkeypatch):
+    folder, text, errors = once(whole.save, family), whole.tokens(1)[:4], {}
+
+    def quantize(scheme, linears):
+        if linears.around is not None:
+            halved = {name: weight_RC / 2 for name, weight_RC in linears.weights.items()}
+            first = next(iter(linears.weights)).rpartition(".")[0]
+            same, half = linears.around([lambda: linears.weights, lambda: halved])
+            assert same == 0
+            errors[linears.block, first] = half
+        # What is installed must not show in what later groups are compared by.
+        return Quantized({name: 0 * weight_RC for name, weight_RC in linears.weights.items()}, 0)
+
+    spec = "awq-4bit:preset=autoawq:group=64"
+    monkeypatch.setattr(type(parse_scheme(spec)), "quantize", quantize)
+    whole.groups_here(folder, spec, text)
+
+    model, expected = plain_model(folder), {}
+    halved = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
+    with torch.no_grad():
+        for index, layer in enumerate(model.model.layers):
+            for name, linears in halved.items():
+                outputs = []
+                module = layer.get_submodule(name)
+                handle = module.register_forward_hook(
+                    lambda _, given, out, outputs=outputs: outputs.append(
+                        out[0] if isinstance(out, tuple) else out
+                    )
+                )
+                for factor in (1.0, 0.5, 2.0):
+                    for linear in linears:
+                        module.get_submodule(linear).weight.mul_(factor)
+                    if factor != 2:
+                        model(text)
+                handle.remove()
+                expected[index, name] = float((outputs[0] - outputs[1]).square().sum())
+    assert errors.keys() == expected.keys()
+    # Float32 sums in batches of another shape.
+    np.testing.assert_allclose(
+        [errors[key] for key in expected], list(expected.values()), rtol=1e-4
+    )
