@@ -56,31 +56,19 @@ def file_of(section: str, folder: Path, name: str) -> Path:
     return folder / name
 
 
-def test_the_scheme_quantizes() -> None:
-    scheme = example("Sign")()
-    assert isinstance(scheme, Scheme)
-    weight_RC = torch.tensor([[1.0, -3.0], [0.0, 0.0]])
-    done = scheme.quantize(Linears({"a": weight_RC}))
+def test_the_scheme_quantizes_and_the_merge_merges() -> None:
+    scheme, merge = example("Sign")(), example("First")()
+    assert isinstance(scheme, Scheme) and isinstance(merge, Merge)
+    done = scheme.quantize(Linears({"a": torch.tensor([[1.0, -3.0], [0.0, 0.0]])}))
     assert done.weights["a"].tolist() == [[2.0, -2.0], [0.0, 0.0]]
-    assert done.bits == 2 * 4 + 2 * 16
-    assert scheme.spec == "sign"
-    assert set(done.stored) == {"a"}
+    assert (done.bits, scheme.spec, set(done.stored)) == (2 * 4 + 2 * 16, "sign", {"a"})
+    assert merge.merge([torch.ones(2), torch.zeros(2)], [0.5, 0.5]).tolist() == [1.0, 1.0]
 
 
-def test_the_merge_merges() -> None:
-    merge = example("First")()
-    assert isinstance(merge, Merge)
-    tensors = [torch.ones(2), torch.zeros(2)]
-    assert merge.merge(tensors, [0.5, 0.5]).tolist() == [1.0, 1.0]
-
-
-def test_the_format_of_the_report_renders() -> None:
+def test_the_formats_of_the_report_and_of_the_gate_render() -> None:
     lines = example("render_lines")(sample.audit()).splitlines()
     assert len(lines) == len(sample.audit().measurements)
     assert re.fullmatch(r"stage1-step500 fp \d\.\d{4}", lines[0])
-
-
-def test_the_format_of_the_gate_renders() -> None:
     assert example("word")(gate_sample.gate()) in {"pass", "fail", "inconclusive"}
     assert example("word")(AuditError("a", hint="b")) == "error"
 
@@ -97,17 +85,11 @@ def test_the_diagnostic_has_parameters_and_measures_rows() -> None:
     assert (row.subject, row.norm) == ("step10", 5.0)
 
 
-def test_the_policy_is_one(tmp_path: Path) -> None:
+def test_the_policy_the_experiment_and_the_family_are_read(tmp_path: Path) -> None:
     policy = read_policy(file_of("Add a policy that ships", tmp_path, "nightly.yaml"))
     assert [(rule.margin, rule.subjects) for rule in policy.rules] == [(0.05, ("@last",))]
-
-
-def test_the_experiment_is_one(tmp_path: Path) -> None:
     experiment = read_experiment(str(file_of("Add an experiment", tmp_path, "slow.yaml")))
     assert [run.name for run in experiment.runs][-1] == "slow"
     assert len(experiment.contrasts) == 1
-
-
-def test_the_family_is_one(tmp_path: Path) -> None:
     family = load_file(file_of("Add a model family", tmp_path, "acorn.yaml"))
     assert family.learning_rate(family.place("step1000")) == 2.5e-4

@@ -25,6 +25,9 @@ PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted((ROOT / "do
 OF_THE_ROOT = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 MOST_WORDS, MOST_PAGES, MOST_WORDS_OF_THE_README = 30_000, 32, 750
 WORDS_OF_THE_CARD = 1_000  # of the demo, which has 12 kB at most
+# Of `hf download` and of pip, of lm-eval, of llama-quantize, and of sbatch.
+OF_OTHERS = """--revision --no-deps --index-url --log_samples --pure --imatrix
+    --account --gres --cpus-per-task --mem --time"""
 GROUP = typer.main.get_command(app)
 COMMANDS_BY_NAME = dict(commands(GROUP))
 OF_EXPERIMENTS = [
@@ -68,12 +71,9 @@ def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
         for parameter in command.params
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
-    known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
     known |= {option for options in OF_EXPERIMENTS for option in options}
-    known |= {"--revision", "--no-deps", "--index-url"}  # of `hf download` and of pip
-    known |= {"--log_samples"}  # of lm-eval
-    known |= {"--pure", "--imatrix"}  # of llama-quantize
-    known |= {"--account", "--gres", "--cpus-per-task", "--mem", "--time"}  # of sbatch
+    known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
+    known |= set(OF_OTHERS.split())
     assert said - known == set()
 
 
@@ -94,22 +94,14 @@ def test_a_page_s_links_to_files_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("page", [OPTIONS, FINDINGS], ids=lambda page: page.stem)
-def test_no_words_of_generated_pages_vanish_as_tags(page: Path) -> None:
-    plain = re.sub(r"`[^`\n]*`|```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
-    assert re.findall(r"<(?!!--)[a-z/][^>\n]*>", plain) == []
+def test_generated_pages_are_up_to_date_and_no_words_vanish_as_tags() -> None:
+    for page, text in ((OPTIONS, page_of_options()), (FINDINGS, findings()), (GGUF, gguf())):
+        assert page.read_text(encoding="utf-8") == text, "run `make readme`"
+        plain = re.sub(r"`[^`\n]*`|```.*?```", "", text, flags=re.S)
+        assert re.findall(r"<(?!!--)[a-z/][^>\n]*>", plain) == []
 
 
-def test_the_page_of_options_is_up_to_date() -> None:
-    assert OPTIONS.read_text(encoding="utf-8") == page_of_options(), "run `make readme`"
-
-
-def test_the_page_of_findings_is_up_to_date() -> None:
-    assert FINDINGS.read_text(encoding="utf-8") == findings(), "run `make readme`"
-    assert GGUF.read_text(encoding="utf-8") == gguf(), "run `make readme`"
-
-
-def test_every_page_stands_once_in_the_index_and_once_on_the_site_by_one_title() -> None:
+def test_pages_are_few_and_each_is_once_in_the_index_and_on_the_site_by_one_title() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     listed = re.findall(r"^- \[(.+?)\]\(([\w-]+\.md)\): \S", index, re.M)
     navigation = (ROOT / "zensical.toml").read_text(encoding="utf-8")
@@ -117,12 +109,9 @@ def test_every_page_stands_once_in_the_index_and_once_on_the_site_by_one_title()
     pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
     assert sorted(listed) == sorted(site)
     assert sorted(page for _, page in listed) == sorted(pages)
-
-
-def test_the_pages_stay_few_and_short() -> None:
-    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name != "card.md"]
-    assert len(pages) < MOST_PAGES
-    words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+    short = [page for page in (ROOT / "docs").rglob("*.md") if page.name != "card.md"]
+    assert len(short) < MOST_PAGES
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in short)
     assert words <= MOST_WORDS - WORDS_OF_THE_CARD
     assert len((ROOT / "README.md").read_text("utf-8").split()) <= MOST_WORDS_OF_THE_README
 

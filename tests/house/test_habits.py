@@ -1,21 +1,32 @@
-"""Files that other tools read: pre-commit, Dependabot, citations, the targets of the Makefile."""
+"""Files that other tools read: pre-commit, Dependabot, citations, targets, templates of engines.
+
+Templates are held to the engines' own schemas and clients.
+"""
 
 from __future__ import annotations
 
+import copy
+import importlib.util
+import json
 import re
 import shlex
+from typing import Any
+from unittest.mock import create_autospec
 
+import huggingface_hub
 import pytest
 import typer.main
 import yaml
+from jsonschema.validators import validator_for
 
 from qaudit.cli.app import app
+from tests.house.commands import commands
 from tests.house.source import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-def read(name: str) -> object:
+def read(name: str) -> Any:
     return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
@@ -37,13 +48,10 @@ def test_the_hook_for_other_repositories_is_a_gate() -> None:
     assert not re.search(hook["files"], "README.md")
 
 
-def test_dependabot_updates_the_actions() -> None:
+def test_dependabot_updates_the_actions_and_the_citation_is_whole() -> None:
     (update,) = read(".github/dependabot.yml")["updates"]
     assert update["package-ecosystem"] == "github-actions"
     assert all((ROOT / folder.strip("/")).is_dir() for folder in update["directories"])
-
-
-def test_the_citation_has_what_the_format_requires() -> None:
     citation = read("CITATION.cff")
     assert {"cff-version", "message", "title", "authors"} <= set(citation)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,14 +60,101 @@ def test_the_citation_has_what_the_format_requires() -> None:
         assert number["value"].removeprefix("arXiv:") in readme
 
 
-def test_the_inner_loop_runs_folders_that_exist() -> None:
+def test_targets_of_the_makefile_run_folders_that_exist_and_are_run_by_integration() -> None:
     folders = re.search(r"^QUICK := \$\(addprefix tests/,(.*)\)$", MAKEFILE, re.M)
     assert folders
     assert [name for name in folders[1].split() if not (ROOT / "tests" / name).is_dir()] == []
-
-
-@pytest.mark.parametrize("target", ["check", "test"])
-def test_continuous_integration_runs_the_targets_of_the_makefile(target: str) -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert f"\nmake {target}\n" in script
-    assert re.search(rf"^{target}: .*## ", MAKEFILE, re.M)
+    for target in ("check", "test"):
+        assert f"\nmake {target}\n" in script
+        assert re.search(rf"^{target}: .*## ", MAKEFILE, re.M)
+
+
+# ---------------------------------------------------------------- templates for other engines
+
+
+FOLDER = ROOT / "docs" / "clusters"
+TEMPLATES = sorted(path for path in FOLDER.iterdir() if path.is_file())  # Python adds a folder
+SCHEMAS = ROOT / "tests" / "house" / "schemas"
+
+
+def template(name: str) -> Any:
+    loaded = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    if True in loaded:  # YAML 1.1 reads `on` so; GitHub does not
+        loaded["on"] = loaded.pop(True)
+    return loaded
+
+
+def schema(name: str) -> Any:
+    return json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def holds(document: Any, of: Any) -> bool:
+    return bool(validator_for(of)(of).is_valid(document))
+
+
+def changed(document: Any, path: tuple[str, ...], value: object) -> Any:
+    """Return a document with one value set."""
+    document = copy.deepcopy(document)
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return document
+
+
+def test_kubernetes_takes_the_job_and_no_misspelled_one() -> None:
+    job, of = template("kubernetes.yaml"), schema("kubernetes-job-1.37")
+    assert holds(job, of)
+    assert not holds(changed(job, ("spec", "completionmode"), "Indexed"), of)
+    assert not holds(changed(job, ("spec", "completions"), "32"), of)
+    spec = job["spec"]  # numbers the parts, and never repeats a refusal
+    (container,) = spec["template"]["spec"]["containers"]
+    assert spec["completionMode"] == "Indexed"
+    assert container["command"] == ["qaudit", "part", "/out", "--part", str(spec["completions"])]
+    assert spec["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [2, 78]
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy needs it
+
+
+def test_github_takes_the_workflow_and_no_misspelled_one() -> None:
+    workflow, of = template("github-matrix.yml"), schema("github-workflow")
+    assert holds(workflow, of)
+    assert not holds(changed(workflow, ("jobs", "part", "strategi"), {}), of)
+    numbers = workflow["jobs"]["part"]["strategy"]["matrix"]["part"]
+    (command,) = [s["run"] for s in workflow["jobs"]["part"]["steps"] if "part" in s.get("run", "")]
+    assert numbers == list(range(len(numbers)))
+    assert command.endswith(f'"$PART/{len(numbers)}"')
+
+
+def test_skypilot_takes_the_task_and_no_misspelled_one() -> None:
+    task, of = template("skypilot.yaml"), schema("skypilot-0.14.1")
+    assert holds(task, of["task"])
+    assert holds(task["resources"], of["resources"])
+    assert not holds(changed(task, ("file_mount",), {}), of["task"])
+    assert not holds(changed(task, ("resources", "accelerator"), "H200:1"), of["resources"])
+    assert task["run"].endswith('"$PART/$PARTS"')
+    assert task["envs"].keys() == {"PART", "PARTS"}
+
+
+def test_jobs_of_the_hub_call_the_client_with_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_job = create_autospec(huggingface_hub.run_job)  # refuses arguments that it does not have
+    run_job.side_effect = lambda **given: type("Job", (), {"id": given["command"][-1]})
+    monkeypatch.setattr(huggingface_hub, "run_job", run_job)
+    spec = importlib.util.spec_from_file_location("hub_jobs", FOLDER / "hub_jobs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hub_jobs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hub_jobs)
+    assert hub_jobs.submit("lab/out", 3) == ["0/3", "1/3", "2/3"]
+    (volume,) = run_job.call_args.kwargs["volumes"]
+    assert (volume.type, volume.source, volume.mount_path) == ("bucket", "lab/out", "/out")
+
+
+def test_a_template_runs_a_part_with_options_that_exist() -> None:
+    (part,) = [command for names, command in commands() if list(names) == ["part"]]
+    assert "--part" in [option for one in part.params for option in one.opts]
+    for path in TEMPLATES:
+        text = path.read_text(encoding="utf-8").replace(",", "").replace('"', "")
+        assert "qaudit part" in text and "--part" in text, path

@@ -1,16 +1,21 @@
-"""Names, codes, plug-ins and what the repository says about itself."""
+"""Names, codes, plug-ins, phrases and what the repository says about itself.
+
+A scheme is one file: nothing else in the package names it, except sets of schemes. A short list of
+phrases stays out of pages, help, messages and docstrings; CONTRIBUTING has the rules behind it.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 from qaudit.core.registry import merges, schemes
 from qaudit.types import CODES, metrics
 from qaudit.types.metrics import METRICS
-from tests.house.source import PACKAGE, ROOT, modules, tracked_files
+from tests.house.source import PACKAGE, ROOT, modules, parsed, tracked_files
 
 EMPTY_NAMES = {"one", "own", "left", "there", "done", "known", "others"}
 EMPTY_NAMES_LEFT = 60
@@ -26,18 +31,12 @@ ELSEWHERE = re.compile(
 BINARY = {".safetensors", ".bin", ".npz", ".png", ".parquet", ".gz", ".ico", ".eval"}
 
 
-def prose() -> str:
-    """Return what a person reads to learn what there is."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
-
-
-def plugins() -> list[type]:
-    return [*schemes().values(), *merges().values()]
-
-
-def test_no_module_is_called_after_nothing() -> None:
-    assert [m.name for m in modules() if VAGUE & set(re.split(r"[._]", m.name))] == []
+def test_a_module_has_a_name_and_a_docstring_and_is_ascii_in_a_package() -> None:
+    for module in modules():
+        assert not VAGUE & set(re.split(r"[._]", module.name)), module.name
+        assert ast.get_docstring(module.tree), module.name
+        assert module.text.isascii(), module.name
+        assert (module.path.parent / "__init__.py").exists(), module.name
 
 
 def test_ever_fewer_variables_have_a_name_that_says_nothing() -> None:
@@ -57,10 +56,6 @@ def test_a_class_has_a_name_of_its_own() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module.name)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
-
-
-def test_every_module_says_what_it_is() -> None:
-    assert [m.name for m in modules() if not ast.get_docstring(m.tree)] == []
 
 
 def test_no_test_imports_from_another_test() -> None:
@@ -84,25 +79,16 @@ def test_every_code_is_in_the_one_table_of_rules_in_order() -> None:
     assert all(rule.help.endswith(".") for rule in CODES.values())
 
 
-def test_every_folder_of_modules_is_a_package() -> None:
-    folders = {module.path.parent for module in modules()}
-    assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
-
-
-def test_code_is_ascii() -> None:
-    assert [module.name for module in modules() if not module.text.isascii()] == []
-
-
-def test_every_plugin_describes_itself_in_one_line() -> None:
-    for plugin in plugins():
+def test_every_plugin_and_family_is_described_in_a_line_and_documented() -> None:
+    plugins = [*schemes().values(), *merges().values()]
+    for plugin in plugins:
         description = (vars(plugin).get("__doc__") or "").split("\n")[0]
         assert description.endswith("."), plugin
         assert not description.startswith(plugin.__name__ + "(")  # what dataclass writes by itself
-
-
-def test_every_plugin_and_family_is_documented() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     families = [path.stem for path in sorted((PACKAGE / "families").glob("*.yaml"))]
-    names, text = [*(plugin.name for plugin in plugins()), *families], prose()
+    names = [*(plugin.name for plugin in plugins), *families]
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
@@ -115,3 +101,108 @@ def test_no_file_speaks_of_the_machine_it_was_written_on() -> None:
         if ELSEWHERE.search(line)
     ]
     assert found == []
+
+
+# ------------------------------------------------------------------ schemes are named nowhere else
+
+
+SETS = {"settings.py", "core/registry.py"}
+"""Default sets, and hints for names of other projects."""
+
+TYPES = frozenset({"gptq", "awq", "fp8", "int8", "nvfp4", "mxfp4"})
+"""Formats of files and types of numbers, too, which some schemes are named after."""
+OF_TYPES = (
+    "checkpoints/",
+    "export/",
+    "formats/",
+    "core/floats.py",
+    "core/scheme.py",
+    "cli/export.py",
+)
+
+NAMES = sorted(schemes(), key=len, reverse=True)
+MENTION = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, NAMES))})(-\dbit)?(?![\w/-])")
+CLASSES = {plugin.__name__ for plugin in schemes().values()}
+
+
+def mentions(path: str, tree: ast.AST) -> Iterator[str]:
+    """Yield what names a scheme: texts but docstrings, classes, imports, and looks at a name."""
+    loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        where = f"{path}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in loose:
+            for name, bits in MENTION.findall(node.value):
+                if bits or name not in TYPES or not path.startswith(OF_TYPES):
+                    yield f"{where} has `{name}{bits}`"
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            modules = [getattr(node, "module", None) or "", *(one.name for one in node.names)]
+            if any(module.startswith("qaudit.core.schemes.") for module in modules):
+                yield f"{where} imports a scheme"
+        elif isinstance(node, ast.Name) and node.id in CLASSES:
+            yield f"{where} has `{node.id}`"
+        elif isinstance(node, ast.Compare | ast.Match) and any(
+            isinstance(side, ast.Attribute) and ast.unparse(side).endswith("scheme.name")
+            for side in (
+                [node.left, *node.comparators] if isinstance(node, ast.Compare) else [node.subject]
+            )
+        ):
+            yield f"{where} looks at the name of a scheme"
+
+
+def test_no_scheme_is_named_outside_its_file() -> None:
+    seen: list[str] = []
+    for file in sorted(Path(PACKAGE).rglob("*.py")):
+        path = file.relative_to(PACKAGE).as_posix()
+        if not path.startswith("core/schemes/") and path not in SETS:
+            seen += mentions(path, parsed(file.read_text(encoding="utf-8")))
+    assert seen == []
+
+
+# ------------------------------------------------------------------ phrases
+
+
+PHRASES = re.compile(
+    r"""\b(?:
+        not\ to\ be\ told | (?:can|could)\s?not\ be\ told | can\ be\ told | told\ apart
+        | whoever | somebody | nobody | anybody | the\ dead
+        | mend(?:s|ed|ing)? | lies?\ (?:in|on|beside|there) | stands?\ (?:in|on|beside|there)
+        | brought(?!\.jsonl) | what\ was\ (?:asked|said|told|found)
+    )\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+PAGES = [
+    *(
+        ROOT / name
+        for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "action.yml")
+    ),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "recipes").rglob("*.*")),
+]
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def strings(path: Path) -> Iterator[str]:
+    """Yield what a file says: a page whole, a module's strings and docstrings."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield re.sub(r"^\| before \|.*?\n\n", "", text, flags=re.M | re.S)  # examples of both
+        return
+    for node in ast.walk(parsed(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def phrases(path: Path) -> list[str]:
+    return [
+        match[0] for text in strings(path) for match in PHRASES.finditer(" ".join(text.split()))
+    ]
+
+
+def test_no_old_phrase_is_read_by_anyone() -> None:
+    by_file = {name_of(path): phrases(path) for path in [*PAGES, *MODULES]}
+    assert {name: read for name, read in by_file.items() if read} == {}
