@@ -73,16 +73,17 @@ def tokens(family: Family, name: str) -> int | None:
     return family.tokens(family.place(name))
 
 
-def test_shipped_families_name_their_sources() -> None:
+def test_shipped_families_name_their_sources_and_reasons() -> None:
+    names = [family.family for family in all_families()]
+    assert len(set(names)) == len(names)
+    assert sum(not table.verified for table in inferred(load("olmo-7b"))) == 3
     for family in all_families():
         assert family.description.endswith("."), family.family
         assert family.sources and family.match.model_type, family.family
         assert family.match.repos or family.family == "demo"
-
-
-def test_shipped_families_have_names_of_their_own() -> None:
-    names = [family.family for family in all_families()]
-    assert len(set(names)) == len(names)
+        assert set(family.why_required) <= set(family.requires), family.family
+        for table in inferred(family):
+            assert table.verified or table.reason, family.family
 
 
 def inferred(value: object) -> list[Inferred]:
@@ -95,13 +96,6 @@ def inferred(value: object) -> list[Inferred]:
         found for name in type(value).model_fields for found in inferred(getattr(value, name))
     ]
     return [value, *inside] if isinstance(value, Inferred) else inside
-
-
-def test_what_shipped_families_infer_has_its_reason() -> None:
-    assert sum(not table.verified for table in inferred(load("olmo-7b"))) == 3
-    for family in all_families():
-        for table in inferred(family):
-            assert table.verified or table.reason, family.family
 
 
 def test_the_demo_s_learning_rate_is_that_of_its_trainer() -> None:
@@ -229,10 +223,6 @@ def test_sizes_of_one_run_share_a_file(tmp_path: Path) -> None:
     assert large.notes(large.place("pretraining-step5")) == (note,)
 
 
-def test_a_folder_s_file_holds_one_family(tmp_path: Path) -> None:
-    assert "holds 2 families" in refusal(tmp_path, SIZES).message
-
-
 @pytest.mark.parametrize(
     ("variants", "sentence", "hint"),
     [
@@ -242,6 +232,7 @@ def test_a_folder_s_file_holds_one_family(tmp_path: Path) -> None:
         ("{family: a}", "`variants` must be a list of tables", "see the others"),
         ("[3]", "`variants` must be a list of tables", "see the others"),
         ("[]", "holds 0 families", ""),
+        ("[{family: a}, {family: b}]", "holds 2 families", ""),
     ],
 )
 def test_a_wrong_variant_is_explained(
@@ -295,9 +286,9 @@ def test_a_wrong_family_file_is_explained(
     assert error.hint.startswith(hint)
 
 
-@pytest.mark.parametrize("text", ["[", "- 3", "", "\t\tx: 1"])
-def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
-    refusal(tmp_path, text)
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    for text in ("[", "- 3", "", "\t\tx: 1"):
+        refusal(tmp_path, text)
 
 
 def test_a_recipe_s_schedule_is_held_to_the_same_keys() -> None:
@@ -329,26 +320,16 @@ def example() -> str:
     return block
 
 
-def contribute(folder: Path, text: str) -> Family:
-    path = folder / "acorn-1b.yaml"
-    path.write_text(text, encoding="utf-8")
-    return load_file(path)
-
-
-def test_the_family_of_the_guide_works(tmp_path: Path) -> None:
-    acorn = contribute(tmp_path, example())
+def test_the_family_of_the_guide_works_and_a_slip_in_it_is_named(tmp_path: Path) -> None:
+    acorn = read(tmp_path, example())
     place = acorn.place("step90000")
     assert acorn.learning_rate(place) == pytest.approx(2.5e-4)
     assert acorn.tokens(place) == 90_000 * 2_097_152
     assert acorn.notes(place) == ()
     fitted = example().replace("decay_length: 20000", "decay_length: 20000, verified: false")
-    (note,) = contribute(tmp_path, fitted).notes(acorn.place("step5"))
+    (note,) = read(tmp_path, fitted).notes(acorn.place("step5"))
     assert note == "the learning rate of `pretraining` is inferred"
-
-
-def test_a_misspelt_parameter_of_a_schedule_is_told_what_it_takes(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError) as caught:
-        contribute(tmp_path, example().replace("decay_start", "decay_begin"))
-    said = f"{caught.value.message}; {caught.value.hint}"
+    error = refusal(tmp_path, example().replace("decay_start", "decay_begin"))
+    said = f"{error.message}; {error.hint}"
     assert "schedule `wsd` has no ['decay_begin']" in said
     assert "'decay_start'" in said

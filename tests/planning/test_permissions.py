@@ -201,10 +201,5 @@ def test_a_family_says_why_in_its_own_words(repo: str, need: str, said: str) -> 
     assert said in note
 
 
-def test_a_reason_belongs_to_what_is_required() -> None:
-    for family in families.all_families():
-        assert set(family.why_required) <= set(family.requires), family.family
-
-
 def test_a_family_that_nobody_ships_has_nothing_to_add() -> None:
     assert "()" not in refusal(checkpoint("a", "pickle", family="nobody's")).message

@@ -18,7 +18,7 @@ from qaudit.text.chat import Chat, template_of
 from qaudit.text.corpus import build_corpus
 from qaudit.text.documents import read_documents
 from qaudit.text.tokenizer import Cutter, Encoded
-from qaudit.types import ROLES, UNSCORED, Document, Protocol
+from qaudit.types import ROLES, UNSCORED, Corpus, Document, Protocol
 from tests.support.chats import (
     CALLED,
     CHATML,
@@ -33,7 +33,6 @@ from tests.support.chats import (
     Message,
     chat_of,
     said,
-    saved,
 )
 
 PROTOCOL = Protocol(context=1024)
@@ -63,37 +62,27 @@ def by_role(chat: Chat, messages: list[Message], **value: Any) -> dict[str, str]
 def test_tokens_are_those_of_transformers(tmp_path: Path, style: str) -> None:
     with chat_of(tmp_path, TEMPLATES[style]) as chat:
         assert isinstance(chat.tokenizer, PreTrainedTokenizerFast)
-        for messages, tools in ((TALK, None), (THOUGHT, None), (TALK, [TOOL])):
+        calls = [(CALLED, [TOOL])] if style == "chatml" else []
+        for messages, tools in ((TALK, None), (THOUGHT, None), (TALK, [TOOL]), *calls):
             wanted = chat.tokenizer.apply_chat_template(messages, tools=tools)["input_ids"]
             assert encoded(chat, messages, tools=tools).tokens.tolist() == wanted
 
 
-def test_calls_and_tools_are_those_of_transformers(tmp_path: Path) -> None:
-    with chat_of(tmp_path, CHATML) as chat:
-        assert isinstance(chat.tokenizer, PreTrainedTokenizerFast)
-        wanted = chat.tokenizer.apply_chat_template(CALLED, tools=[TOOL])["input_ids"]
-        assert encoded(chat, CALLED, tools=[TOOL]).tokens.tolist() == wanted
-
-
-def test_generation_markers_score_what_transformers_masks(tmp_path: Path) -> None:
-    with chat_of(tmp_path, MARKED) as chat:
-        assert isinstance(chat.tokenizer, PreTrainedTokenizerFast)
-        made = chat.tokenizer.apply_chat_template(
-            TALK, return_assistant_tokens_mask=True, return_dict=True
-        )
-        roles = encoded(chat, TALK).roles
-        assert roles is not None
-        assert (roles != UNSCORED).astype(int).tolist() == made["assistant_masks"]
-
-
-def test_markers_and_prefixes_agree(tmp_path: Path) -> None:
+def test_generation_markers_score_what_transformers_masks_and_prefixes_agree(
+    tmp_path: Path,
+) -> None:
     plain = MARKED.replace("- generation %}", "- if true %}").replace("endgeneration", "endif")
     plain += "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     with chat_of(tmp_path / "a", MARKED) as marked, chat_of(tmp_path / "b", plain) as bare:
+        assert isinstance(marked.tokenizer, PreTrainedTokenizerFast)
+        made = marked.tokenizer.apply_chat_template(
+            TALK, return_assistant_tokens_mask=True, return_dict=True
+        )
         a, b = encoded(marked, TALK), encoded(bare, TALK)
-    assert a.tokens.tolist() == b.tokens.tolist()
     assert a.roles is not None
     assert b.roles is not None
+    assert (a.roles != UNSCORED).astype(int).tolist() == made["assistant_masks"]
+    assert a.tokens.tolist() == b.tokens.tolist()
     assert a.roles.tolist() == b.roles.tolist()
 
 
@@ -106,40 +95,46 @@ def test_every_answer_is_scored_and_no_prompt(tmp_path: Path, template: str) -> 
     assert [part.strip() for part in answers] == [*(TALK[k]["content"].strip() for k in (1, 3)), ""]
 
 
-def test_templates_that_drop_reasoning_leave_the_last_answer(tmp_path: Path) -> None:
-    with chat_of(tmp_path, THINKING) as chat:
-        assert encoded(chat, THOUGHT).last_alone
-        assert by_role(chat, THOUGHT) == {
-            "reasoning": "<think>\nthe dog sat\n</think>",
-            "answer": "\n\nno<|im_end|>",
-        }
+BEGUN = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think>' }}{% endif")
+BARE_CALLS = CHATML.replace("<tool_call>\\n", "").replace("\\n</tool_call>", "")
+COUNTED = "{{ messages | length }}{% for m in messages %}[{{ m.content }}]{% endfor %}"
+CALL = '{"name": "look", "arguments": {"at": "<mat>"}}'
+SHORT = [said("user", "one?"), said("assistant", "<think>so</think>yes")]
+LAST = TALK[3]["content"]
 
 
-def test_reasoning_that_the_prompt_began_is_reasoning(tmp_path: Path) -> None:
-    begun = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think>' }}{% endif")
-    messages = [said("user", "one?"), said("assistant", "<think>so</think>yes")]
-    with chat_of(tmp_path, f"{begun}{{# </think> #}}") as chat:
-        assert by_role(chat, messages) == {"reasoning": "so</think>", "answer": "yes<|im_end|>"}
-
-
-def test_given_markers_replace_those_of_the_template(tmp_path: Path) -> None:
-    messages = [said("user", "one?"), said("assistant", "[so]yes")]
-    with chat_of(tmp_path, CHATML, reasoning="[ ]") as chat:
-        assert by_role(chat, messages) == {"reasoning": "[so]", "answer": "yes<|im_end|>"}
-
-
-def test_calls_are_a_role_of_their_own(tmp_path: Path) -> None:
-    with chat_of(tmp_path, CHATML) as chat:
-        roles = by_role(chat, CALLED, tools=[TOOL])
-    assert roles["call"].startswith("<tool_call>\n{")
-    assert roles["call"].endswith("}\n</tool_call>")
-    assert roles["answer"] == "<|im_end|>on the mat<|im_end|>"
-
-
-def test_calls_without_markers_are_calls(tmp_path: Path) -> None:
-    template = CHATML.replace("<tool_call>\\n", "").replace("\\n</tool_call>", "")
-    with chat_of(tmp_path, template) as chat:
-        assert by_role(chat, CALLED)["call"].endswith("}<|im_end|>")
+@pytest.mark.parametrize(
+    ("template", "settings", "messages", "roles", "last_alone"),
+    [
+        # Templates that drop reasoning leave the last answer.
+        (THINKING, {}, THOUGHT, {"reasoning": "<think>\nthe dog sat\n</think>",
+                                 "answer": "\n\nno<|im_end|>"}, True),
+        # Reasoning that the prompt began is reasoning, and leaves the last answer.
+        (f"{BEGUN}{{# </think> #}}", {}, SHORT,
+         {"reasoning": "so</think>", "answer": "yes<|im_end|>"}, False),
+        (BEGUN, {}, TALK, {"answer": f"{LAST}<|im_end|>"}, True),
+        # Given markers replace those of the template.
+        (CHATML, {"reasoning": "[ ]"}, [SHORT[0], said("assistant", "[so]yes")],
+         {"reasoning": "[so]", "answer": "yes<|im_end|>"}, False),
+        (CHATML, {}, CALLED, {"call": f"<tool_call>\n{CALL}\n</tool_call>",
+                              "answer": "<|im_end|>on the mat<|im_end|>"}, False),
+        (BARE_CALLS, {}, CALLED, {"call": f"{CALL}<|im_end|>",
+                                  "answer": "on the mat<|im_end|>"}, False),
+        # The last answer begins where another would differ.
+        (COUNTED, {}, TALK, {"answer": f"{LAST}]"}, True),
+    ],
+)  # fmt: skip
+def test_tokens_have_the_role_of_what_they_say(
+    tmp_path: Path,
+    template: str,
+    settings: dict[str, str],
+    messages: list[Message],
+    roles: dict[str, str],
+    last_alone: bool,
+) -> None:
+    with chat_of(tmp_path, template, **settings) as chat:
+        assert by_role(chat, messages) == roles
+        assert encoded(chat, messages).last_alone == last_alone
 
 
 def test_all_scores_the_prompt_too(tmp_path: Path) -> None:
@@ -151,9 +146,18 @@ def test_all_scores_the_prompt_too(tmp_path: Path) -> None:
         assert by_role(chat, TALK)["answer"] == "".join(answers)
 
 
-def test_a_day_never_changes_what_is_rendered(tmp_path: Path) -> None:
-    with chat_of(tmp_path, "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}") as chat:
-        assert document(chat.without_spans(), TALK).text == "26 Jul 2024the cat?"
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}", "26 Jul 2024the cat?"),
+        ("{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|", "<s>|</s>||"),
+    ],
+)
+def test_templates_see_one_day_and_the_tokens_of_the_settings(
+    tmp_path: Path, template: str, text: str
+) -> None:
+    with chat_of(tmp_path, template) as chat:
+        assert document(chat.without_spans(), TALK).text == text
 
 
 def test_the_template_for_tools_renders_conversations_with_tools(tmp_path: Path) -> None:
@@ -209,43 +213,32 @@ def refusal(chat: Chat, messages: Any, **value: Any) -> QauditError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("messages", "value", "wrong"),
-    [
-        ([], {}, "`messages` in line 1 of `chats.jsonl` is empty"),
-        ("text", {}, "is no list of messages"),
-        ([{"content": "a"}], {}, "message 1 in line 1 of `chats.jsonl` has no `role`"),
-        ([said("user", "a"), "b"], {}, "message 2 in line 1 of `chats.jsonl` has no `role`"),
-        (TALK, {"tools": {"name": "look"}}, "`tools` in line 1 of `chats.jsonl` is no list"),
-        (TALK, {"tools": ["look"]}, "`tools` in line 1 of `chats.jsonl` is no list"),
-        (TALK, {"tools": "look"}, "`tools` in line 1 of `chats.jsonl` is no list"),
-        (TALK, {"tools": '{"name": "look"}'}, "`tools` in line 1 of `chats.jsonl` is no list"),
-        ([said("user", "a")], {}, "no token of line 1 of `chats.jsonl` is scored"),
-        ([said("user", "\ud800"), said("assistant", "b")], {}, "holds half a character"),
-    ],
-)
-def test_a_damaged_conversation_is_one_sentence(
-    tmp_path: Path, messages: Any, value: dict[str, Any], wrong: str
-) -> None:
+NO_LIST = "`tools` in line 1 of `chats.jsonl` is no list"
+DAMAGED: list[tuple[Any, Any, str]] = [
+    ([], None, "`messages` in line 1 of `chats.jsonl` is empty"),
+    ("text", None, "is no list of messages"),
+    ([{"content": "a"}], None, "message 1 in line 1 of `chats.jsonl` has no `role`"),
+    ([said("user", "a"), "b"], None, "message 2 in line 1 of `chats.jsonl` has no `role`"),
+    *((TALK, tools, NO_LIST) for tools in ({"name": "look"}, ["look"], "look", '{"name": "a"}')),
+    ([said("user", "a")], None, "no token of line 1 of `chats.jsonl` is scored"),
+    ([said("user", "\ud800"), said("assistant", "b")], None, "holds half a character"),
+]
+
+
+def test_a_damaged_conversation_is_one_sentence(tmp_path: Path) -> None:
     with chat_of(tmp_path, CHATML) as chat:
-        assert wrong in refusal(chat, messages, **value).message
+        for messages, tools, wrong in DAMAGED:
+            assert wrong in refusal(chat, messages, tools=tools).message
 
 
-def test_where_no_template_is_read_conversations_have_no_text(tmp_path: Path) -> None:
-    path = written(tmp_path / "e.jsonl", asked(1))
+def test_a_template_that_is_missing_or_refuses_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="has no field `text` or `content`"):
-        list(read_documents(path))
-
-
-def test_a_checkpoint_without_a_template_is_named(tmp_path: Path) -> None:
+        list(read_documents(written(tmp_path / "e.jsonl", asked(1))))
     with chat_of(tmp_path / "base", None) as chat:
         error = refusal(chat, TALK)
         assert "`base` has no chat template" in error.message
         assert "--set chat_template=FILE" in error.hint
-
-
-def test_a_template_that_refuses_a_conversation_is_quoted(tmp_path: Path) -> None:
-    with chat_of(tmp_path, GEMMA) as chat:
+    with chat_of(tmp_path / "other", GEMMA) as chat:
         error = refusal(chat, [said("system", "a"), *TALK])
         assert "cannot be rendered" in error.message
         assert "no system role" in error.message
@@ -276,33 +269,14 @@ def test_an_answer_that_cannot_be_separated_from_its_prompt_is_refused(tmp_path:
         assert set(by_role(chat, talk)) == {"prompt"}
 
 
-def test_the_last_answer_begins_where_another_would_differ(tmp_path: Path) -> None:
-    template = "{{ messages | length }}{% for m in messages %}[{{ m.content }}]{% endfor %}"
-    with chat_of(tmp_path, template) as chat:
-        assert by_role(chat, TALK) == {"answer": f"{TALK[3]['content']}]"}
-        assert encoded(chat, TALK).last_alone
-
-
-def test_a_prompt_that_begins_reasoning_leaves_the_last_answer(tmp_path: Path) -> None:
-    begun = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think>' }}{% endif")
-    assert begun != CHATML
-    with chat_of(tmp_path, begun) as chat:
-        answer = f"{TALK[3]['content']}<|im_end|>"
-        assert by_role(chat, TALK) == {"answer": answer}
-        assert encoded(chat, TALK).last_alone
-
-
 HOSTILE = (
     "{% for i in range(10**9) %}{% endfor %}",
-    "{{ 'a' * 10**9 }}",
     "{% generation %}{% for i in range(9999) %}0123456789{% endfor %}{% endgeneration %}",
     "{% for i in range(99999) %}{% generation %}{% endgeneration %}{% endfor %}",
     "{{ messages.append(1) }}",
     "{{ cycler.__init__.__globals__.os.system('touch marker') }}",
     "{{ raise_exception.__globals__ }}",
     "{{ strftime_now.__self__.__class__.__mro__ }}",
-    "{{ ''.join(['%s'] * 9) | format }}",
-    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "{% generation %}",
 )
 
@@ -383,14 +357,19 @@ def test_a_corpus_scores_answers_and_the_bytes_of_answers(tmp_path: Path) -> Non
     assert [w.roles for w in corpus.calibration] == [None, None]
 
 
+FED = [Document("c", "calibration text one")]
+
+
+def corpus_of(chat: Chat, path: str, **protocol: Any) -> Corpus:
+    cut = Protocol(context=1024, **protocol)
+    return build_corpus(FED, read_documents(path, chat=chat), chat.tokenizer, cut)
+
+
 def test_conversations_with_the_same_prompt_are_no_copies(tmp_path: Path) -> None:
     prompt = said("user", "the cat sat on the mat " * 40)
     talks = [[prompt, said("assistant", text * 20)] for text in ("one ", "two ")]
-    path = written(tmp_path / "e.jsonl", *talks)
     with chat_of(tmp_path, CHATML) as chat:
-        fed = [Document("c", "calibration text one")]
-        corpus = build_corpus(fed, read_documents(path, chat=chat), chat.tokenizer, PROTOCOL)
-    assert len(corpus.documents) == 2
+        assert len(corpus_of(chat, written(tmp_path / "e.jsonl", *talks)).documents) == 2
 
 
 def test_documents_that_are_only_counted_are_rendered_once(
@@ -402,10 +381,8 @@ def test_documents_that_are_only_counted_are_rendered_once(
     monkeypatch.setattr(
         Templates, "render_chat", lambda self, *args: rendered.append(1) or plain(self, *args)
     )
-    protocol = Protocol(context=1024, evaluation_documents=4)
     with chat_of(tmp_path, CHATML) as chat:
-        fed = [Document("c", "calibration text one")]
-        corpus = build_corpus(fed, read_documents(path, chat=chat), chat.tokenizer, protocol)
+        corpus = corpus_of(chat, path, evaluation_documents=4)
     assert corpus.available == 40
     assert len(rendered) == 40 + 4  # of those that are measured on the prompt of the answer, too
 
@@ -413,9 +390,8 @@ def test_documents_that_are_only_counted_are_rendered_once(
 def test_last_answers_are_counted_in_a_note(tmp_path: Path) -> None:
     path = written(tmp_path / "e.jsonl", THOUGHT, asked(1), asked(2))
     with chat_of(tmp_path, THINKING) as chat:
-        fed = [Document("c", "calibration text one")]
-        corpus = build_corpus(fed, read_documents(path, chat=chat), chat.tokenizer, PROTOCOL)
-    assert any("of 1 of 3 conversations the last answer alone" in note for note in corpus.notes)
+        notes = corpus_of(chat, path).notes
+    assert any("of 1 of 3 conversations the last answer alone" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -431,10 +407,8 @@ def test_conversations_stand_alone(
     path = tmp_path / "e.jsonl"
     rest = [{"messages": asked(1)}, {"messages": asked(2)}]
     path.write_text("".join(json.dumps(value) + "\n" for value in (line, *rest)))
-    protocol = Protocol(context=1024, **settings)
     with chat_of(tmp_path, CHATML) as chat, pytest.raises(CorpusError, match=wrong):
-        fed = [Document("c", "calibration text one")]
-        build_corpus(fed, read_documents(str(path), chat=chat), chat.tokenizer, protocol)
+        corpus_of(chat, str(path), **settings)
 
 
 def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:
@@ -448,10 +422,3 @@ def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:
         slow = Chat([tmp_path], Slow(), chat.templates)
         with pytest.raises(CorpusError, match="does not say where its tokens are"):
             document(slow, TALK)
-
-
-def test_special_tokens_are_those_of_the_settings(tmp_path: Path) -> None:
-    made = saved(tmp_path, "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|")
-    with chat_of(tmp_path, made.chat_template) as chat:
-        wanted = made.apply_chat_template(TALK, tokenize=False)
-        assert document(chat.without_spans(), TALK).text == wanted == "<s>|</s>||"
