@@ -32,10 +32,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def hub(root: Path) -> Iterator[Hub]:
+@pytest.fixture(scope="module")
+def served(root: Path) -> Iterator[Hub]:
     with Hub(root).running() as hub:
         yield hub
+
+
+@pytest.fixture
+def hub(served: Hub) -> Hub:
+    """Return the Hub without faults, also after a test that stopped it."""
+    served.stop()
+    served.start()
+    served.faults.clear()
+    served.log.clear()
+    return served
 
 
 @pytest.fixture

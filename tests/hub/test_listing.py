@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.checkpoints.safetensors import headers
-from qaudit.errors import HubError
+from qaudit.errors import HubError, UnreachableError
 from qaudit.hub.answers import HubFile, is_commit
 from qaudit.hub.api import Client
 from qaudit.hub.listing import FIRST_NBYTES, Listing
@@ -58,8 +59,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def hub(root: Path) -> Iterator[Hub]:
+@pytest.fixture(scope="module")
+def served(root: Path) -> Iterator[Hub]:
     with Hub(root, page=2).running() as hub:
         yield hub
 
@@ -70,10 +71,6 @@ def listing(hub: Hub, folder: Path, **options: Any) -> Listing:
 
 def weights(files: tuple[HubFile, ...]) -> list[HubFile]:
     return [file for file in files if file.path.endswith(".safetensors")]
-
-
-def requests(hub: Hub) -> list[str]:
-    return [entry["path"] for entry in hub.log]
 
 
 # ------------------------------------------------------------------------------- how many calls
@@ -111,37 +108,16 @@ def test_the_calls_of_a_plan_are_counted(hub: Hub, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- names
 
 
-def test_a_name_becomes_a_commit_in_every_way_git_says_it(hub: Hub, tmp_path: Path) -> None:
+def test_a_name_becomes_a_commit_in_every_way_git_says_it_or_is_told_the_nearest(
+    hub: Hub, tmp_path: Path
+) -> None:
     mine = listing(hub, tmp_path)
+    with ThreadPoolExecutor(8) as pool:  # threads ask for names once
+        found = set(pool.map(lambda n: mine.commit(REPO), range(16)))
+    assert found == {mine.commit(REPO, "main")} == {mine.commit(REPO, "refs/heads/main")}
     commit = mine.commit(REPO, "step1")
     assert is_commit(commit)
     assert mine.commit(REPO, "refs/tags/step1") == commit
-    assert mine.commit(REPO) == mine.commit(REPO, "main") == mine.commit(REPO, "refs/heads/main")
-    assert mine.client.requests == 1
-    assert mine.commit(REPO, commit[:12]) == commit  # a short id takes a call of its own
-    assert mine.client.requests == 2
-
-
-def test_a_branch_comes_before_a_tag_of_its_name(hub: Hub, tmp_path: Path) -> None:
-    names = {
-        "branches": [{"name": "v1", "ref": "x", "targetCommit": "b" * 40}],
-        "converts": [],
-        "tags": [{"name": "v1", "ref": "y", "targetCommit": "a" * 40}],
-    }
-    hub.faults.append({"match": f"/api/models/{REPO}/refs", "status": 200, "body": names})
-    mine = listing(hub, tmp_path)
-    assert mine.commit(REPO, "v1") == "b" * 40
-    assert mine.commit(REPO, "refs/tags/v1") == "a" * 40
-
-
-def test_a_pull_request_is_asked_for(hub: Hub, tmp_path: Path) -> None:
-    answer = {"status": 200, "body": {"id": REPO, "sha": "c" * 40}}
-    hub.faults.append({"match": "/revision/refs%2Fpr%2F1$", **answer})
-    assert listing(hub, tmp_path).commit(REPO, "refs/pr/1") == "c" * 40
-
-
-def test_a_mistyped_revision_is_told_the_nearest(hub: Hub, tmp_path: Path) -> None:
-    mine = listing(hub, tmp_path)
     with pytest.raises(HubError, match=f"`{REPO}` has no revision `stepp1`") as caught:
         mine.commit(REPO, "stepp1")
     assert caught.value.hint == "did you mean `step1`?"
@@ -149,9 +125,30 @@ def test_a_mistyped_revision_is_told_the_nearest(hub: Hub, tmp_path: Path) -> No
         mine.commit(REPO, "quite-another-thing")
     assert "qaudit series" in caught.value.hint
     assert mine.client.requests == 1
+    assert mine.commit(REPO, commit[:12]) == commit  # a short id takes a call of its own
+    assert mine.client.requests == 2
 
 
-def test_offline_names_are_those_last_seen_and_their_day_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_a_branch_comes_before_a_tag_of_its_name_and_a_pull_request_is_asked_for(
+    hub: Hub, tmp_path: Path
+) -> None:
+    names = {
+        "branches": [{"name": "v1", "ref": "x", "targetCommit": "b" * 40}],
+        "converts": [],
+        "tags": [{"name": "v1", "ref": "y", "targetCommit": "a" * 40}],
+    }
+    answer = {"status": 200, "body": {"id": REPO, "sha": "c" * 40}}
+    hub.faults.append({"match": f"/api/models/{REPO}/refs", "status": 200, "body": names})
+    hub.faults.append({"match": "/revision/refs%2Fpr%2F1$", **answer})
+    mine = listing(hub, tmp_path)
+    assert mine.commit(REPO, "v1") == "b" * 40
+    assert mine.commit(REPO, "refs/tags/v1") == "a" * 40
+    assert mine.commit(REPO, "refs/pr/1") == "c" * 40
+
+
+def test_offline_names_are_those_last_seen_and_a_hub_that_is_down_has_none(
+    hub: Hub, tmp_path: Path
+) -> None:
     names = listing(hub, tmp_path).revisions(REPO)
     hub.stop()
     said: list[str] = []
@@ -160,13 +157,6 @@ def test_offline_names_are_those_last_seen_and_their_day_is_told(hub: Hub, tmp_p
     assert offline.commit(REPO, "step1") == next(r.commit for r in names if r.name == "step1")
     assert len(said) == 1
     assert f"the revisions of `{REPO}` are those of 20" in said[0]
-
-
-def test_a_hub_that_is_down_is_not_answered_from_memory(hub: Hub, tmp_path: Path) -> None:
-    from qaudit.errors import UnreachableError
-
-    listing(hub, tmp_path).revisions(REPO)
-    hub.stop()
     with pytest.raises(UnreachableError):
         listing(hub, tmp_path).revisions(REPO)
 
@@ -174,10 +164,13 @@ def test_a_hub_that_is_down_is_not_answered_from_memory(hub: Hub, tmp_path: Path
 # -------------------------------------------------------------------------------------- headers
 
 
-def test_shapes_are_those_of_the_files_themselves(hub: Hub, root: Path, tmp_path: Path) -> None:
+def test_shapes_are_those_of_the_files_and_a_header_takes_one_range_and_a_long_one_two(
+    hub: Hub, root: Path, tmp_path: Path
+) -> None:
     mine = listing(hub, tmp_path)
     commit = mine.commit(SHARDED)
-    found = mine.shapes(SHARDED, commit, weights(mine.files(SHARDED, commit)))
+    shards = weights(mine.files(SHARDED, commit))
+    found = mine.shapes(SHARDED, commit, shards)
     expected = {}
     for path in (root / SHARDED / "final").glob("*.safetensors"):
         alone = tmp_path / path.stem
@@ -186,71 +179,52 @@ def test_shapes_are_those_of_the_files_themselves(hub: Hub, root: Path, tmp_path
         expected |= {name: (info.dtype, info.shape) for name, info in headers(alone).items()}
     assert found == expected
     assert len(found) == 1002
-
-
-def test_a_header_takes_one_range_and_a_long_one_two(hub: Hub, tmp_path: Path) -> None:
-    mine = listing(hub, tmp_path)
-    commit = mine.commit(SHARDED)
-    shards = weights(mine.files(SHARDED, commit))
-    mine.shapes(SHARDED, commit, shards)
     ranges = [entry["range"] for entry in hub.log if entry["cdn"]]
-    sizes = [shard.nbytes for shard in shards]
     long = f"bytes={FIRST_NBYTES}-"
     assert [span for span in ranges if not span.startswith(long)] == [
-        f"bytes=0-{min(FIRST_NBYTES, size) - 1}" for size in sizes
+        f"bytes=0-{min(FIRST_NBYTES, shard.nbytes) - 1}" for shard in shards
     ]
     assert len(ranges) == 3 + 1
 
 
-BROKEN = {
-    "an empty file": b"",
-    "seven bytes": b"\x02" + b"\0" * 6,
-    "a header longer than the file": struct.pack("<Q", 10_000) + b"{}",
-    "a header of a hundred gigabytes": struct.pack("<Q", 10**11) + b"{}",
-    "a header that is text": struct.pack("<Q", 5) + b"hello",
-    "a header that is deep": struct.pack("<Q", 50_000) + b"[" * 50_000,
-    "a header that is a list": struct.pack("<Q", 2) + b"[]",
-    "an entry without a shape": struct.pack("<Q", 21) + b'{"a": {"dtype": "U8"}}'[:21],
-    "a tensor past the end": safetensors({"a": (4, 4)})[:-1],
-    "a page of HTML": b"<!doctype html><html><head><title>Not the weights</title>" * 20,
-}
+BROKEN = [
+    b"",
+    b"\x02" + b"\0" * 6,
+    struct.pack("<Q", 10_000) + b"{}",  # a header longer than the file
+    struct.pack("<Q", 10**11) + b"{}",
+    struct.pack("<Q", 5) + b"hello",
+    struct.pack("<Q", 50_000) + b"[" * 50_000,
+    struct.pack("<Q", 2) + b"[]",
+    struct.pack("<Q", 21) + b'{"a": {"dtype": "U8"}}'[:21],
+    safetensors({"a": (4, 4)})[:-1],  # a tensor past the end
+    b"<!doctype html><html><head><title>Not the weights</title>" * 20,
+]
 
 
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
-def test_a_header_that_is_none_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
-    put(tmp_path / "root", REPO, "main", {"model.safetensors": content})
-    with Hub(tmp_path / "root").running() as hub:
-        mine = listing(hub, tmp_path / "store")
-        commit = mine.commit(REPO)
-        files = weights(mine.files(REPO, commit))
-        with pytest.raises(HubError, match=f"{REPO}/model.safetensors.*{commit}"):
-            mine.shapes(REPO, commit, files)
-
-
-def test_a_header_past_the_limit_is_not_fetched(tmp_path: Path) -> None:
-    header = struct.pack("<Q", 100_000_001)
-    size = 100_000_100
-    path = tmp_path / "root" / REPO / "main" / "model.safetensors"
-    path.parent.mkdir(parents=True)
-    with path.open("wb") as file:
-        file.write(header)
-        file.truncate(size)  # a hole: it takes no room
-    with Hub(tmp_path / "root").running() as hub:
-        mine = listing(hub, tmp_path / "store")
-        commit = mine.commit(REPO)
-        with pytest.raises(HubError, match="is not a safetensors file"):
-            mine.shapes(REPO, commit, weights(mine.files(REPO, commit)))
-        assert [entry["range"] for entry in hub.log if entry["cdn"]] == ["bytes=0-131071"]
-
-
-def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+def test_a_header_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    for number, content in enumerate(BROKEN):
+        put(tmp_path / "root", REPO, f"v{number:02}", {"model.safetensors": content})
     shards = {f"model-{k}.safetensors": safetensors({"a": (k,)}) for k in (1, 2)}
-    put(tmp_path / "root", REPO, "main", shards)
+    put(tmp_path / "root", REPO, "twice", shards)
+    long = tmp_path / "root" / REPO / "long" / "model.safetensors"
+    long.parent.mkdir(parents=True)
+    with long.open("wb") as file:
+        file.write(struct.pack("<Q", 100_000_001))
+        file.truncate(100_000_100)  # a hole: it takes no room
     with Hub(tmp_path / "root").running() as hub:
         mine = listing(hub, tmp_path / "store")
-        commit = mine.commit(REPO)
-        with pytest.raises(HubError, match=r"tensor `a` is in `model-2.safetensors`"):
-            mine.shapes(REPO, commit, weights(mine.files(REPO, commit)))
+
+        def refused(revision: str, match: str) -> None:
+            commit = mine.commit(REPO, revision)
+            with pytest.raises(HubError, match=match.replace("COMMIT", commit)):
+                mine.shapes(REPO, commit, weights(mine.files(REPO, commit)))
+
+        for number in range(len(BROKEN)):
+            refused(f"v{number:02}", f"{REPO}/model.safetensors.*COMMIT")
+        refused("twice", r"tensor `a` is in `model-2.safetensors`")
+        hub.log.clear()
+        refused("long", "is not a safetensors file")
+        assert [entry["range"] for entry in hub.log if entry["cdn"]] == ["bytes=0-131071"]
 
 
 def test_a_header_of_another_blob_is_not_believed(hub: Hub, tmp_path: Path) -> None:
@@ -270,90 +244,62 @@ def kept_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-DAMAGE = {
-    "empty": b"",
-    "cut": None,
-    "of another kind": b"[1, 2, 3]",
-    "not text": b"\xff\xfe\x00",
-    "too deep": b"[" * 100_000,
-    "without a value": b'{"key": ["trees"]}',
-    "with nothing in it": b"{}",
-}
+DAMAGE = [b"", None, b"[1, 2, 3]", b"\xff\xfe\x00", b"[" * 100_000, b'{"key": ["trees"]}', b"{}"]
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_record_is_as_good_as_absent(
-    hub: Hub, tmp_path: Path, damage: bytes | None
-) -> None:
+def test_a_damaged_record_is_as_good_as_absent(hub: Hub, tmp_path: Path) -> None:
     mine = listing(hub, tmp_path)
     commit = mine.commit(REPO, "step1")
     files = mine.files(REPO, commit)
     shapes = mine.shapes(REPO, commit, weights(files))
     assert len(kept_files(tmp_path)) == 3
-    for path in kept_files(tmp_path):
-        path.write_bytes(path.read_bytes()[:-7] if damage is None else damage)
-    again = listing(hub, tmp_path)
-    assert again.known_files(REPO, commit) is None
-    assert again.files(REPO, commit) == files
-    assert again.shapes(REPO, commit, weights(files)) == shapes
-    with pytest.raises(HubError):
-        listing(hub, tmp_path, offline=True).revisions(REPO)
-    third = listing(hub, tmp_path)  # mended by the second
-    assert third.shapes(REPO, commit, weights(third.files(REPO, commit))) == shapes
-    assert third.client.requests == 0
+    for damage in DAMAGE:
+        for path in kept_files(tmp_path):
+            path.write_bytes(path.read_bytes()[:-7] if damage is None else damage)
+        again = listing(hub, tmp_path)
+        assert again.known_files(REPO, commit) is None
+        assert again.files(REPO, commit) == files
+        assert again.shapes(REPO, commit, weights(files)) == shapes
+        with pytest.raises(HubError):
+            listing(hub, tmp_path, offline=True).revisions(REPO)
+        third = listing(hub, tmp_path)  # mended by the second
+        assert third.shapes(REPO, commit, weights(third.files(REPO, commit))) == shapes
+        assert third.client.requests == 0
+        third.revisions(REPO)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        [["../../x", 1, "a" * 40, None]],
-        [["x", -1, "a" * 40, None]],
-        {"path": "x"},
-        None,
-    ],
-    ids=str,
-)
-def test_what_lies_on_the_disk_is_believed_no_more_than_the_wire(
-    hub: Hub, tmp_path: Path, value: Any
+def test_what_lies_on_the_disk_is_believed_no_more_than_the_wire(hub: Hub, tmp_path: Path) -> None:
+    for number, value in enumerate(
+        [[["../../x", 1, "a" * 40, None]], [["x", -1, "a" * 40, None]], {"path": "x"}, None]
+    ):
+        mine = listing(hub, tmp_path / f"trees {number}")
+        commit = mine.commit(REPO)
+        mine._record(("trees", REPO, "model", commit), value)
+        assert mine.known_files(REPO, commit) is None
+        assert len(mine.files(REPO, commit)) == 3
+    (file,) = weights(mine.files(REPO, commit))
+    for number, value in enumerate(
+        [[["a", "BF16", [-1]]], [["a", "BF16"]], [["a", 5, [1]]], [["a", "F", [1]]] * 2, ["abc"], 5]
+    ):
+        mine = listing(hub, tmp_path / f"headers {number}")
+        mine._record(("headers", file.identity, str(file.nbytes)), value)
+        assert mine.shapes(REPO, commit, [file])
+        assert mine.client.requests > 0
+
+
+def test_one_hub_does_not_answer_for_another_nor_a_dataset_for_a_model(
+    root: Path, hub: Hub, tmp_path: Path
 ) -> None:
     mine = listing(hub, tmp_path)
     commit = mine.commit(REPO)
-    mine._record(("trees", REPO, "model", commit), value)
-    assert mine.known_files(REPO, commit) is None
-    assert len(mine.files(REPO, commit)) == 3
-
-
-@pytest.mark.parametrize(
-    "value",
-    [[["a", "BF16", [-1]]], [["a", "BF16"]], [["a", 5, [1]]], [["a", "F", [1]]] * 2, ["abc"], 5],
-    ids=str,
-)
-def test_shapes_on_the_disk_are_checked(hub: Hub, tmp_path: Path, value: Any) -> None:
-    mine = listing(hub, tmp_path)
-    commit = mine.commit(REPO)
-    (file,) = weights(mine.files(REPO, commit))
-    mine._record(("headers", file.identity, str(file.nbytes)), value)
-    before = mine.client.requests
-    assert mine.shapes(REPO, commit, [file])
-    assert mine.client.requests > before
-
-
-def test_one_hub_does_not_answer_for_another(root: Path, hub: Hub, tmp_path: Path) -> None:
-    commit = listing(hub, tmp_path).commit(REPO)
-    files = listing(hub, tmp_path).files(REPO, commit)
+    files = mine.files(REPO, commit)
+    assert mine.known_files(REPO, commit) == files
+    assert mine.known_files(REPO, commit, "dataset") is None
     with Hub(root).running() as other:
         theirs = listing(other, tmp_path)
         assert theirs.known_files(REPO, commit) is None
         assert theirs.files(REPO, commit) == files
         assert theirs.client.requests == 1
-
-
-def test_models_and_datasets_of_one_name_are_two(hub: Hub, tmp_path: Path) -> None:
-    mine = listing(hub, tmp_path)
-    commit = mine.commit(REPO)
-    mine.files(REPO, commit)
-    assert mine.known_files(REPO, commit) is not None
-    assert mine.known_files(REPO, commit, "dataset") is None
 
 
 @given(st.lists(st.text(), min_size=1, max_size=4), st.sampled_from(["trees", "headers"]))
@@ -389,13 +335,3 @@ def test_nothing_half_written_is_left_behind(
     with pytest.raises(KeyboardInterrupt):
         mine.revisions(REPO)
     assert kept_files(tmp_path) == []
-
-
-def test_two_threads_ask_for_names_once(hub: Hub, tmp_path: Path) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    mine = listing(hub, tmp_path)
-    with ThreadPoolExecutor(8) as pool:
-        found = set(pool.map(lambda n: mine.commit(REPO), range(16)))
-    assert len(found) == 1
-    assert mine.client.requests == 1
