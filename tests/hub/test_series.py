@@ -92,33 +92,18 @@ def calls(hub: Hub) -> list[str]:
 # --------------------------------------------------------------------------------------- targets
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "allenai/OLMo-2-1124-7B",
-        "allenai/OLMo-2-1124-7B@stage1-step1000-tokens5B",
-        "org/name@refs/pr/1",
-        "org/name@main//checkpoint-500",
-        "org/name//checkpoint-500",
-        "TinyLlama/TinyLlama-1.1B-intermediate-step-*",
-        "hf://org/name",
-        "hf://datasets/org/name",
-    ],
-)
-def test_a_name_on_the_hub_is_told_from_a_folder(target: str) -> None:
-    assert is_hub(target)
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["demo", "name", "/abs/path", "./a/b", "../a", "a/b/c", "recipes/demo.yaml", "~/a",
-     "[red]a[/b]", "org/name@", ""],
-)  # fmt: skip
-def test_paths_and_recipes_are_not_on_the_hub(target: str) -> None:
-    assert not is_hub(target)
-
-
-def test_a_folder_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_on_the_hub_is_told_from_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for target in (
+        "allenai/OLMo-2-1124-7B@stage1-step1000-tokens5B", "org/name@refs/pr/1",
+        "org/name@main//checkpoint-500", "org/name//checkpoint-500", "hf://org/name",
+        "TinyLlama/TinyLlama-1.1B-intermediate-step-*", "hf://datasets/org/name",
+    ):  # fmt: skip
+        assert is_hub(target), target
+    for target in ("demo", "/abs/path", "./a/b", "../a", "a/b/c", "recipes/demo.yaml", "~/a",
+                   "[red]a[/b]", "org/name@", ""):  # fmt: skip
+        assert not is_hub(target), target
     monkeypatch.chdir(tmp_path)
     assert is_hub("org/name")
     (tmp_path / "org" / "name").mkdir(parents=True)
@@ -126,36 +111,41 @@ def test_a_folder_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert is_hub("hf://org/name")
 
 
-@pytest.mark.parametrize(
-    ("target", "sentence"),
-    [
+def test_a_target_that_is_none_is_refused(place: Place) -> None:
+    place.write("o/run", {"step3": WEIGHTS})
+    for target, sentence in (
         ("hf://datasets/org/name/file", "is a text and no model"),
         ("hf://gpt2", "is not the name of a repository"),
         ("hf://org/../x", "is not the name of a repository"),
         ("org/name-*@main", "is a glob of repositories with a revision"),
-    ],
-)
-def test_a_target_that_is_none_is_refused(place: Place, target: str, sentence: str) -> None:
-    hub = place.hub
-    with pytest.raises(UsageError, match=sentence):
-        place.find(target)
-    assert hub.log == []
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            place.find(target)
+    assert place.hub.log == []
+    with pytest.raises(HubError, match="no repository"):
+        place.find("o/nothing-*")
+    listing = place.listing()
+    with pytest.raises(UsageError, match="`o/run@step3` is given 2 times"):
+        find_all(["o/run@step3", "hf://o/run@step3"], RECIPE, lambda: listing)
 
 
 # ----------------------------------------------------------------------------------------- names
 
 
-def test_a_thousand_names_are_one_call(place: Place, tmp_path: Path) -> None:
+def test_a_thousand_names_are_one_call_and_known_with_what_a_family_warns_of(
+    place: Place, tmp_path: Path
+) -> None:
     folder = tmp_path / "one"
     write_headers(folder, {"w": ("BF16", (2, 2))}, 100)
-    repo = "allenai/OLMo-2-1124-7B"
-    names = [name for name in names_of(repo) if name != "main"]
-    hub = place.hub
-    hub.add_names(repo, names[::-1], folder, main=None, hashed=False, pretend_nbytes=10)
+    hub, repo = place.hub, "allenai/OLMo-2-1124-7B"
+    for other in (repo, "allenai/OLMo-2-1124-13B", "EleutherAI/pythia-12b"):
+        names = [name for name in names_of(other) if name != "main"][::-1]
+        hub.add_names(other, names, folder, main=None, hashed=False, pretend_nbytes=10)
+
     found = place.find(repo)
     assert calls(hub) == [f"{repo}/refs"]
     assert len(hub.log) == 1
-    assert labels(found) == [*names, "main"]
+    assert labels(found) == [*(name for name in names_of(repo) if name != "main"), "main"]
     end = next(c for c in found if c.label == "stage1-step928646-tokens3896B")
     assert (end.stage, end.step, end.tokens) == ("stage1", 928_646, 928_646 * 4_194_304)
     assert end.learning_rate == pytest.approx(6.1358e-5, rel=1e-3)
@@ -166,16 +156,7 @@ def test_a_thousand_names_are_one_call(place: Place, tmp_path: Path) -> None:
     last = found[-2]
     assert (last.stage, last.ingredient, last.step) == ("stage2", 3, 11_931)
 
-
-def test_what_a_family_warns_of_is_known_before_any_tree(place: Place, tmp_path: Path) -> None:
-    folder = tmp_path / "one"
-    write_headers(folder, {"w": ("BF16", (2, 2))}, 100)
-    hub = place.hub
-    for repo in ("allenai/OLMo-2-1124-7B", "allenai/OLMo-2-1124-13B", "EleutherAI/pythia-12b"):
-        names = [name for name in names_of(repo) if name != "main"]
-        hub.add_names(repo, names, folder, main=None, hashed=False, pretend_nbytes=10)
-
-    equal = [c for c in place.find("allenai/OLMo-2-1124-7B") if c.suspect]
+    equal = [c for c in found if c.suspect]
     assert [c.step for c in equal] == [98_000, 101_000, 175_000, 300_000]
     assert names_in_equal_report(equal[0].suspect[0]) == tuple(labels(equal))
     assert "https://github.com/allenai/OLMo/issues/915" in equal[0].suspect[0]
@@ -191,21 +172,13 @@ def test_what_a_family_warns_of_is_known_before_any_tree(place: Place, tmp_path:
     assert {0, 1} < {c.step for c in bad}
 
 
-def test_tags_are_revisions_too(place: Place) -> None:
+def test_tags_are_revisions_too_and_what_the_hub_makes_by_itself_is_none(place: Place) -> None:
     place.write("o/run", {f"global_step{n}": WEIGHTS for n in (100, 20)}, branch_per_revision=False)
+    repo = place.hub.repos["o/run"]
+    repo.branches["refs/convert/parquet"] = repo.tags["global_step20"]
     found = place.find("o/run")
     assert labels(found) == ["global_step20", "global_step100", "main"]
     assert found[1].commit == found[2].commit  # kept, and seen to be the same
-
-
-def test_what_the_hub_makes_by_itself_is_no_checkpoint(place: Place) -> None:
-    place.write("o/run", {"step1": WEIGHTS, "step2": WEIGHTS})
-    hub = place.hub
-    repo = hub.repos["o/run"]
-    repo.branches["refs/convert/parquet"] = repo.branches["step1"]
-    assert labels(place.find("o/run")) == [
-        "step1", "step2", "main",
-    ]  # fmt: skip
 
 
 def test_a_recipe_s_family_and_schedule_are_heeded(place: Place) -> None:
@@ -221,25 +194,14 @@ def test_a_recipe_s_family_and_schedule_are_heeded(place: Place) -> None:
 # ------------------------------------------------------------------------------- single revisions
 
 
-def test_one_revision_is_a_series_of_one(place: Place) -> None:
+def test_one_revision_is_a_series_of_one_and_gives_its_name_to_its_commit(place: Place) -> None:
     place.write("o/run", {f"step{n}": weights(str(n)) for n in (1, 2)})
-    hub = place.hub
-    listing = place.listing()
-    for target in ("o/run@step1", "hf://o/run@step1"):
-        (found,) = find_series(listing, target, RECIPE)
-        assert (found.label, found.step, found.commit) == (
-            "step1", 1, hub.repos["o/run"].branches["step1"],
-        )  # fmt: skip
-    assert calls(hub) == ["o/run/refs"]
-
-
-def test_a_commit_is_called_by_the_revision_that_stands_there(place: Place) -> None:
-    place.write("o/run", {f"step{n}": weights(str(n)) for n in (1, 2)})
-    hub = place.hub
-    repo = hub.repos["o/run"]
+    repo, listing = place.hub.repos["o/run"], place.listing()
     commit = repo.branches["step1"]
-    (found,) = place.find(f"o/run@{commit}")
-    assert (found.label, found.step, found.commit) == ("step1", 1, commit)
+    for target in ("o/run@step1", "hf://o/run@step1", f"o/run@{commit}"):
+        (found,) = find_series(listing, target, RECIPE)
+        assert (found.label, found.step, found.commit) == ("step1", 1, commit)
+    assert calls(place.hub) == ["o/run/refs"]
     first = next(iter(repo.commits))  # no name leads there
     (nameless,) = place.find(f"o/run@{first}")
     assert (nameless.label, nameless.commit) == (first[:12], first)
@@ -345,12 +307,6 @@ def test_one_repository_for_each_checkpoint_is_a_series(place: Place) -> None:
     assert labels(find_all(pair, RECIPE, lambda: listing)) == labels(found)[:2]
 
 
-def test_no_repository_that_matches_is_said(place: Place) -> None:
-    place.write("o/run", {"main": WEIGHTS})
-    with pytest.raises(HubError, match="no repository"):
-        place.find("o/nothing-*")
-
-
 def test_equal_names_are_told_apart_by_their_repositories(place: Place) -> None:
     for repo in ("o/a", "p/a", "o/b"):
         place.write(repo, {"step1": weights(repo)})
@@ -369,39 +325,13 @@ def test_folders_and_repositories_stand_side_by_side(place: Place, tmp_path: Pat
     assert [c.commit is None for c in found] == [False, True]
     assert with_files(listing, found)[1] == found[1]
 
-
-def test_folders_alone_never_open_the_hub(tmp_path: Path) -> None:
-    (tmp_path / "step20").mkdir()
-    (tmp_path / "step20" / "config.json").write_text("{}")
-
     def refuse() -> Listing:
         raise AssertionError
 
     assert labels(find_all([str(tmp_path / "step20")], RECIPE, refuse)) == ["step20"]
 
 
-def test_a_revision_given_twice_is_refused(place: Place) -> None:
-    place.write("o/run", {"step3": WEIGHTS})
-    listing = place.listing()
-    with pytest.raises(UsageError, match="`o/run@step3` is given 2 times"):
-        find_all(["o/run@step3", "hf://o/run@step3"], RECIPE, lambda: listing)
-
-
 # --------------------------------------------------------------------------------- files of weights
-
-
-def one(place: Place, found: Files) -> Checkpoint:
-    """Return the checkpoint that a repository of these files holds."""
-    place.write("o/run", {"main": {"README.md": "# run", **found}})
-    (checkpoint,) = place.read("o/run")
-    return checkpoint
-
-
-def test_a_repository_that_is_one_checkpoint_is_called_by_its_name(place: Place) -> None:
-    found = one(place, weights("a"))
-    assert (found.label, found.ref) == ("run", Ref("o/run", "main"))
-    assert (files(found), found.requires, found.suspect) == (["model.safetensors"], (), ())
-    assert len(found.files[0].sha256) == 64
 
 
 def indexed(text: str) -> Files:
@@ -414,36 +344,35 @@ def shards(total: int) -> list[str]:
 
 OUTSIDE = json.dumps({"weight_map": {"a": "../../x.safetensors", "b": "a.safetensors"}})
 HOLEY = {name: data for name, data in sharded("a", 3).items() if "00002" not in name}
-WHAT_IS_READ: dict[str, tuple[Files, list[str], str]] = {
+WHAT_IS_READ: list[tuple[Files, list[str], str]] = [
     # what is there                                            what is read, and the doubt
-    "shards and pickles": (
-        sharded("a", 3) | weights("p", "pytorch_model.bin"), shards(3), ""),
-    "pickles alone": (
-        weights("p", "pytorch_model.bin", "training_args.bin"), ["pytorch_model.bin"], ""),
-    "shards beside a single file": (
-        sharded("a") | weights("old"), ["model.safetensors"],
-        "`model.safetensors` is read, as transformers does, and "
-        "`model-00001-of-00002.safetensors` and 1 more, which"),
-    "shards of an earlier upload": (
-        weights("s", "model-00001-of-00003.safetensors") | sharded("a"), shards(2), ""),
-    "a missing shard": (HOLEY, [], "`model-00002-of-00003.safetensors` of `model.safe"),
-    "an index that leads outside": (
-        weights("a", "a.safetensors") | indexed(OUTSIDE), [], "is missing"),
-    "weights of another kind": (
-        weights("a", "consolidated.00.pth"), [], "it has `consolidated.00.pth`"),
-    **{f"an index of {text[:9]!r}": (indexed(text), [], "is not an index of weights")
-       for text in ("", "[]", "{}", "not JSON", '{"weight_map": 3}', "[" * 9000)},
-}  # fmt: skip
+    (weights("a"), ["model.safetensors"], ""),
+    (sharded("a", 3) | weights("p", "pytorch_model.bin"), shards(3), ""),
+    (weights("p", "pytorch_model.bin", "training_args.bin"), ["pytorch_model.bin"], ""),
+    (sharded("a") | weights("old"), ["model.safetensors"],
+     "`model.safetensors` is read, as transformers does, and "
+     "`model-00001-of-00002.safetensors` and 1 more, which"),
+    # shards of an earlier upload, and one that is missing
+    (weights("s", "model-00001-of-00003.safetensors") | sharded("a"), shards(2), ""),
+    (HOLEY, [], "`model-00002-of-00003.safetensors` of `model.safe"),
+    (weights("a", "a.safetensors") | indexed(OUTSIDE), [], "is missing"),
+    (weights("a", "consolidated.00.pth"), [], "it has `consolidated.00.pth`"),
+    *((indexed(text), [], "is not an index of weights")
+      for text in ("", "[]", "{}", "not JSON", '{"weight_map": 3}', "[" * 9000)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WHAT_IS_READ)
-def test_the_weights_that_transformers_reads_are_chosen(place: Place, case: str) -> None:
-    stored, names, doubt = WHAT_IS_READ[case]
-    found = one(place, stored)
-    assert files(found) == names
-    assert doubt in " ".join(found.suspect)
-    assert bool(doubt) == bool(found.suspect)
-    assert found.requires == (("pickle",) if names == ["pytorch_model.bin"] else ())
+def test_the_weights_that_transformers_reads_are_chosen(place: Place) -> None:
+    for number, (stored, _, _) in enumerate(WHAT_IS_READ):
+        place.write(f"o{number}/run", {"main": {"README.md": "# run", **stored}})
+    for number, (_, names, doubt) in enumerate(WHAT_IS_READ):
+        (found,) = place.read(f"o{number}/run")
+        assert (found.label, found.ref) == ("run", Ref(f"o{number}/run", "main"))
+        assert files(found) == names
+        assert doubt in " ".join(found.suspect)
+        assert bool(doubt) == bool(found.suspect)
+        assert found.requires == (("pickle",) if names == ["pytorch_model.bin"] else ())
+        assert all(len(file.sha256) == 64 for file in found.files)
 
 
 def test_a_readme_alone_is_kept_and_said(place: Place) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ def lines_changed(before: str, after: str) -> tuple[list[str], list[str]]:
     return [m[2:] for m in moved if m[0] == "-"], [m[2:] for m in moved if m[0] == "+"]
 
 
-def test_a_readme_without_metadata_gets_some() -> None:
+def test_what_is_added_is_what_the_library_itself_would_write_and_reads() -> None:
     text, notes = with_metadata("# My model\n", WANTED, "o/m")
     assert notes == ()
     assert text.endswith("---\n\n# My model\n")
@@ -59,18 +59,7 @@ def test_a_readme_without_metadata_gets_some() -> None:
     (found,) = data.eval_results
     assert (found.metric_type, found.metric_value) == ("perplexity", 12.5)
     assert (found.source_name, found.source_url) == ("qaudit", URL)
-
-
-def test_what_is_added_is_what_the_library_itself_would_write() -> None:
-    theirs = ModelCardData(
-        model_name="m",
-        eval_results=[
-            EvalResult(
-                "text-generation", "o/text", "o/text", "perplexity", 12.5,
-                metric_name="ours", source_name="qaudit", source_url=URL,
-            )
-        ],
-    ).to_dict()  # fmt: skip
+    theirs = ModelCardData(model_name="m", eval_results=[found]).to_dict()
     ours = yaml.safe_load(edited("", Metadata((), (), "m", (result(12.5),))).split("---\n")[1])
     assert ours == theirs
 
@@ -100,9 +89,8 @@ def test_comments_quotes_order_and_blank_lines_stay() -> None:
     assert edited(ODD).startswith(f"---\n{ODD}tags:\n")
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
+def test_a_tag_is_added_to_whatever_form_the_list_has() -> None:
+    for before, after in (
         ("tags: ['a', b,]\nx: 1 # c\n", "tags:\n- a\n- b\n- qaudit\nx: 1 # c\n"),
         ("tags: []\nlanguage: no\n", "tags:\n- qaudit\nlanguage: no\n"),
         ("tags:\n    - a\n\n# c\nx: 1.10\n", "tags:\n- a\n- qaudit\n\n# c\nx: 1.10\n"),
@@ -110,10 +98,10 @@ def test_comments_quotes_order_and_blank_lines_stay() -> None:
         ("tags: [a, qaudit]\n", "tags: [a, qaudit]\n"),
         ("# nothing\n", "# nothing\ntags:\n- qaudit\n"),
         ("", "tags:\n- qaudit\n"),
-    ],
-)
-def test_a_tag_is_added_to_whatever_form_the_list_has(before: str, after: str) -> None:
-    assert edited(before, TAG) == f"---\n{after}---\n{BODY}"
+    ):
+        assert edited(before, TAG) == f"---\n{after}---\n{BODY}"
+    front = "base_model: [o/b, o/a]\nbase_model_relation: merge\n"  # named already
+    assert edited(front, Metadata((), ("o/a", "o/b"))) == f"---\n{front}---\n{BODY}"
 
 
 THEIRS = """\
@@ -160,14 +148,14 @@ def test_our_results_are_replaced_and_those_of_others_are_not_touched() -> None:
     assert not any("license" in line or "pipeline_tag" in line for line in (*gone, *came))
     values = [r.metric_value for r in ModelCard(text).data.eval_results]
     assert values == [0.5, 12.5, 13.5, 1]
-
-
-def test_results_that_are_no_longer_wanted_go() -> None:
-    text = edited(THEIRS, Metadata())
+    text = edited(THEIRS, Metadata())  # and those that are no longer wanted go
     assert [r.metric_value for r in ModelCard(text).data.eval_results] == [0.5, 1]
-    alone = edited("license: mit\n", WANTED)
-    again, _ = with_metadata(alone, Metadata(("qaudit",)), "o/m")
+    again, _ = with_metadata(edited("license: mit\n", WANTED), Metadata(("qaudit",)), "o/m")
     assert "model-index" not in again
+    before = f"---\n{THEIRS}---\n{BODY}"
+    plain, _ = with_metadata(before, WANTED, "o/m")
+    text, _ = with_metadata(before.replace("\n", "\r\n"), WANTED, "o/m")
+    assert text == plain.replace("\n", "\r\n")
 
 
 def test_a_model_that_would_have_no_result_goes_with_ours() -> None:
@@ -180,41 +168,22 @@ def test_a_model_that_would_have_no_result_goes_with_ours() -> None:
     assert [e["name"] for e in yaml.safe_load(text.split("---\n")[1])["model-index"]] == ["other"]
 
 
-def test_a_readme_with_other_line_endings_keeps_them() -> None:
-    before = f"---\n{THEIRS}---\n{BODY}".replace("\n", "\r\n")
-    text, _ = with_metadata(before, WANTED, "o/m")
-    assert text.count("\n") == text.count("\r\n")
-    plain, _ = with_metadata(f"---\n{THEIRS}---\n{BODY}", WANTED, "o/m")
-    assert text == plain.replace("\n", "\r\n")
-
-
-@pytest.mark.parametrize(
-    ("front", "wanted", "said"),
-    [
+def test_what_cannot_be_added_is_told_and_the_rest_is() -> None:
+    for front, wanted, said in (
         ("tags: word\n", TAG, "`tags` is not a list"),
         ("base_model: o/z\n", WANTED, "`base_model` names other models"),
         ("base_model:\n", WANTED, "`base_model` is there and empty"),
         ("model-index: []\n", WANTED, "`model-index` is there and empty"),
         ("model-index: [word]\n", WANTED, "`model-index` has no list of results"),
-    ],
-)
-def test_what_cannot_be_added_is_told_and_the_rest_is(
-    front: str, wanted: Metadata, said: str
-) -> None:
-    text, notes = with_metadata(f"---\n{front}---\n{BODY}", wanted, "o/m")
-    assert len(notes) == 1
-    assert said in notes[0]
-    assert front in text
+    ):
+        text, notes = with_metadata(f"---\n{front}---\n{BODY}", wanted, "o/m")
+        assert len(notes) == 1
+        assert said in notes[0]
+        assert front in text
 
 
-def test_base_models_that_are_named_already_are_left_as_they_are() -> None:
-    front = "base_model: [o/b, o/a]\nbase_model_relation: merge\n"
-    assert edited(front, Metadata((), ("o/a", "o/b"))) == f"---\n{front}---\n{BODY}"
-
-
-@pytest.mark.parametrize(
-    ("readme", "why"),
-    [
+def test_metadata_that_cannot_be_read_is_refused() -> None:
+    for readme, why in (
         ("---\nlicense: mit\n# no end\n", "it does not end"),
         ("---\na: [1\n---\n", "line 3: "),
         ("---\n- a\n- b\n---\n", "not a table of one key in a line"),
@@ -224,20 +193,15 @@ def test_base_models_that_are_named_already_are_left_as_they_are() -> None:
         ("---\na: \x07\n---\n", "control characters"),
         ("---\na: 2026-13-45\n---\n", "`2026-13-45` is no date"),
         ("\ufeff---\na: 1\n---\n", "byte order mark"),
-    ],
-)
-def test_metadata_that_cannot_be_read_is_refused(readme: str, why: str) -> None:
-    with pytest.raises(HubError, match=r"front matter of `README\.md` in `o/m`") as raised:
-        with_metadata(readme, WANTED, "o/m")
-    assert why in raised.value.message
-    assert "\x07" not in raised.value.message
-    assert "fix it" in raised.value.hint
-
-
-@pytest.mark.parametrize("front", ["tags: &l [a]\nlanguage: *l\n", "  x: 1\n"])
-def test_what_cannot_be_changed_alone_is_refused(front: str) -> None:
-    with pytest.raises(HubError, match="nothing can be added to without changing the rest"):
-        with_metadata(f"---\n{front}---\n", TAG, "o/m")
+    ):
+        with pytest.raises(HubError, match=r"front matter of `README\.md` in `o/m`") as raised:
+            with_metadata(readme, WANTED, "o/m")
+        assert why in raised.value.message
+        assert "\x07" not in raised.value.message
+        assert "fix it" in raised.value.hint
+    for front in ("tags: &l [a]\nlanguage: *l\n", "  x: 1\n"):
+        with pytest.raises(HubError, match="nothing can be added to without changing the rest"):
+            with_metadata(f"---\n{front}---\n", TAG, "o/m")
 
 
 names = st.sampled_from(["license", "language", "tags", "widget", "x y", "datasets", "base_model"])
@@ -328,29 +292,22 @@ def audit(pick: str = "soup", home: str | None = "o/run") -> AuditRecord:
     return replace(made, subjects=subjects, plan=plan, pick=replace(made.pick, subject=pick))
 
 
-def test_the_soup_that_was_picked_is_a_merge_of_its_members() -> None:
+def test_the_soup_that_was_picked_is_a_merge_of_its_members_that_are_elsewhere() -> None:
     wanted, notes = metadata_of(audit(), HERE, None)
     assert wanted.base_models == ("o/run",)
     assert len(wanted.results[0]["metrics"]) == 1 + len(sample.SCHEMES)
     assert any("`me/soup` is taken for `soup`" in note for note in notes)
-
-
-def test_a_member_s_own_repository_is_not_taken_for_the_soup() -> None:
-    wanted, notes = metadata_of(audit(), "o/run", None)
-    assert (wanted.base_models, wanted.results, wanted.tags) == ((), (), ("qaudit",))
-    assert any("none of those audited" in note for note in notes)
-    named, _ = metadata_of(audit(), "o/run", "soup")  # no model is its own base
+    # Members that are folders have no name on the Hub, and no model is its own base.
+    assert metadata_of(audit(home=None), HERE, None)[0].base_models == ()
+    named, _ = metadata_of(audit(), "o/run", "soup")
     assert (bool(named.results), named.base_models) == (True, ())
 
 
-def test_members_that_lie_in_folders_have_no_name_on_the_hub() -> None:
-    assert metadata_of(audit(home=None), HERE, None)[0].base_models == ()
-
-
-def test_a_checkpoint_that_was_picked_is_not_taken_for_weights_nobody_compared() -> None:
-    wanted, notes = metadata_of(audit(pick="stage1-step500"), HERE, None)
-    assert wanted.results == ()
-    assert any("none of those audited" in note for note in notes)
+def test_what_was_not_audited_has_no_results() -> None:
+    for made, repo in ((audit(), "o/run"), (audit(pick="stage1-step500"), HERE)):
+        wanted, notes = metadata_of(made, repo, None)
+        assert (wanted.base_models, wanted.results, wanted.tags) == ((), (), ("qaudit",))
+        assert any("none of those audited" in note for note in notes)
 
 
 def test_weights_speak_louder_than_the_pick() -> None:

@@ -48,38 +48,24 @@ def publish(
     return start
 
 
-def test_a_published_audit_reads_like_the_folder_it_came_from(
-    publish: Callable[..., Hub], saved: Path
+def test_a_published_audit_reads_like_the_folder_it_came_from_and_serves_offline(
+    publish: Callable[..., Hub], saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = publish()
     folder = published_folder("hf://o/m@v1")
     assert sorted(path.name for path in folder.iterdir()) == ["audit.json", "evidence"]
+    assert sorted(path.name for path in (folder / "evidence" / "tasks").iterdir()) == [*TASKS]
     assert hub.asked("plots|card.md") == []
     found = read_saved(folder)
     assert found.audit == read_saved(saved).audit
     assert len(found.measurements) == len(found.audit.measurements) > 0
-
-
-def test_the_items_of_its_tasks_are_fetched_and_read(publish: Callable[..., Hub]) -> None:
-    publish()
-    folder = published_folder("o/m@v1")
-    assert sorted(path.name for path in (folder / "evidence" / "tasks").iterdir()) == [*TASKS]
-    saved = read_saved(folder).checked()
-    for m in saved.measurements:
-        theirs = answered(m, TASKS).evidence.tasks
-        for own, one in zip(m.evidence.tasks, theirs, strict=True):
-            assert own.task == one.task
-            assert np.array_equal(own.nll, one.nll)
-            assert np.array_equal(own.right, one.right)
-
-
-def test_what_is_there_is_not_fetched_again_and_serves_offline(
-    publish: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = publish()
-    folder = published_folder("o/m@v1")
+    for m in found.checked().measurements:
+        for task, other in zip(m.evidence.tasks, answered(m, TASKS).evidence.tasks, strict=True):
+            assert task.task == other.task
+            assert np.array_equal(task.nll, other.nll)
+            assert np.array_equal(task.right, other.right)
     hub.log.clear()
-    assert published_folder("o/m@v1") == folder
+    assert published_folder("o/m@v1") == folder  # nothing is fetched again
     assert [entry["path"] for entry in hub.log] == ["/api/models/o/m/refs"]
     hub.log.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -115,25 +101,26 @@ def test_a_name_that_leads_out_of_the_audit_fetches_and_reads_nothing(
         read_saved(folder)
 
 
-@pytest.mark.parametrize(
-    ("target", "error", "sentence"),
-    [
+def test_what_cannot_be_found_is_refused_in_words(
+    publish: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = publish()
+    for target, error, sentence in (
         ("o/m@v2", HubError, "has no revision `v2`"),
         ("o/m@main~1", HubError, "no revision"),
         ("o/other@v1", HubError, "does not exist, or is private"),
         ("o/m@v1//qaudit", UsageError, "names no repository with an audit"),
         ("hf://o", UsageError, "names no repository with an audit"),
         ("hf://../m", QauditError, "names no repository with an audit"),
-    ],
-)
-def test_what_cannot_be_found_is_refused_in_words(
-    publish: Callable[..., Hub], target: str, error: type[QauditError], sentence: str
-) -> None:
-    publish()
-    with pytest.raises(error) as raised:
-        published_folder(target)
-    assert sentence in raised.value.message
-    assert raised.value.hint
+    ):
+        with pytest.raises(error) as raised:
+            published_folder(target)
+        assert sentence in raised.value.message
+        assert raised.value.hint
+    monkeypatch.setattr("qaudit.hub.publish.LARGEST_NBYTES", 1000)
+    with pytest.raises(HubError, match="more than an audit's file can have"):
+        published_folder("o/m@v1")
+    assert hub.asked("resolve") == []
 
 
 def test_a_repository_without_an_audit_says_so(publish: Callable[..., Hub]) -> None:
@@ -147,16 +134,6 @@ def test_a_damaged_audit_is_refused_by_its_place(publish: Callable[..., Hub]) ->
     publish(lambda folder: (folder / "audit.json").write_text('{"schema": "1", '))
     with pytest.raises(AuditError, match="in `o/m@v1`, the audit is not whole JSON"):
         published_folder("o/m@v1")
-
-
-def test_a_file_too_large_to_be_evidence_is_not_fetched(
-    publish: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = publish()
-    monkeypatch.setattr("qaudit.hub.publish.LARGEST_NBYTES", 1000)
-    with pytest.raises(HubError, match="more than an audit's file can have"):
-        published_folder("o/m@v1")
-    assert hub.asked("resolve") == []
 
 
 def test_what_is_on_this_machine_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
