@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import chain, combinations
 
@@ -14,7 +14,6 @@ from qaudit.downloads.downloads import DownloadSchedule, Step
 from tests.support.downloads import total
 
 KEYS = "abcde"
-Needs = list[list[str]]
 
 
 @st.composite
@@ -79,19 +78,12 @@ def subsets(keys: frozenset[str]) -> chain[frozenset[str]]:
     return chain.from_iterable(map(frozenset, some) for some in every)
 
 
-def seam(needs: Needs, budget: int | None, **sizes: int) -> tuple[Step, ...]:
-    nbytes = {key: sizes.get(key, 1) for keys in needs for key in keys}
-    return itinerary(needs, nbytes, cached=(), budget=budget)
-
-
 def itinerary(
-    needs: Sequence[Sequence[str]],
-    nbytes: dict[str, int],
-    *,
-    cached: Collection[str] = (),
-    budget: int | None,
+    needs: Sequence[Sequence[str]], budget: int | None, *, cached: str = "", present: str = ""
 ) -> tuple[Step, ...]:
-    contents = tuple(map(tuple, needs)), nbytes, frozenset(cached), frozenset[str]()
+    """Return the steps for contents of one size."""
+    nbytes = dict.fromkeys((*KEYS, *"xyz"), 1)
+    contents = tuple(map(tuple, needs)), nbytes, frozenset(cached), frozenset(present)
     schedule = DownloadSchedule(*contents, budget)
     return schedule.steps(schedule.order)
 
@@ -176,52 +168,39 @@ def test_for_mixed_sizes_at_most_twice_what_could_be_is_fetched(schedule: Downlo
     assert best <= schedule.fetched_nbytes(schedule.steps(order)) <= 2 * best
 
 
-@pytest.mark.parametrize("budget", [3, 4, 5])
-def test_a_series_with_a_soup_of_scattered_members_is_fetched_once(budget: int) -> None:
-    needs = [["a"], ["x"], ["b"], ["y"], ["c"], ["z"], ["a", "b", "c"]]
-    steps = seam(needs, budget)
-    assert sum(step.kind == "fetch" for step in steps) == 6
+def test_a_series_with_a_soup_of_scattered_members_is_fetched_once() -> None:
+    for budget in (3, 4, 5):
+        steps = itinerary(["a", "x", "b", "y", "c", "z", "abc"], budget)
+        assert sum(step.kind == "fetch" for step in steps) == 6
 
 
 # -------------------------------------------------------------------------------------- shapes
 
 
 @pytest.mark.parametrize(
-    ("needs", "budget", "expected"),
+    ("needs", "budget", "more", "expected"),
     [
-        (["a", "b", "c"], 2, "+a +b 0 -a +c 1 -b 2 -c"),  # one is fetched while one is measured
-        (["a", "b"], 1, "+a 0 -a +b 1 -b"),
-        (["a", "b", "c", "abc"], None, "+a +b 0 +c 1 2 3"),
-        (["x", "ab"], 2, "+x +a 0 -x +b 1 -a -b"),  # members come as far as there is room
-        (["a", "b", "c", "d", "ab"], 2, "+a +b 0 1 4 -a -b +c +d 2 -c 3 -d"),
+        ("a b c", 2, {}, "+a +b 0 -a +c 1 -b 2 -c"),  # one is fetched while one is measured
+        ("a b", 1, {}, "+a 0 -a +b 1 -b"),
+        ("a b c abc", None, {}, "+a +b 0 +c 1 2 3"),
+        ("x ab", 2, {}, "+x +a 0 -x +b 1 -a -b"),  # members come as far as there is room
+        # A soup is measured right behind its last member.
+        ("a b c d ab", 2, {}, "+a +b 0 1 4 -a -b +c +d 2 -c 3 -d"),
+        ("a b c ab", 3, {}, "+a +b 0 +c 1 3 -a -b 2 -c"),
+        ("a b c ab", None, {}, "+a +b 0 +c 1 2 3"),
         # What is used last goes where room is needed.
-        (["a", "b", "c", "a", "b"], 2, "+a +b 0 1 -b +c 2 -c +b 3 -a 4 -b"),
-        (["", "a", ""], 1, "+a 0 1 -a 2"),  # of this machine
-        ([], 1, ""),
+        ("a b c a b", 2, {}, "+a +b 0 1 -b +c 2 -c +b 3 -a 4 -b"),
+        ("- a -", 1, {}, "+a 0 1 -a 2"),  # of this machine
+        ("", 1, {}, ""),
+        # What is cached is checked ahead, never goes, and does not count against the budget.
+        ("a b c", 1, {"cached": "ac"}, "?a +b 0 ?c 1 -b 2"),
+        ("ab", 1, {"cached": "a"}, "?a +b 0 -b"),
+        # What an earlier trip left counts, and goes when it is done.
+        ("a b", 1, {"present": "az"}, "-z ?a 0 -a +b 1 -b"),
     ],
 )
-def test_steps_are_in_this_order(needs: list[str], budget: int | None, expected: str) -> None:
-    assert words(seam([list(names) for names in needs], budget)) == expected
-
-
-def test_a_soup_is_measured_right_behind_its_last_member() -> None:
-    steps = seam([["a"], ["b"], ["c"], ["a", "b"]], 3)
-    assert [s.position for s in steps if s.kind == "measure"] == [0, 1, 3, 2]
-    unbounded = seam([["a"], ["b"], ["c"], ["a", "b"]], None)
-    assert [s.position for s in unbounded if s.kind == "measure"] == [0, 1, 2, 3]
-
-
-def test_what_is_cached_is_checked_ahead_and_never_goes() -> None:
-    steps = itinerary([["a"], ["b"], ["c"]], dict.fromkeys("abc", 1), cached={"a", "c"}, budget=1)
-    assert words(steps) == "?a +b 0 ?c 1 -b 2"
-
-
-def test_what_an_earlier_trip_left_counts_and_goes_when_it_is_done() -> None:
-    schedule = DownloadSchedule(
-        (("a",), ("b",)), dict.fromkeys("abz", 1), present=frozenset("az"), budget=1
-    )
-    assert words(schedule.steps((0, 1))) == "-z ?a 0 -a +b 1 -b"
-
-
-def test_what_is_cached_does_not_count_against_the_budget() -> None:
-    assert words(itinerary([["a", "b"]], {"a": 5, "b": 5}, cached={"a"}, budget=5)) == "?a +b 0 -b"
+def test_steps_are_in_this_order(
+    needs: str, budget: int | None, more: dict[str, str], expected: str
+) -> None:
+    listed = [names.strip("-") for names in needs.split()]
+    assert words(itinerary(listed, budget, **more)) == expected

@@ -51,11 +51,6 @@ def test_sizes_are_read_from_names_and_shapes_alone():
     assert (sizes.hidden, sizes.widest, sizes.vocabulary) == (64, 160, 1000)
 
 
-def test_a_model_without_blocks_is_refused():
-    with pytest.raises(ModelError, match="no numbered blocks"):
-        Sizes.of({"weight": (3, 3)}, "thing")
-
-
 def test_streams_of_calibration_are_one_a_scheme_and_one_that_they_share():
     assert load().calibrated == 2 + 1  # gptq at 4 and 3 bits; awq on full precision
     assert load(("rtn-4bit",)).calibrated == 0
@@ -99,26 +94,24 @@ def test_the_rate_of_a_core_is_measured_once_a_process():
     assert price.matmul_rate.cache_info().misses == 1
 
 
-@pytest.mark.parametrize("cores", [1, 2, 64, 192])
-def test_a_time_is_an_order_of_magnitude_on_any_number_of_cores(cores, monkeypatch):
+def test_a_time_is_an_order_of_magnitude_on_any_number_of_cores(monkeypatch):
     monkeypatch.setattr(price, "matmul_rate", lambda: 1e11)
-    monkeypatch.setattr(price.psutil, "cpu_count", lambda: cores)
-    low, high = price.seconds_range(1e15, "cpu", "float32")
-    assert 0 < low < high <= 4 * low
-    assert 1e4 / cores <= low <= 1e4
-    assert price.seconds_range(2e15, "cpu", "float32") == pytest.approx((2 * low, 2 * high))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "has_units", "times"),
-    [("bfloat16", True, 1), ("bfloat16", False, 2.5), ("float16", True, 2.5)],
-)
-def test_sixteen_bits_take_longer_on_a_processor_without_instructions_for_them(
-    dtype, has_units, times, monkeypatch
-):
-    monkeypatch.setattr(price, "has_bf16_units", lambda: has_units)
-    low, high = price.seconds_range(1e15, "cpu", "float32")
-    assert price.seconds_range(1e15, "cpu", dtype) == pytest.approx((times * low, times * high))
+    for cores in (1, 2, 64, 192):
+        monkeypatch.setattr(price.psutil, "cpu_count", lambda cores=cores: cores)
+        low, high = price.seconds_range(1e15, "cpu", "float32")
+        assert 0 < low < high <= 4 * low
+        assert 1e4 / cores <= low <= 1e4
+        twice = price.seconds_range(2e15, "cpu", "float32")
+        assert twice == pytest.approx((2 * low, 2 * high))
+    # Sixteen bits take longer on a processor without instructions for them.
+    for dtype, has_units, times in (
+        ("bfloat16", True, 1),
+        ("bfloat16", False, 2.5),
+        ("float16", True, 2.5),
+    ):
+        monkeypatch.setattr(price, "has_bf16_units", lambda has_units=has_units: has_units)
+        expected = pytest.approx((times * low, times * high))
+        assert price.seconds_range(1e15, "cpu", dtype) == expected
 
 
 def test_a_gpu_is_not_priced_by_the_cores_beside_it(monkeypatch):
@@ -179,9 +172,7 @@ def test_nothing_is_proposed_where_one_block_is_too_large():
     with pytest.raises(MachineError) as refusal:
         footprint.refuse_short_memory(1000, 8)
     assert "use a machine with more memory" in refusal.value.hint
-
-
-def test_the_memory_of_a_processor_does_not_refuse_what_a_gpu_holds():
+    # The memory of a processor does not refuse what a GPU holds.
     footprint = Footprint(SMALL, load(), 4, 0, device="cuda")
     footprint.refuse_short_memory(1000, 8)
     assert not footprint.returning
@@ -195,18 +186,17 @@ QWEN3_30B_A3B = Sizes(
     30_532_122_624, 48, 623_120_640, 622_329_856, 2048, 4096, 151_936,
     expert_parameters=603_979_776, experts=128, per_token=8,
 )  # fmt: skip
-LARGE_ON_GPU = {
-    "OLMo 2 7B": (Sizes(7_298_011_136, 32, 202_391_552, 822_087_680, 4096, 11008, 100_352), 8),
-    "OLMo 2 32B": (Sizes(32_234_279_936, 64, 487_603_200, 1_027_609_600, 5120, 27648, 100_352), 48),
-    "Qwen3 30B-A3B": (QWEN3_30B_A3B, 24),
-}
+LARGE_ON_GPU = [
+    (Sizes(7_298_011_136, 32, 202_391_552, 822_087_680, 4096, 11008, 100_352), 8),  # OLMo 2
+    (Sizes(32_234_279_936, 64, 487_603_200, 1_027_609_600, 5120, 27648, 100_352), 48),
+    (QWEN3_30B_A3B, 24),
+]
 
 
-@pytest.mark.parametrize("name", LARGE_ON_GPU)
-def test_a_default_scan_of_a_large_model_fits_a_gpu(name):
-    sizes, gigabytes = LARGE_ON_GPU[name]
-    asked = Load.of(parse_schemes(DEFAULT_SCHEMES), TextSize(64 * 2048, 64 * 2048, 2048))
-    assert Footprint(sizes, asked, 2, 0, "cuda").memory_nbytes < gigabytes * 10**9
+def test_a_default_scan_of_a_large_model_fits_a_gpu():
+    for sizes, gigabytes in LARGE_ON_GPU:
+        asked = Load.of(parse_schemes(DEFAULT_SCHEMES), TextSize(64 * 2048, 64 * 2048, 2048))
+        assert Footprint(sizes, asked, 2, 0, "cuda").memory_nbytes < gigabytes * 10**9
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -228,10 +218,12 @@ def test_a_configuration_tells_nearly_what_headers_tell(tied):
     assert Sizes.of_config(config.to_dict(), "m") == Sizes.of(names, "m")
 
 
-@pytest.mark.parametrize("config", [{}, {"hidden_size": "wide"}, {"hidden_size": -1}])
-def test_a_configuration_that_tells_nothing_is_refused(config):
-    with pytest.raises(ModelError, match=r"is not defined by its `config\.json`"):
-        Sizes.of_config(config, "m")
+def test_a_model_without_blocks_or_a_configuration_that_tells_nothing_is_refused():
+    with pytest.raises(ModelError, match="no numbered blocks"):
+        Sizes.of({"weight": (3, 3)}, "thing")
+    for config in ({}, {"hidden_size": "wide"}, {"hidden_size": -1}):
+        with pytest.raises(ModelError, match=r"is not defined by its `config\.json`"):
+            Sizes.of_config(config, "m")
 
 
 def test_tasks_of_a_7b_say_what_their_rounds_take_of_the_disk() -> None:
@@ -285,27 +277,20 @@ def test_a_token_is_priced_by_the_experts_that_read_it(fused):
     assert everyone - routed == pytest.approx(2 * calibration * 2 * 6 * 3 * 32 * 64)
 
 
-def test_gram_matrices_of_experts_are_priced_by_those_that_read_a_token():
+def test_experts_are_quantized_one_after_another_and_priced_by_those_that_read_a_token():
     sizes = mixture(fused=False)
     of_expert = sizes.hidden**2 + 32**2 + 4 * sizes.hidden * 32  # and gate and up once more
     assert price._gram_products(sizes) == 2 * sizes.hidden**2 + 2 * of_expert
     assert price._gram_products(SMALL) == 3 * 64**2 + 160**2
-
-
-def test_experts_are_quantized_one_after_another():
-    sizes = mixture(fused=False)
-    one = sizes.expert_parameters // 8
-    assert sizes.quantized_together == sizes.block_parameters - 7 * one
+    each = sizes.expert_parameters // 8
+    assert sizes.quantized_together == sizes.block_parameters - 7 * each
     assert SMALL.quantized_together == SMALL.block_parameters
     quantizing, of_every_expert = (
         Footprint(size, load(), 2, 0)._stages_nbytes()[0]
         for size in (sizes, replace(sizes, experts=0))
     )
-    assert of_every_expert - quantizing == (16 - 2) * 7 * one
-
-
-def test_a_plan_names_the_gates_it_leaves_and_the_memory_of_experts():
-    notes = list(expert_notes(mixture(fused=False)))
+    assert of_every_expert - quantizing == (16 - 2) * 7 * each
+    notes = list(expert_notes(sizes))
     assert notes[0].startswith("2 of 8 experts in a layer read a token")
     assert "`mlp.gate`" in notes[1]
     assert list(expert_notes(SMALL)) == []

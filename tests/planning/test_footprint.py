@@ -38,60 +38,31 @@ PLANNED = Planned(Sizes(0, 0, 0, 0, 0, 0, 0), Load((), ITEMS, 1), 2, GB)
 STREAM_NBYTES = 10 * 10**6
 
 
-MEASURED = {
+DEMO = Sizes(1_050_000, 4, 197_000, 262_000, 128, 384, 2048)
+LONG = Sizes(2_100_000, 2, 737_000, 525_000, 256, 704, 2048)
+OF_15M = Sizes(15_200_000, 6, 995_000, 9_216_000, 288, 768, 32_000)
+OF_135M = Sizes(8_260_416, 2, 3_540_096, 1_180_224, 576, 1536, 2048)
+MIXED = Sizes(24_610_000, 30, 802_816, 524_544, 256, 704, 2048)
+MEASURED = [
     # sizes, schemes, tokens to calibrate on and to evaluate, a window: peak in MB above the
     # libraries in float32 (benchmarks/README.md, Memory)
-    "demo": (
-        (Sizes(1_050_000, 4, 197_000, 262_000, 128, 384, 2048), DEFAULT_SCHEMES, 4_096, 4_096, 512),
-        262,
-    ),
-    "15M": (
-        (
-            Sizes(15_200_000, 6, 995_000, 9_216_000, 288, 768, 32_000),
-            DEFAULT_SCHEMES,
-            4_096,
-            4_096,
-            512,
-        ),
-        680,
-    ),
-    "long": (
-        (Sizes(2_100_000, 2, 737_000, 525_000, 256, 704, 2048), LONG_SCHEMES, 32_768, 26_611, 2048),
-        1_201,
-    ),
-    "135M": (
-        (
-            Sizes(8_260_416, 2, 3_540_096, 1_180_224, 576, 1536, 2048),
-            ("gptq-4bit",),
-            32_768,
-            8_188,
-            2048,
-        ),
-        1_852,
-    ),
-    "mixture": (
-        (
-            Sizes(24_610_000, 30, 802_816, 524_544, 256, 704, 2048),
-            ("gptq-mix:budget=3.5",),
-            16_384,
-            16_352,
-            512,
-        ),
-        974,
-    ),
-}
+    (DEMO, DEFAULT_SCHEMES, 4_096, 4_096, 512, 262),
+    (OF_15M, DEFAULT_SCHEMES, 4_096, 4_096, 512, 680),
+    (LONG, LONG_SCHEMES, 32_768, 26_611, 2048, 1_201),
+    (OF_135M, ("gptq-4bit",), 32_768, 8_188, 2048, 1_852),
+    (MIXED, ("gptq-mix:budget=3.5",), 16_384, 16_352, 512, 974),
+]
 
 
-@pytest.mark.parametrize("shape", MEASURED)
-def test_memory_that_is_planned_is_near_what_was_measured(shape: str) -> None:
-    (sizes, schemes, calibration, evaluation, context), measured = MEASURED[shape]
-    load = Load.of(parse_schemes(schemes), TextSize(calibration, evaluation, context))
-    planned = Footprint(sizes, load, 4, 6 * GB).memory_nbytes / 1e6
-    assert measured / 1.2 <= planned <= measured * 1.5
+def test_memory_that_is_planned_is_near_what_was_measured() -> None:
+    for sizes, schemes, calibration, evaluation, context, measured in MEASURED:
+        load = Load.of(parse_schemes(schemes), TextSize(calibration, evaluation, context))
+        planned = Footprint(sizes, load, 4, 6 * GB).memory_nbytes / 1e6
+        assert measured / 1.2 <= planned <= measured * 1.5
 
 
 def test_what_batches_leave_inside_a_block_is_planned_while_blocks_are_of_the_heap() -> None:
-    sizes = MEASURED["long"][0][0]
+    sizes = LONG
 
     def of_a_token(sizes: Sizes, scheme: str, limit: int, itemsize: int = 4) -> float:
         loads = (Load.of(parse_schemes([scheme]), TextSize(n, 0, 64)) for n in (10_000, 20_000))
@@ -114,7 +85,7 @@ def test_what_waits_beside_hidden_states_is_in_each_stream_and_what_is_given_in_
     file = Shipped(file="file", format="gptq", bits=4, sha256="0" * 64)
     load = Load.of((*parse_schemes(["gptq-4bit"]), file), TextSize(100, 1_000, 512))
     plain, beside, given = (
-        Footprint(replace(MEASURED["demo"][0][0], **more), load, 2, GB).streams_nbytes
+        Footprint(replace(DEMO, **more), load, 2, GB).streams_nbytes
         for more in ({}, {"beside": 3}, {"given": 5})
     )
     assert beside - plain == 2 * 3 * ((3 + 1) * 1_000 + (1 + 1) * 100)

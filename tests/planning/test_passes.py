@@ -80,17 +80,13 @@ def test_types_that_do_not_fit_are_planned_in_the_class_of_what_replaces_them() 
     schemes = parse_schemes(["gguf-q4_k,gguf-q5_k,gguf-q6_k,gguf-q8_0,rtn-4bit"])
     assert [planned_class(s, sizes_of(512)) for s in schemes] == ["4", "5", "6", "8", "4"]
     assert [planned_class(s, sizes_of(384)) for s in schemes] == ["5", "5", "8", "8", "4"]
+    for matrices in ({}, {(0, "attn.c_attn"): (96, 288)}):  # unknown: the class of the name
+        assert planned_class(schemes[0], replace(sizes_of(384), matrices=matrices)) == "4"
     assert not list(class_notes(schemes, sizes_of(512)))
     assert list(class_notes(schemes, sizes_of(384))) == [
         "`gguf-q4_k` stores 5.50 bits per weight of this model, and competes in class 5",
         "`gguf-q6_k` stores 8.50 bits per weight of this model, and competes in class 8",
     ]
-
-
-@pytest.mark.parametrize("matrices", [{}, {(0, "attn.c_attn"): (96, 288)}])
-def test_unknown_shapes_leave_the_class_of_the_name(matrices: dict) -> None:
-    sizes = replace(sizes_of(384), matrices=matrices)
-    assert planned_class(parse_scheme("gguf-q4_k"), sizes) == "4"
 
 
 def test_a_class_that_only_a_name_has_is_refused_with_the_bits_that_are_stored() -> None:
@@ -134,19 +130,13 @@ def test_only_what_no_pass_measures_is_a_candidate_and_each_once() -> None:
     assert candidates[0].price == Price(flops=20.0, nbytes_read=101, streams=2)
 
 
-def test_passes_of_further_draws_and_perturbed_ones_measure_no_candidate() -> None:
-    others = [
-        Pass(alone(SERIES[0]), SPECS, draw=1),
-        Pass(alone(SERIES[0]), SPECS, perturbed=True),
-    ]
-    candidates = candidates_of([*others, search("best", *SERIES[:2])])
-    assert [one.subject.label for one in candidates] == [one.label for one in SERIES[:2]]
-
-
-def test_the_same_checkpoint_at_two_schemes_is_two_candidates() -> None:
-    some = SERIES[:2]
+def test_candidates_are_told_by_scheme_and_no_other_draw_measures_one() -> None:
+    first, some = alone(SERIES[0]), SERIES[:2]
     candidates = candidates_of([search("a", *some), search("b", *some, scheme=SPECS[0])])
     assert [one.schemes for one in candidates] == [(s,) for s in reversed(SPECS) for _ in some]
+    others = [Pass(first, SPECS, draw=1), Pass(first, SPECS, perturbed=True)]
+    candidates = candidates_of([*others, search("best", *some)])
+    assert [one.subject.label for one in candidates] == [one.label for one in some]
 
 
 # ------------------------------------------------------------------------- proposals

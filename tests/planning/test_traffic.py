@@ -67,8 +67,10 @@ ENDS = [subject.first for subject in SERIES[-4:]]
 
 
 def test_a_series_is_fetched_once_and_one_at_a_time_is_enough_disk() -> None:
-    traffic = priced(SERIES, 30 * GB, 500 * GB)
-    assert traffic == Traffic(12 * SIZE, 0, SIZE, 500 * GB, 30 * GB)
+    assert priced(SERIES, 30 * GB, 500 * GB) == Traffic(12 * SIZE, 0, SIZE, 500 * GB, 30 * GB)
+    assert priced(SERIES, 900 * GB, 100 * GB).nbytes_disk_budget == 100 * GB  # what is free
+    twins = alone(checkpoint("main", content="same"), checkpoint("step9", content="same"))
+    assert priced(twins, None, 500 * GB).nbytes_to_fetch == SIZE
 
 
 def test_a_soup_needs_its_members_at_once_and_a_tight_budget_fetches_some_twice() -> None:
@@ -81,11 +83,6 @@ def test_a_soup_needs_its_members_at_once_and_a_tight_budget_fetches_some_twice(
     pairs = [soup(f"{a}+{b}", SERIES[a].first, SERIES[b].first) for a in range(3) for b in range(a)]
     crossed = priced(pairs, 2 * SIZE, 900 * GB)
     assert crossed.nbytes_to_fetch > 3 * SIZE
-
-
-def test_equal_weights_count_once_whatever_they_are_called() -> None:
-    twins = alone(checkpoint("main", content="same"), checkpoint("step9", content="same"))
-    assert priced(twins, None, 500 * GB).nbytes_to_fetch == SIZE
 
 
 def test_what_is_here_already_is_neither_fetched_nor_counted_against_the_budget() -> None:
@@ -105,22 +102,15 @@ def test_texts_are_fetched_first_and_come_off_the_budget() -> None:
         priced(SERIES[:2], GB // 2, 500 * GB, texts=GB)
 
 
-def test_a_budget_beyond_what_is_free_is_cut_to_that() -> None:
-    assert priced(SERIES, 900 * GB, 100 * GB).nbytes_disk_budget == 100 * GB
-
-
-def test_without_a_budget_a_reserve_stays_free() -> None:
+def test_without_a_budget_everything_is_kept_that_fits_beside_a_reserve() -> None:
+    traffic = priced(SERIES, None, 500 * GB)
+    assert traffic.nbytes_disk_budget is None
+    assert traffic.nbytes_disk_peak == 12 * SIZE
     assert default_budget(50 * GB) == 45 * GB
     assert default_budget(1000 * GB) == 990 * GB
     traffic = priced(SERIES, None, 200 * GB)
     assert traffic.nbytes_disk_budget == 190 * GB
     assert traffic.nbytes_disk_peak <= 190 * GB
-
-
-def test_without_a_budget_everything_is_kept_where_everything_fits() -> None:
-    traffic = priced(SERIES, None, 500 * GB)
-    assert traffic.nbytes_disk_budget is None
-    assert traffic.nbytes_disk_peak == 12 * SIZE
 
 
 def test_a_scan_goes_on_with_the_disk_that_an_earlier_run_of_it_took(tmp_path: Path) -> None:
@@ -135,6 +125,8 @@ def test_a_scan_goes_on_with_the_disk_that_an_earlier_run_of_it_took(tmp_path: P
     assert again.nbytes_disk_budget == 130 * GB
     assert again.nbytes_disk_peak <= 130 * GB
     assert again.nbytes_to_fetch >= 10 * SIZE - 5
+    begun = priced([alone(ENDS[0])[0]], None, 100 * GB, record=record, step8=SIZE // 4)
+    assert (begun.nbytes_to_fetch, begun.nbytes_disk_peak) == (SIZE // 4, SIZE)
     with pytest.raises(MachineError, match="may be used"):
         priced(tight, None, 60 * GB, **lying)  # what others brought stays
 
@@ -156,8 +148,7 @@ def refusal(subjects: list[Subject], budget: int | None, free: int) -> MachineEr
 
 
 def test_a_soup_that_does_not_fit_is_refused_with_everything_that_would() -> None:
-    subjects = [*SERIES, soup("ends", *ENDS)]
-    error = refusal(subjects, 60 * GB, 500 * GB)
+    error = refusal([*SERIES, soup("ends", *ENDS)], 60 * GB, 500 * GB)
     assert error.message == (
         "`ends` needs 116.8 GB of disk for its 4 members at once, and 60.0 GB may be used"
     )
@@ -165,9 +156,6 @@ def test_a_soup_that_does_not_fit_is_refused_with_everything_that_would() -> Non
         "give `--set disk_budget=117GB`: 500.0 GB are free, or leave out the soup `ends`, "
         "or mix 2 of its 4 members"
     )
-
-
-def test_a_soup_of_two_or_one_that_is_alone_is_refused_without_smaller_ones() -> None:
     pair = soup("pair", *ENDS[:2])
     error = refusal([*SERIES, pair], 40 * GB, 500 * GB)
     assert "`pair` needs 58.4 GB of disk for its 2 members at once" in error.message
@@ -182,9 +170,6 @@ def test_a_disk_that_is_too_small_is_said_to_be_so(monkeypatch: pytest.MonkeyPat
     assert error.hint == (
         "free 9.2 GB on the disk of `/cache`, or set HF_HUB_CACHE to a folder with room for 29.2 GB"
     )
-
-
-def test_what_does_not_fit_is_named_where_the_rest_does() -> None:
     large = alone(*(checkpoint(f"large{k}", 80 * GB) for k in range(5)))
     error = refusal([*SERIES, *large], 60 * GB, 70 * GB)
     assert "or leave out `large0`, `large1`, `large2` and 2 more" in error.hint
@@ -216,12 +201,3 @@ def test_what_is_accepted_stays_within_the_budget_and_what_is_refused_cannot(
         assert traffic.nbytes_to_fetch >= sum(
             {c.label: c.nbytes for m in members for c in m}.values()
         )
-
-
-def test_what_an_interrupted_run_had_begun_is_not_priced_again(tmp_path: Path) -> None:
-    record = tmp_path / "fetched.json"
-    record.write_text(json.dumps([SERIES[0].content]), encoding="utf-8")
-    whole = SERIES[0].first.nbytes
-    traffic = priced(SERIES[:1], None, 100 * GB, record=record, step0=whole // 4)
-    assert traffic.nbytes_to_fetch == whole // 4
-    assert traffic.nbytes_disk_peak == whole
