@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.support.cli import Run, audit_of, refused
+from tests.support.cli import TEXT, Run, audit_of, refused
 
 NAMED = ("--soup", "late=last:2")
 
 
-def test_a_written_soup_measures_as_the_virtual_one(scan: Run, qaudit: Run, place: Path) -> None:
+def losses(out: Path, subject: str) -> dict[str, float]:
+    rows = [row for row in audit_of(out)["measurements"] if row["subject"] == subject]
+    return {row["scheme"]: row["ce"] for row in rows}
+
+
+@pytest.mark.usefixtures("exported")
+def test_a_written_soup_measures_as_the_virtual_one(qaudit: Run) -> None:
     written = qaudit("soup", "series", *NAMED, "--out", "written")
     assert (written.code, written.out) == (0, "written\n")
     assert "late: lawa:k=2:every=0 of 0.5 of step200 and 0.5 of step1000" in written.err
-    assert scan("series", *NAMED).code == 0
-    assert scan("written", "--out", "out2").code == 0
-    virtual = {
-        m["scheme"]: m["ce"]
-        for m in audit_of(place / "out")["measurements"]
-        if m["subject"] == "late"
-    }
-    real = {m["scheme"]: m["ce"] for m in audit_of(place / "out2")["measurements"]}
-    assert virtual == real
+    more = ("--schemes", "rtn-4bit:group=32,rtn-3bit:group=32", "--out", "out2")
+    assert qaudit("scan", "written", *TEXT, *more).code == 0
+    assert losses(Path("out2"), "written") == losses(Path("out"), "late")
 
 
 def test_checkpoints_that_are_targets_make_their_mean(qaudit: Run, place: Path) -> None:
@@ -43,23 +44,20 @@ def test_checkpoints_that_are_targets_make_their_mean(qaudit: Run, place: Path) 
         (("serie", *NAMED), 2, "there is no folder `serie`", "series"),
         (("series", *NAMED, "--set", "disk_budget=x"), 2, "`x` is not a size", "4GB"),
         (("series", *NAMED, "--set", "context=9"), 2, "takes no `context`", "disk_budget"),
+        (("series", *NAMED, "--out", "series"), 2, "exists already", "does not exist yet"),
+        (
+            ("damaged", "series/step200", "--soup", "damaged+step200"),
+            4,
+            "model.safetensors",
+            "again",
+        ),
     ],
 )
 def test_what_makes_no_soup_is_refused(
     qaudit: Run, place: Path, arguments: tuple[str, ...], code: int, sentence: str, hint: str
 ) -> None:
-    refused(qaudit("soup", *arguments, "--out", "new"), code, sentence, hint)
-    assert not (place / "new").exists()
-
-
-def test_a_folder_that_is_there_is_not_written_over(qaudit: Run, place: Path) -> None:
-    done = qaudit("soup", "series", *NAMED, "--out", "series")
-    refused(done, 2, "exists already", "does not exist yet")
-
-
-def test_members_with_a_damaged_file_are_refused_by_name(qaudit: Run, place: Path) -> None:
-    weights = place / "series" / "step200" / "model.safetensors"
+    shutil.copytree("series/step10", "damaged")
+    weights = Path("damaged/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-9])
-    done = qaudit("soup", "series", *NAMED, "--out", "new")
-    refused(done, 4, "model.safetensors", "again")
+    refused(qaudit("soup", "--out", "new", *arguments), code, sentence, hint)
     assert not (place / "new").exists()
