@@ -36,13 +36,6 @@ def test_a_record_names_statistics_that_exist(name: str) -> None:
 def test_a_margin_is_the_most_or_the_least() -> None:
     most, least = METRICS["kl"], METRICS["tokens_to_divergence"]
     inside, around, beyond = Interval(3, 2, 4), Interval(5, 4, 6), Interval(8, 7, 9)
-    assert [most.reaches(i, 5) for i in (inside, around, beyond)] == [
-        (True, False),
-        (False, False),
-        (False, True),
-    ]
-    assert [least.reaches(i, 5) for i in (inside, around, beyond)] == [
-        (False, True),
-        (False, False),
-        (True, False),
-    ]
+    assert most.reaches(inside, 5) == least.reaches(beyond, 5) == (True, False)
+    assert most.reaches(around, 5) == least.reaches(around, 5) == (False, False)
+    assert most.reaches(beyond, 5) == least.reaches(inside, 5) == (False, True)

@@ -12,13 +12,7 @@ import pytest
 import yaml
 
 from qaudit.policy import PRESETS, policy_in, preset
-from qaudit.policy.keys import (
-    FILE,
-    IgnoreKeys,
-    PolicyKeys,
-    RequiredKeys,
-    RuleKeys,
-)
+from qaudit.policy.keys import FILE, IgnoreKeys, PolicyKeys, RequiredKeys, RuleKeys
 from qaudit.types import METRICS, SELECTORS
 
 ROOT = Path(__file__).parents[2]
@@ -51,24 +45,16 @@ def test_the_first_example_does_what_its_comments_say() -> None:
     assert levels["three-bit"][0] == "off"
     assert found.ignores[0].scheme == "bnb-nf4"
 
-
-def test_the_figures_of_the_scaling_law_are_computed() -> None:
-    (code,) = blocks("python")
+    (code,) = blocks("python")  # the figures of the scaling law are computed
     exec(code, {})
 
 
-@pytest.mark.parametrize("keys", [PolicyKeys, RequiredKeys, RuleKeys, IgnoreKeys])
-def test_every_key_has_a_row(keys: type[PolicyKeys]) -> None:
-    assert {f"`{name}`" for name in keys.model_fields} <= set(rows())
-
-
-def test_every_tolerance_has_a_row_with_its_default() -> None:
-    for name, default in asdict(preset("release").verify).items():
-        assert rows()[f"`verify.{name}`"][-1] == f"`{default:g} nats`".replace("1e-06", "1e-6")
-
-
-def test_every_metric_and_selector_has_a_row_that_is_true() -> None:
+def test_every_key_tolerance_metric_and_selector_has_a_row_that_is_true() -> None:
     told = rows()
+    for keys in (PolicyKeys, RequiredKeys, RuleKeys, IgnoreKeys):
+        assert {f"`{name}`" for name in keys.model_fields} <= set(told)
+    for name, default in asdict(preset("release").verify).items():
+        assert told[f"`verify.{name}`"][-1] == f"`{default:g} nats`".replace("1e-06", "1e-6")
     for metric, record in METRICS.items():
         unit = "`%`" if record.unit == "fraction" else f"`{record.unit}`"
         assert told[f"`{metric}`"][1:] == [unit, record.code]
@@ -76,15 +62,9 @@ def test_every_metric_and_selector_has_a_row_that_is_true() -> None:
 
 
 def test_the_table_of_presets_has_their_margins() -> None:
-    for name, rule in (
-        ("eight bits", "eight-bit"),
-        ("four bits", "four-bit"),
-        ("three bits", "three-bit"),
-    ):
-        told = rows()[name]
-        for preset_name, cell in zip(PRESETS, told, strict=True):
-            (found,) = [r for r in preset(preset_name).rules if r.name == rule]
+    for width in ("eight", "four", "three"):
+        for preset_name, cell in zip(PRESETS, rows()[f"{width} bits"], strict=True):
+            (found,) = [r for r in preset(preset_name).rules if r.name == f"{width}-bit"]
             warns = ", warns" if found.level == "warn" else ""
             assert cell == f"{100 * found.margin:g} %{warns}"
-    documents = [str(preset(name).minimum_documents) for name in PRESETS]
-    assert rows()["documents"] == documents
+    assert rows()["documents"] == [str(preset(name).minimum_documents) for name in PRESETS]

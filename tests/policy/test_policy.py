@@ -66,28 +66,20 @@ def one_rule(lines: str = "", **changes: str) -> str:
 
 def test_every_key_reaches_the_policy_with_the_line_it_stands_in(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE)
+    four = PolicyRule(
+        "four-bit",
+        "relative_error",
+        0.02,
+        schemes=("*-4bit", "bnb-nf4"),
+        subjects=("@pick", "step*"),
+        line=10,
+    )
+    loss = PolicyRule("regression", "loss_against_baseline", -0.01, "warn", ("fp",), line=15)
+    reason, until = "the reference, not what we ship", date(2027, 3, 31)
     assert read_policy(path) == Policy(
         name="ours",
-        rules=(
-            PolicyRule(
-                name="four-bit",
-                metric="relative_error",
-                margin=0.02,
-                schemes=("*-4bit", "bnb-nf4"),
-                subjects=("@pick", "step*"),
-                line=10,
-            ),
-            PolicyRule("regression", "loss_against_baseline", -0.01, "warn", ("fp",), line=15),
-        ),
-        ignores=(
-            Ignore(
-                rule="four-bit",
-                reason="the reference, not what we ship",
-                until=date(2027, 3, 31),
-                scheme="rtn-4bit",
-                line=21,
-            ),
-        ),
+        rules=(four, loss),
+        ignores=(Ignore("four-bit", reason, until, scheme="rtn-4bit", line=21),),
         minimum_documents=50,
         required_schemes=("gptq-4bit", "awq-*"),
         required_subjects=("@pick",),
@@ -99,27 +91,14 @@ def test_every_key_reaches_the_policy_with_the_line_it_stands_in(tmp_path: Path)
     )
 
 
-def test_tolerances_that_are_not_written_are_inherited(tmp_path: Path) -> None:
-    policy = read_policy(written(tmp_path, "extends: release\nverify: {loss: 0.01 nats}\n"))
+def test_what_an_extended_policy_does_not_write_is_inherited(tmp_path: Path) -> None:
+    policy = read(tmp_path, "extends: release\nverify: {loss: 0.01 nats}\n")
     assert policy.verify == Tolerances(loss=0.01)
     assert preset("release").verify == Tolerances(plain=1e-6, loss=2e-3, kl=2e-3)
-
-
-def test_answers_are_required_by_strict_and_what_extends_it(tmp_path: Path) -> None:
     assert [preset(name).required_answers for name in PRESETS] == ["off", "off", "warn"]
-    assert read_policy(written(tmp_path, "extends: strict\n")).required_answers == "warn"
-    text = "extends: strict\nrequired: {answers: off}\n"
-    assert read_policy(written(tmp_path, text)).required_answers == "off"
-    with pytest.raises(PolicyError, match=r"line 2: `required\.answers` is `error`"):
-        read_policy(written(tmp_path, "extends: strict\nrequired: {answers: error}\n"))
-
-
-def test_schemes_are_kept_by_their_short_forms(tmp_path: Path) -> None:
-    found = read(tmp_path, one_rule(schemes="[gptq:bits=4, 'gptq-4bit:group=64']"))
-    assert found.rules[0].schemes == ("gptq-4bit", "gptq-4bit:group=64")
-
-
-def test_an_extended_policy_keeps_what_is_not_written(tmp_path: Path) -> None:
+    assert read(tmp_path, "extends: strict\n").required_answers == "warn"
+    answers = "extends: strict\nrequired: {answers: off}\n"
+    assert read(tmp_path, answers).required_answers == "off"
     text = "extends: release\nrules:\n  - name: four-bit\n    margin: 3%\n"
     text += "  - name: more\n    metric: absolute_change\n    margin: 0.1 nats\n"
     found, whole = read(tmp_path, text), preset("release")
@@ -134,14 +113,22 @@ def test_an_extended_policy_keeps_what_is_not_written(tmp_path: Path) -> None:
     assert found.name == "ours"
 
 
-@pytest.mark.parametrize("level", ["off", '"off"', "no"])
-def test_a_rule_is_switched_off_however_yaml_reads_it(tmp_path: Path, level: str) -> None:
-    text = f"extends: release\nrules:\n  - name: four-bit\n    level: {level}\n"
-    (rule,) = [r for r in read(tmp_path, text).rules if r.name == "four-bit"]
-    assert rule.level == "off"
+def test_schemes_are_kept_by_their_short_forms_and_off_is_read_however_yaml_does(
+    tmp_path: Path,
+) -> None:
+    found = read(tmp_path, one_rule(schemes="[gptq:bits=4, 'gptq-4bit:group=64']"))
+    assert found.rules[0].schemes == ("gptq-4bit", "gptq-4bit:group=64")
+    for level in ("off", '"off"', "no"):
+        text = f"extends: release\nrules:\n  - name: four-bit\n    level: {level}\n"
+        (rule,) = [r for r in read(tmp_path, text).rules if r.name == "four-bit"]
+        assert rule.level == "off"
 
 
 # ----------------------------------------------------------------------- refusing
+
+
+NOT_A_DATE, NO_REASON = ("this is no date", "`2027-03-31`"), ("nothing written", "in words")
+IGNORE = "extends: release\nignores:\n  - {%s}\n"
 
 
 @pytest.mark.parametrize(
@@ -158,12 +145,8 @@ def test_a_rule_is_switched_off_however_yaml_reads_it(tmp_path: Path, level: str
         (one_rule(margin="2 nats"), 4, "no margin of `relative_error`", "a percentage: `2%`"),
         (one_rule(margin="-2%"), 4, "`-2%` is impossible", "between 0% and 1000%"),
         (one_rule(margin="1e9%"), 4, "`1e9%` is impossible", "between"),
-        (
-            one_rule(metric="absolute_change"),
-            4,
-            "`2%` is no margin of `absolute_change`",
-            "in nats per token: `0.01 nats`",
-        ),
+        (one_rule(metric="absolute_change"), 4, "`2%` is no margin of `absolute_change`",
+         "in nats per token: `0.01 nats`"),
         (one_rule(level="eror"), 5, "`rules[0].level` is `eror`", "did you mean `error`?"),
         (one_rule(schemes="[rtn-4bit, gptp-4bit]"), 5, "no scheme `gptp-4bit`", "`gptq-4bit`?"),
         (one_rule(schemes="['*-4bt']"), 5, "no scheme matches `*-4bt`", "-4bit"),
@@ -171,67 +154,25 @@ def test_a_rule_is_switched_off_however_yaml_reads_it(tmp_path: Path, level: str
         (one_rule(schemes="fp"), 5, "compares a scheme with full precision", "name a scheme"),
         (one_rule(schemes="[]"), 5, "`rules[0].schemes` is", "longer list"),
         (one_rule(subjects="'@picks'"), 5, "there is no `@picks`", "did you mean `@pick`?"),
-        (
-            one_rule() + "  - {name: a, metric: relative_error, margin: 1%}\n",
-            5,
-            "two rules are named `a`",
-            "its own name",
-        ),
+        (one_rule() + "  - {name: a, metric: relative_error, margin: 1%}\n", 5,
+         "two rules are named `a`", "its own name"),
         (one_rule("    margin: 3%\n"), 5, "key `margin` is there twice", "leave one"),
         ("extends: releas\n", 1, "`extends` is `releas`", "did you mean `release`?"),
         ("minimum_documents: 3\nextends: release\n", 1, "is `3`", "10"),
         ("confidence: 95\nextends: release\n", 1, "is `95`", "less than 1"),
         ("known: off\nextends: release\n", 1, "`known` is `off`", "error, warn"),
-        (
-            "extends: release\nignores:\n  - {rule: for-bit, reason: x, until: 2027-01-01}\n",
-            3,
-            "no rule `for-bit`",
-            "did you mean `four-bit`?",
-        ),
-        ("extends: release\nignores:\n  - {rule: QA001, reason: x}\n", 3, "`ignores[0].until`", ""),
-        (
-            "extends: release\nignores:\n  - {rule: QA001, until: 2027-01-01}\n",
-            3,
-            "`ignores[0].reason` is missing",
-            "add it",
-        ),
-        (
-            "extends: release\nclasses: {4: error, '4': off}\n",
-            2,
-            "`4` is there twice",
-            "keep one",
-        ),
-        (
-            "extends: release\nclasses: {4: error, 04: off}\n",
-            2,
-            "key `4` is there twice",
-            "leave one",
-        ),
-        (
-            "extends: release\nignores:\n"
-            '  - {rule: QA001, reason: "\\u3164 \\u200b.", until: 2027-01-01}\n',
-            3,
-            "nothing written",
-            "in words",
-        ),
-        (
-            "extends: release\nignores:\n  - {rule: QA001, reason: ' ', until: 2027-01-01}\n",
-            3,
-            "nothing written",
-            "in words",
-        ),
-        (
-            "extends: release\nignores:\n  - {rule: QA001, reason: x, until: 1800000000}\n",
-            3,
-            "this is no date",
-            "`2027-03-31`",
-        ),
-        (
-            "extends: release\nignores:\n  - {rule: QA001, reason: x, until: 01.03.2027}\n",
-            3,
-            "this is no date",
-            "`2027-03-31`",
-        ),
+        (IGNORE % "rule: for-bit, reason: x, until: 2027-01-01", 3,
+         "no rule `for-bit`", "did you mean `four-bit`?"),
+        (IGNORE % "rule: QA001, reason: x", 3, "`ignores[0].until`", ""),
+        (IGNORE % "rule: QA001, until: 2027-01-01", 3, "`ignores[0].reason` is missing", "add it"),
+        (IGNORE % 'rule: QA001, reason: "\\u3164 \\u200b.", until: 2027-01-01', 3, *NO_REASON),
+        (IGNORE % "rule: QA001, reason: ' ', until: 2027-01-01", 3, *NO_REASON),
+        (IGNORE % "rule: QA001, reason: x, until: 1800000000", 3, *NOT_A_DATE),
+        (IGNORE % "rule: QA001, reason: x, until: 01.03.2027", 3, *NOT_A_DATE),
+        ("extends: release\nclasses: {4: error, '4': off}\n", 2, "`4` is there twice", "keep one"),
+        ("extends: release\nclasses: {4: error, 04: off}\n", 2, "key `4` is there twice",
+         "leave one"),
+        ("extends: strict\nrequired: {answers: error}\n", 2, "`required.answers` is `error`", ""),
         ("extends: release\na: 2027-02-30\n", 2, "`2027-02-30` is no date", "a day that there is"),
         ("extends: release\nrules: [{a: 1]\n", 2, "expected ',' or '}'", "close the `{`"),
         ("extends: release\n\tignores: []\n", 2, "a tab character", "with spaces"),
@@ -241,7 +182,7 @@ def test_a_rule_is_switched_off_however_yaml_reads_it(tmp_path: Path, level: str
         ("extends: release\nverify:\n  loss: -1 nats\n", 3, "is impossible", "between 0 nats"),
         ("rules: &all []\n", 1, "an anchor or an alias", "write it out"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_named_with_its_line_and_what_was_meant(
     tmp_path: Path, text: str, line: int, said: str, hint: str
 ) -> None:
@@ -268,42 +209,32 @@ def test_what_is_wrong_is_named_with_its_line_and_what_was_meant(
         ("a: \x00\n", "is not YAML: unacceptable character"),
         ("#" * 1_000_001, "has 1000001 characters"),
         ("description: nothing\n", "it has no rules"),
-        (
-            "rules: [{name: a, metric: relative_error, margin: 2%, level: off}]",
-            "every rule is `off`",
-        ),
-        (
-            "extends: explore\nrules:\n"
-            + "".join(
-                f"- {{name: r{k}, metric: relative_error, margin: 2%}}\n" for k in range(2000)
-            ),
-            "`rules`: a policy has 2000 entries here",
-        ),
+        (one_rule(level="off"), "every rule is `off`"),
+        ("extends: explore\nrules:\n" + "".join(
+            f"- {{name: r{k}, metric: relative_error, margin: 2%}}\n" for k in range(2000)
+        ), "`rules`: a policy has 2000 entries here"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_policy_is_refused(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(PolicyError) as refused:
         read(tmp_path, text)
     assert said in refused.value.message
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_policy_that_is_no_text_or_not_there_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ours.yaml"
     path.write_bytes(b"\xff\xfe\x00rules")
     with pytest.raises(PolicyError, match="cannot be read"):
         read_policy(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"), [("releas", "did you mean `release`?"), ("relase.yaml", "release"), ("x", "")]
-)
-def test_a_policy_that_is_not_there_is_refused_with_the_one_that_is_meant(
-    name: str, hint: str
-) -> None:
-    with pytest.raises(PolicyError) as refused:
-        policy_named(name)
-    assert hint in refused.value.hint
-    assert "a policy of your own is a .yaml file" in refused.value.hint
+    for name, hint in (
+        ("releas", "did you mean `release`?"),
+        ("relase.yaml", "release"),
+        ("x", ""),
+    ):
+        with pytest.raises(PolicyError) as refused:
+            policy_named(name)
+        assert hint in refused.value.hint
+        assert "a policy of your own is a .yaml file" in refused.value.hint
 
 
 # ----------------------------------------------------------------------- margins
@@ -345,11 +276,9 @@ def test_presets_are_valid_by_the_published_schema_and_say_what_they_are_for(nam
 
 
 def test_presets_grow_stricter() -> None:
-    def margins(name: str) -> dict[str, float]:
-        return {rule.name: rule.margin for rule in preset(name).rules}
-
+    margins = [{rule.name: rule.margin for rule in preset(name).rules} for name in PRESETS]
     for rule in ("four-bit", "three-bit"):
-        found = [margins(name)[rule] for name in PRESETS]
+        found = [by_rule[rule] for by_rule in margins]
         assert found == sorted(found, reverse=True)
     assert not any(rule.level == "error" for rule in preset("explore").rules)
 

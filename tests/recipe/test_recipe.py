@@ -38,12 +38,9 @@ def write(tmp_path: Path, text: str) -> Path:
 # ----------------------------------------------------------------------------------------- keys
 
 
-def test_options_alone_make_a_recipe() -> None:
+def test_a_recipe_is_of_options_of_a_file_or_of_both(tmp_path: Path) -> None:
     recipe = recipe_of(targets=["a", "b"], schemes=["rtn-4bit,gptq-3bit"], context=None)
     assert recipe == Recipe(("a", "b"), ("rtn-4bit,gptq-3bit",))
-
-
-def test_a_file_says_what_options_say(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "targets: run\nschemes: rtn-4bit\ncheckpoints: ['*-step1000']\ncontext: 128\n"
@@ -56,63 +53,79 @@ def test_a_file_says_what_options_say(tmp_path: Path) -> None:
     )  # fmt: skip
     assert read_recipe(path) == expected
     assert recipe_of(targets=[str(path)]) == expected
-
-
-def test_an_option_takes_the_place_of_a_key(tmp_path: Path) -> None:
     path = write(tmp_path, "targets: run\ncontext: 128\nsoups: [A+B]\n")
     recipe = recipe_of(targets=[path], context=64, soups=["C+D"])
     assert (recipe.targets, recipe.context, recipe.soups) == (("run",), 64, ("C+D",))
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence", "hint"),
-    [
-        ("contxt: 3", "there is no key `contxt`", "did you mean `context`?"),
-        ("calibration-documents: 3", "no key `calibration-documents`", "`calibration_documents`?"),
-        ("zzz: 3", "there is no key `zzz`", "one of: targets, schemes"),
-        ("context: 1", "`context` is `1`", "greater than or equal to 2"),
-        ("context: '3'", "`context` is `3`", "a whole number"),
-        ("evaluation_documents: 1", "`evaluation_documents` is `1`", "greater than or equal to 2"),
-        ("evaluation_documents: true", "`evaluation_documents` is `True`", "a whole number"),
-        ("bos: maybe", "`bos` is `maybe`", "'auto', 'always' or 'never'"),
-        ("packed: 3", "`packed` is `3`", "true or false"),
-        ("confidence: 95", "`confidence` is `95`", "less than 1"),
-        ("device: gpu", "`gpu` is not a device", ""),
-        ("dtype: fp32", "`dtype` is `fp32`", "'float32'"),
-        ("schemes: 4", "`schemes` is `4`", "a list"),
-        ("soups: [{label: a, ofs: [b, c]}]", "there is no key `soups[0].ofs`", "`of`?"),
-        ("soups: [{label: a, of: []}]", "`soups[0].of` is `[]`", "a longer list"),
-        ("soups: [{of: [b, c]}]", "key `soups[0].label` is missing", "add it"),
-        ("schedule: {kind: cosin}", "unknown schedule `cosin`", "for example"),
-        ("schedule: {kind: linear, peak: 1}", "needs ['end']", "for example"),
-    ],
-)
-def test_a_wrong_key_or_value_is_named_with_its_file(
-    tmp_path: Path, text: str, sentence: str, hint: str
+WRONG_KEYS = [
+    ("contxt: 3", "there is no key `contxt`", "did you mean `context`?"),
+    ("calibration-documents: 3", "no key `calibration-documents`", "`calibration_documents`?"),
+    ("zzz: 3", "there is no key `zzz`", "one of: targets, schemes"),
+    ("context: 1", "`context` is `1`", "greater than or equal to 2"),
+    ("context: '3'", "`context` is `3`", "a whole number"),
+    ("evaluation_documents: 1", "`evaluation_documents` is `1`", "greater than or equal to 2"),
+    ("evaluation_documents: true", "`evaluation_documents` is `True`", "a whole number"),
+    ("bos: maybe", "`bos` is `maybe`", "'auto', 'always' or 'never'"),
+    ("packed: 3", "`packed` is `3`", "true or false"),
+    ("confidence: 95", "`confidence` is `95`", "less than 1"),
+    ("device: gpu", "`gpu` is not a device", ""),
+    ("dtype: fp32", "`dtype` is `fp32`", "'float32'"),
+    ("schemes: 4", "`schemes` is `4`", "a list"),
+    ("soups: [{label: a, ofs: [b, c]}]", "there is no key `soups[0].ofs`", "`of`?"),
+    ("soups: [{label: a, of: []}]", "`soups[0].of` is `[]`", "a longer list"),
+    ("soups: [{of: [b, c]}]", "key `soups[0].label` is missing", "add it"),
+    ("schedule: {kind: cosin}", "unknown schedule `cosin`", "for example"),
+    ("schedule: {kind: linear, peak: 1}", "needs ['end']", "for example"),
+]
+WRONG_ARGUMENTS: list[tuple[dict[str, object], str, str]] = [
+    ({"contxt": 3}, "there is no setting `contxt`", "did you mean `context`?"),
+    ({"disk": "9GB"}, "there is no setting `disk`", "schemes"),
+    ({"context": "3"}, "`context` is `3`", "a whole number"),
+    ({"update": 1}, "`update` is `1`", "true or false"),
+    ({"disk_budget": "60"}, "`60` has no unit", "write `60GB` or `60MB`"),
+    ({"disk_budget": 60}, "`60` has no unit", "write `60GB` or `60MB`"),
+    ({"stream_memory": "lots"}, "`lots` is not a size", "512MB"),
+    ({"stream_memory": "9" * 400}, "more than any machine has", "512MB"),
+]
+WRONG_TEXTS = [
+    ("contxt=3", "there is no setting `contxt`", "did you mean `context`?"),
+    ("threads=3", "`qaudit scan` takes no `threads`", "context"),
+    ("context", "`--set context` has no value", "`--set context=VALUE`"),
+    ("context=long", "`context` is `long`", "a whole number from 2"),
+    ("packed=2", "`packed` is `2`", "true or false"),
+    ("confidence=high", "`confidence` is `high`", "a number"),
+    ("schedule=[", "`schedule` is `[`", "a table"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "sentence", "hint"), WRONG_KEYS + WRONG_ARGUMENTS + WRONG_TEXTS)
+def test_a_wrong_key_argument_or_text_is_named(
+    tmp_path: Path, wrong: str | dict[str, object], sentence: str, hint: str
 ) -> None:
-    path = write(tmp_path, f"targets: [a]\n{text}\n")
-    with pytest.raises(RecipeError) as caught:
-        recipe_of(targets=[str(path)])
-    assert caught.value.message.startswith(f"`{path}`: ")
+    in_file = (wrong, sentence, hint) in WRONG_KEYS
+    path = write(tmp_path, f"targets: [a]\n{wrong}\n")
+    kind = RecipeError if in_file or wrong == {"context": "3"} else UsageError
+    with pytest.raises(kind) as caught:
+        if isinstance(wrong, dict):
+            recipe_and_options("a", **wrong)
+        elif in_file:
+            recipe_of(targets=[str(path)])
+        else:
+            set_values(wrong.split(), [*settings_of(Recipe)], "scan")
+    assert caught.value.message.startswith(f"`{path}`: " if in_file else "")
     assert sentence in caught.value.message
     assert hint in caught.value.hint
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("text", ["", "- a", "[", "targets: [a\n", "just words"])
-def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(RecipeError, match=r"mine\.yaml"):
-        read_recipe(write(tmp_path, text))
-
-
-def test_a_recipe_that_is_not_there_is_refused_with_its_neighbour(tmp_path: Path) -> None:
-    write(tmp_path, "targets: a")
+def test_what_is_no_recipe_or_does_not_stand_by_itself_is_refused(tmp_path: Path) -> None:
+    for text in ("", "- a", "[", "targets: [a\n", "just words"):
+        with pytest.raises(RecipeError, match=r"mine\.yaml"):
+            read_recipe(write(tmp_path, text))
     with pytest.raises(RecipeError) as caught:
         recipe_of(targets=[str(tmp_path / "mien.yaml")])
     assert caught.value.hint == "did you mean `mine.yaml`?"
-
-
-def test_a_recipe_stands_by_itself(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there are other targets beside it"):
         recipe_of(targets=["demo", "a"])
 
@@ -133,35 +146,8 @@ def test_settings_are_split_into_what_to_measure_and_how() -> None:
     assert recipe == Recipe(("a", "b"), calibration_documents=32)
     assert options == RunOptions(stream_memory=parse_nbytes("1.5GiB"), out=Path("here"))
     assert recipe_and_options("a") == (Recipe(("a",)), RunOptions())
-
-
-@pytest.mark.parametrize(
-    ("settings", "kind", "sentence", "hint"),
-    [
-        ({"contxt": 3}, UsageError, "there is no setting `contxt`", "did you mean `context`?"),
-        ({"disk": "9GB"}, UsageError, "there is no setting `disk`", "schemes"),
-        ({"context": "3"}, RecipeError, "`context` is `3`", "a whole number"),
-        ({"update": 1}, UsageError, "`update` is `1`", "true or false"),
-        ({"disk_budget": "60"}, UsageError, "`60` has no unit", "write `60GB` or `60MB`"),
-        ({"disk_budget": 60}, UsageError, "`60` has no unit", "write `60GB` or `60MB`"),
-        ({"stream_memory": "lots"}, UsageError, "`lots` is not a size", "512MB"),
-        ({"stream_memory": "9" * 400}, UsageError, "more than any machine has", "512MB"),
-    ],
-)
-def test_a_wrong_argument_is_named(
-    settings: dict[str, object], kind: type[UsageError], sentence: str, hint: str
-) -> None:
-    with pytest.raises(kind) as caught:
-        recipe_and_options("a", **settings)
-    assert sentence in caught.value.message
-    assert hint in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"), [("1B", 1), ("512MB", 512e6), ("1.5 GiB", 1.5 * 2**30), ("2k", 2000)]
-)
-def test_a_size_has_a_unit(text: str, nbytes: float) -> None:
-    assert parse_nbytes(text) == nbytes
+    sizes = [parse_nbytes(text) for text in ("1B", "512MB", "1.5 GiB", "2k")]
+    assert sizes == [1, 512e6, 1.5 * 2**30, 2000]
 
 
 def test_every_setting_has_help_and_a_default_to_show() -> None:
@@ -178,23 +164,13 @@ def test_a_preset_sets_several_keys_and_an_argument_beside_it_wins() -> None:
     assert recipe == Recipe(("a",), **{**PRESETS["quick"], "calibration_documents": 48})
     assert (recipe.dtype, recipe.document_tokens, recipe.repeats) == ("fast", 512, 1)
 
-
-def test_presets_are_keys_of_a_recipe() -> None:
     assert PRESETS.keys() == settings_of(Presets).keys()
     assert all(keys.keys() <= settings_of(Recipe).keys() for keys in PRESETS.values())
 
 
 def test_texts_are_read_by_the_type_of_their_key() -> None:
-    texts = [
-        "context=8",
-        "context=64",
-        "packed=true",
-        "confidence=0.9",
-        "slurm=a",
-        "slurm=b",
-        "strata=a=b",
-    ]
-    texts += ["schedule={kind: linear, peak: 0.003, end: 1000}"]
+    texts = ["context=8", "context=64", "packed=true", "confidence=0.9", "slurm=a", "slurm=b"]
+    texts += ["strata=a=b", "schedule={kind: linear, peak: 0.003, end: 1000}"]
     values = set_values(texts, [*settings_of()], "scan")
     assert values == {
         "context": 64, "packed": True, "confidence": 0.9, "slurm": ["a", "b"], "strata": "a=b",
@@ -202,22 +178,3 @@ def test_texts_are_read_by_the_type_of_their_key() -> None:
     }  # fmt: skip
     assert take(Execution, values).slurm == ("a", "b")
     assert recipe_and_options("a", **values)[0].packed
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence", "hint"),
-    [
-        ("contxt=3", "there is no setting `contxt`", "did you mean `context`?"),
-        ("threads=3", "`qaudit scan` takes no `threads`", "context"),
-        ("context", "`--set context` has no value", "`--set context=VALUE`"),
-        ("context=long", "`context` is `long`", "a whole number from 2"),
-        ("packed=2", "`packed` is `2`", "true or false"),
-        ("confidence=high", "`confidence` is `high`", "a number"),
-        ("schedule=[", "`schedule` is `[`", "a table"),
-    ],
-)
-def test_a_wrong_text_is_named(text: str, sentence: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        set_values(text.split(), [*settings_of(Recipe)], "scan")
-    assert sentence in caught.value.message
-    assert hint in caught.value.hint

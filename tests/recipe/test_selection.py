@@ -55,12 +55,16 @@ RUN = (
 )
 
 
-def chosen(*entries: str, **asked: object) -> list[str]:
-    return [c.label for c in select(recipe(checkpoints=entries, **asked), RUN)]
+def chosen(*entries: str, series: Series = RUN, **asked: object) -> list[str]:
+    return [c.label for c in select(recipe(checkpoints=entries, **asked), series)]
 
 
-def numbers(*entries: str) -> list[int | None]:
-    return [c.step for c in select(recipe(checkpoints=entries), RUN)]
+def steps_of(series: Series) -> list[int]:
+    return [c.step or 0 for c in representatives(series)]
+
+
+def labels_of(series: Series) -> list[str]:
+    return [c.label for c in representatives(series)]
 
 
 # --------------------------------------------------------------------------------------- ranges
@@ -89,45 +93,34 @@ def test_a_range_of_steps_is_read(entry: str, expected: list[int], series: Serie
     assert [c.step for c in select(recipe(checkpoints=(entry,)), series)] == expected
 
 
-@pytest.mark.parametrize(
-    ("entries", "expected"),
-    [
-        ("@10.5k..11k", ["stage1-step11000", "stage2-ingredient3-step11000"]),  # in every stage
-        ("stage2-ingredient1@5k..",
-         ["stage2-ingredient1-step6000", "stage2-ingredient1-step11931"]),
-        ("stage2@10k..20k/10k",  # each ingredient has its own nearest
-         ["stage2-ingredient1-step11931", "stage2-ingredient3-step11000"]),
-        ("main stage2-ingredient1@..2k stage1-step15?",  # in the order of the series
-         ["stage1-step150", "stage2-ingredient1-step1000", "main"]),
-    ],
-)  # fmt: skip
-def test_entries_add_up_and_a_range_may_name_a_part(entries: str, expected: list[str]) -> None:
-    assert chosen(*entries.split()) == expected
-
-
 ODD = (checkpoint("lr@3e-4", step=1), checkpoint("lr@1e-3", step=2))
 
 
 @pytest.mark.parametrize(
-    ("entry", "expected", "series"),
+    ("entries", "expected", "series"),
     [
-        ("lr@3e-4", ["lr@3e-4"], ODD),  # a name with the sign of a range
-        ("lr@1*", ["lr@1e-3"], ODD),
-        ("s@100../100", ["s-step100", "s-step200"], TWICE),  # of two names the one that tells it
+        ("@10.5k..11k", "stage1-step11000 stage2-ingredient3-step11000", RUN),  # in every stage
+        ("stage2-ingredient1@5k..",
+         "stage2-ingredient1-step6000 stage2-ingredient1-step11931", RUN),
+        ("stage2@10k..20k/10k",  # each ingredient has its own nearest
+         "stage2-ingredient1-step11931 stage2-ingredient3-step11000", RUN),
+        ("main stage2-ingredient1@..2k stage1-step15?",  # in the order of the series
+         "stage1-step150 stage2-ingredient1-step1000 main", RUN),
+        ("lr@3e-4", "lr@3e-4", ODD),  # a name with the sign of a range
+        ("lr@1*", "lr@1e-3", ODD),
+        ("s@100../100", "s-step100 s-step200", TWICE),  # of two names the one that tells it
     ],
-)
-def test_names_go_before_ranges(entry: str, expected: list[str], series: Series) -> None:
-    assert [c.label for c in select(recipe(checkpoints=(entry,)), series)] == expected
+)  # fmt: skip
+def test_entries_add_up_and_names_go_before_ranges(
+    entries: str, expected: str, series: Series
+) -> None:
+    assert chosen(*entries.split(), series=series) == expected.split()
 
 
 @pytest.mark.parametrize(
     ("entry", "sentence", "hint"),
     [
-        (
-            "stage1@900k..100k",
-            "`stage1@900k..100k` ends before it starts",
-            "`stage1@100k..900k/50k`",
-        ),
+        ("stage1@9k..1k", "`stage1@9k..1k` ends before it starts", "`stage1@100k..900k/50k`"),
         ("stage1@1k...9k", "neither a checkpoint nor a range", "stage, first and last step"),
         ("stage1@", "neither a checkpoint nor a range", "write a range as"),
         ("stage1@/50k", "neither a checkpoint nor a range", "write a range as"),
@@ -147,11 +140,8 @@ def test_an_entry_that_means_nothing_is_refused(entry: str, sentence: str, hint:
     assert sentence in caught.value.message
     assert hint in caught.value.hint
     assert len(caught.value.hint) < 400
-
-
-def test_steps_cannot_be_asked_of_names() -> None:
     with pytest.raises(UsageError, match="no step is known here"):
-        select(recipe(checkpoints=("@1k..",)), (checkpoint("a"), checkpoint("b")))
+        chosen("@1k..", series=(checkpoint("a"), checkpoint("b")))
 
 
 # ----------------------------------------------------------------- stages, last and limit
@@ -194,16 +184,9 @@ def test_of_more_than_sixteen_a_few_are_chosen_unless_somebody_chose() -> None:
     for asked in ({"checkpoints": ("*",)}, {"last": 9999}):
         assert not is_default_choice(recipe(**asked), RUN)
     assert select(recipe(checkpoints=("*",)), RUN) == RUN
-
-
-def test_the_ends_of_stages_and_ingredients_and_the_release_are_chosen() -> None:
-    found = [c.label for c in representatives(RUN)]
-    assert {
-        "stage1-step928646",
-        "stage2-ingredient1-step11931",
-        "stage2-ingredient3-step11000",
-        "main",
-    } <= set(found)
+    found = labels_of(RUN)  # the ends of stages and ingredients, and the release
+    ends = "stage1-step928646 stage2-ingredient1-step11931 stage2-ingredient3-step11000 main"
+    assert {*ends.split()} <= set(found)
     assert "stage2-ingredient3-step1000" not in found  # ingredient 1 went further
     assert "stage1-step150" not in found
 
@@ -214,36 +197,25 @@ def rated(rates: list[float]) -> Series:
     )
 
 
-def test_without_a_learning_rate_the_run_is_sampled_evenly() -> None:
-    found = [c.step or 0 for c in representatives(steps("s", list(range(10, 1210, 10))))]
-    assert found == list(range(100, 1201, 100))
-
-
-def test_a_held_phase_is_sampled_evenly_and_a_decay_more_densely() -> None:
+def test_a_held_phase_is_sampled_evenly_and_a_decay_more_densely_than_a_warm_up() -> None:
+    unrated = steps_of(steps("s", list(range(10, 1210, 10))))
+    assert unrated == list(range(100, 1201, 100))
     held, decay = [1.0] * 90, [1 - k / 10 for k in range(1, 11)]
-    found = [c.step or 0 for c in representatives(rated(held + decay))]
+    found = steps_of(rated(held + decay))
     early, late = [n for n in found if n <= 90], [n for n in found if n > 90]
     assert len(late) >= 6
     gaps = {b - a for a, b in pairwise([0, *early])}
     assert max(gaps) - min(gaps) <= 2
     assert max(b - a for a, b in pairwise(late)) <= 2
+    warmed_up = steps_of(rated([k / 10 for k in range(10)] + [1.0] * 90))
+    assert sum(n <= 10 for n in warmed_up) <= 2
 
 
-def test_a_warm_up_is_not_sampled_densely() -> None:
-    found = [c.step or 0 for c in representatives(rated([k / 10 for k in range(10)] + [1.0] * 90))]
-    assert sum(n <= 10 for n in found) <= 2
-
-
-def test_tokens_count_before_steps() -> None:
+def test_tokens_count_before_steps_and_steps_of_a_stage_after_those_of_the_one_before() -> None:
     series = tuple(checkpoint(f"s{n}", step=n, tokens=n * n) for n in range(1, 101))
-    found = [c.step or 0 for c in representatives(series)]
-    assert sum(n > 70 for n in found) >= 6  # half of the tokens
-
-
-def test_a_stage_that_counts_from_zero_again_follows_the_one_before() -> None:
+    assert sum(n > 70 for n in steps_of(series)) >= 6  # half of the tokens
     series = (*steps("a", list(range(1, 101))), *steps("b", list(range(1, 101))))
-    found = representatives(series)
-    assert 5 <= sum(c.stage == "a" for c in found) <= 7
+    assert 5 <= sum(c.stage == "a" for c in representatives(series)) <= 7
 
 
 def test_suspects_are_left_out_while_there_are_others() -> None:
@@ -254,65 +226,48 @@ def test_suspects_are_left_out_while_there_are_others() -> None:
     assert len(found) == REPRESENTATIVES
     assert not any(c.suspect for c in found)
     assert found[-1].step == 100  # the last that is not suspect
-
-
-def test_where_nearly_all_are_suspect_they_are_taken_after_all() -> None:
-    series = (
-        *(checkpoint(f"s{n}", step=n, suspect=("some are bad",)) for n in range(1, 100)),
-        checkpoint("main", step=99),
-    )
-    found = representatives(series)
+    bad = tuple(checkpoint(f"s{n}", step=n, suspect=("some are bad",)) for n in range(1, 100))
+    found = representatives((*bad, checkpoint("main", step=99)))  # taken after all
     assert len(found) == REPRESENTATIVES
     assert found[-1].label == "main"
     assert max(b - a for a, b in pairwise(c.step or 0 for c in found)) <= 10
 
 
-def test_a_release_at_the_commit_of_a_numbered_revision_is_no_second_checkpoint() -> None:
+def test_of_two_names_of_one_checkpoint_one_is_taken() -> None:
     numbered = [checkpoint(f"step{n}", step=n, commit=f"{n:040x}") for n in range(1, 40)]
     main = checkpoint("main", commit=f"{39:040x}")
-    found = [c.label for c in representatives((*numbered, main))]
+    found = labels_of((*numbered, main))
     assert "step39" in found
     assert "main" not in found
-    assert [c.label for c in representatives((main, *numbered))] == found
-
-
-def test_of_two_names_for_one_end_one_is_taken() -> None:
+    assert labels_of((main, *numbered)) == found
     ends = [
         checkpoint(f"i1-step9-tokens{n}B", stage="s2", ingredient=1, step=9) for n in (100, 101)
     ]
-    found = [c.label for c in representatives((*steps("s1", list(range(20))), *ends))]
+    found = labels_of((*steps("s1", list(range(20))), *ends))
     assert found[-1] == "i1-step9-tokens100B"
     assert "i1-step9-tokens101B" not in found
 
 
-def test_names_alone_are_sampled_by_their_order() -> None:
-    series = tuple(checkpoint(f"name{n}") for n in range(50))
-    found = [int(c.label[4:]) for c in representatives(series)]
+def test_names_alone_are_sampled_by_their_order_and_beside_numbers_are_not_taken() -> None:
+    found = [
+        int(label[4:]) for label in labels_of(tuple(checkpoint(f"name{n}") for n in range(50)))
+    ]
     assert len(found) == REPRESENTATIVES
     assert found[-1] == 49
     assert max(b - a for a, b in pairwise(found)) <= 5
-
-
-def test_names_beside_numbers_are_not_taken() -> None:
     series = (*steps("s", list(range(40))), checkpoint("it-SFT"), checkpoint("main"))
-    assert [c.label for c in representatives(series)][-2:] == ["s-step39", "main"]
+    assert labels_of(series)[-2:] == ["s-step39", "main"]
 
 
-CHECKPOINTS = st.builds(
-    lambda stage, ingredient, step, rate, suspect, commit: {
-        "stage": stage,
-        "ingredient": ingredient,
-        "step": step,
-        "learning_rate": rate,
-        "suspect": ("bad",) if suspect else (),
-        "commit": commit,
-    },
-    st.sampled_from([None, "a", "b", "c"]),
-    st.sampled_from([None, None, 1, 2, 3, 4, 5]),
-    st.none() | st.integers(0, 1000),
-    st.none() | st.floats(0, 1),
-    st.booleans(),
-    st.sampled_from([None, None, "0" * 40, "1" * 40]),
+CHECKPOINTS = st.fixed_dictionaries(
+    {
+        "stage": st.sampled_from([None, "a", "b", "c"]),
+        "ingredient": st.sampled_from([None, None, 1, 2, 3, 4, 5]),
+        "step": st.none() | st.integers(0, 1000),
+        "learning_rate": st.none() | st.floats(0, 1),
+        "suspect": st.sampled_from([(), ("bad",)]),
+        "commit": st.sampled_from([None, None, "0" * 40, "1" * 40]),
+    }
 )
 MANY = st.lists(CHECKPOINTS, min_size=17, max_size=80).map(
     lambda rows: tuple(

@@ -23,6 +23,9 @@ RUN = tuple(checkpoint(f"step{step}", step) for step in (100, 200, 300, 400, 500
 ENDS = tuple(replace(checkpoint(f"decay{k}-step50", 50, "stage2"), ingredient=k) for k in (1, 2, 3))
 
 
+RTN_3BIT = f"greedy:scheme={parse_scheme('rtn-3bit:group=64').spec}"
+
+
 def soups(*texts: str, series: tuple[Checkpoint, ...] = RUN) -> tuple[Subject, ...]:
     return resolve_soups(Recipe(("x",), (), soups=texts), series)
 
@@ -40,29 +43,15 @@ def shares(subject: Subject) -> dict[str, float]:
         ("lawa:k=5:every=500", SoupRequest("lawa:k=5:every=500", "lawa:k=5:every=500", ())),
         ("ema:decay=0.9", SoupRequest("ema:decay=0.9", "ema:decay=0.9", ())),
         ("0.9*A+0.1*B", SoupRequest("weighted(0.9*A+0.1*B)", "weighted", ("A", "B"), (0.9, 0.1))),
-        (
-            "weighted:scaled=true(3*A+1*B)",
-            SoupRequest(
-                "weighted:scaled=true(3*A+1*B)", "weighted:scaled=true", ("A", "B"), (3, 1)
-            ),
-        ),
+        ("x=weighted:scaled=true(3*A+1*B)",
+         SoupRequest("x", "weighted:scaled=true", ("A", "B"), (3, 1))),
         ("x=slerp:t=0.3(A+B)", SoupRequest("x", "slerp:t=0.3", ("A", "B"))),
         ("mean", SoupRequest("mean(mean)", "mean", ("mean",))),  # a checkpoint may be called so
         ("x = mean(A + B)", SoupRequest("x", "mean", ("A", "B"))),
-        (
-            "1e-1*A+9e-1*B",
-            SoupRequest("weighted(1e-1*A+9e-1*B)", "weighted", ("A", "B"), (0.1, 0.9)),
-        ),
+        ("x=1e-1*A+9e-1*B", SoupRequest("x", "weighted", ("A", "B"), (0.1, 0.9))),
         ("greedy(A+B)", SoupRequest("greedy(A+B)", "greedy", ("A", "B"), is_search=True)),
-        (
-            "b=greedy:scheme=rtn-3bit:group=64(A)",
-            SoupRequest(
-                "b",
-                f"greedy:scheme={parse_scheme('rtn-3bit:group=64').spec}",
-                ("A",),
-                is_search=True,
-            ),
-        ),
+        ("b=greedy:scheme=rtn-3bit:group=64(A)",
+         SoupRequest("b", RTN_3BIT, ("A",), is_search=True)),
         ("subsets:2(A+B)", SoupRequest("subsets:2(A+B)", "mean", ("A", "B"), None, 2)),
         ("[1]*+B", SoupRequest("mean([1]*+B)", "mean", ("[1]*", "B"))),
         (" A + B ", SoupRequest("mean( A + B )", "mean", ("A", "B"))),
@@ -72,7 +61,7 @@ def shares(subject: Subject) -> dict[str, float]:
         ("late=ema:decay=0.9(A+B)", SoupRequest("late", "ema:decay=0.9", ("A", "B"))),
         ("lr=3e-4+lr=1e-3", SoupRequest("mean(lr=3e-4+lr=1e-3)", "mean", ("lr=3e-4", "lr=1e-3"))),
     ],
-)
+)  # fmt: skip
 def test_a_soup_is_read(text: str, expected: SoupRequest) -> None:
     assert parse_soup(text) == expected
 
@@ -112,24 +101,28 @@ def test_a_merge_in_place_of_decay_takes_its_duration_and_the_closed_form() -> N
     assert list(linear.values()) == pytest.approx([0.2] * 5)  # the plain mean
 
 
-def test_members_of_a_window_are_needed_and_no_others() -> None:
+def test_members_of_a_window_are_needed_and_every_subset_becomes_a_soup() -> None:
     recipe = Recipe(("x",), (), checkpoints=("step100",), soups=("last:2",))
     assert [c.label for c in needed(recipe, RUN)] == ["step100", "step400", "step500"]
+    labels = [s.label.replace("step", "") for s in soups("subsets:3(step100+step200+step300)")]
+    pairs = ["mean(100+200)", "mean(100+300)", "mean(200+300)"]
+    assert labels == [*pairs, "mean(100+200+300)"]
 
 
-def test_every_subset_becomes_a_soup() -> None:
-    labels = [s.label for s in soups("subsets:3(step100+step200+step300)")]
-    assert labels == [
-        "mean(step100+step200)",
-        "mean(step100+step300)",
-        "mean(step200+step300)",
-        "mean(step100+step200+step300)",
-    ]
+FAMILIES = (replace(RUN[0], family="olmo2-7b"), replace(RUN[1], family="amber"))
+TWINS = (RUN[0], replace(RUN[1], files=RUN[0].files), RUN[2])
+TWELVE = tuple(checkpoint(f"c{n}", n) for n in range(12))
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "hint"),
+    ("text", "message", "hint", "series"),
     [
+        ("subsets:12(c*)", "makes 4083 soups of 12 members", "", TWELVE),
+        ("last:2", "ends in 3 ingredients, so that `last:2` could", "", (*RUN, *ENDS)),
+        ("last:2", "no checkpoint here has a step", "", (checkpoint("a"), checkpoint("b"))),
+        ("step*", "members of different families: amber, olmo2-7b", "", FAMILIES),
+        ("step100+step200+step300", "weights twice: `step100` and `step200`", "", TWINS),
+        *((*refusal, RUN) for refusal in [
         ("0.9*step100+0.2*step200", "the weights sum to 1.1, not to 1", "weighted:free=true"),
         ("0.9*step100+step200", "`step200` has no weight", "every member a weight, or none"),
         ("0.5*step*+0.5*step100", "6 members and 2 weights", "name each by itself"),
@@ -165,42 +158,20 @@ def test_every_subset_becomes_a_soup() -> None:
         ("subsets:2", "`subsets:2` names no checkpoints", "write `subsets:2(A+B+C)`"),
         ("mean(step100+mean(step200+step300))", "`mean(step200` is written where", "no soup into"),
         ("x=mean(step100+step200", "`x=mean(step100` is written where", "close every bracket"),
+        ]),
     ],
-)
-def test_a_soup_that_cannot_be_meant_is_refused(text: str, message: str, hint: str) -> None:
+)  # fmt: skip
+def test_a_soup_that_cannot_be_meant_is_refused(
+    text: str, message: str, hint: str, series: tuple[Checkpoint, ...]
+) -> None:
     with pytest.raises(UsageError) as caught:
-        soups(text)
+        soups(text, series=series)
     assert message in caught.value.message
     assert hint in caught.value.hint
 
 
-FAMILIES = (replace(RUN[0], family="olmo2-7b"), replace(RUN[1], family="amber"))
-TWINS = (RUN[0], replace(RUN[1], files=RUN[0].files), RUN[2])
-
-
-@pytest.mark.parametrize(
-    ("text", "message", "series"),
-    [
-        ("subsets:12(c*)", "makes 4083 soups of 12 members",
-         tuple(checkpoint(f"c{n}", n) for n in range(12))),
-        ("last:2", "ends in 3 ingredients, so that `last:2` could", (*RUN, *ENDS)),
-        ("last:2", "no checkpoint here has a step", (checkpoint("a"), checkpoint("b"))),
-        ("step*", "members of different families: amber, olmo2-7b", FAMILIES),
-        ("step100+step200+step300", "the same weights twice: `step100` and `step200`", TWINS),
-    ],
-)  # fmt: skip
-def test_a_soup_that_a_series_does_not_allow_is_refused(
-    text: str, message: str, series: tuple[Checkpoint, ...]
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        soups(text, series=series)
-
-
-def test_members_of_a_run_with_several_ends_are_named() -> None:
+def test_members_of_a_run_with_several_ends_are_named_and_may_have_brackets() -> None:
     assert len(soups("last:2(step*)", series=(*RUN, *ENDS))) == 1
-
-
-@pytest.mark.parametrize("name", ["a(1)", "a[1]"])
-def test_a_checkpoint_may_have_brackets_in_its_name(name: str) -> None:
-    (soup,) = soups(f"{name}+b", series=(checkpoint(name, 1), checkpoint("b", 2)))
-    assert list(shares(soup)) == [name, "b"]
+    for name in ("a(1)", "a[1]"):
+        (soup,) = soups(f"{name}+b", series=(checkpoint(name, 1), checkpoint("b", 2)))
+        assert list(shares(soup)) == [name, "b"]
