@@ -11,17 +11,30 @@ import pytest
 
 from qaudit.report.document import Inline, code, name_cell, paragraph, prose, words
 from qaudit.report.document import table as table_of
+from qaudit.report.folder import LIMIT_NBYTES, render_page, render_terminal
 from qaudit.report.folder import render_card as render
-from qaudit.report.folder import render_terminal
 from qaudit.report.format import NOT_FINITE, count, percent, plural, size, spread
+from qaudit.report.losses import shown_rows
 from qaudit.report.markdown import END, render_blocks
 from qaudit.report.sections import PERMISSIONS, command
 from qaudit.report.series import disagree, soup_reading
+from qaudit.report.verdict import measured
 from qaudit.report.views import SoupRow, View
 from qaudit.settings import settings_of
-from qaudit.types import AuditRecord, Comparison, Interval, Measurement, Recipe
+from qaudit.types import AuditRecord, Comparison, Interval, Measurement, Recipe, Traffic
 from tests.support import sample
-from tests.support.cards import LAST, SOUP, STAGE_END, WHY, section, table, titles, whole
+from tests.support.cards import (
+    LAST,
+    SOUP,
+    STAGE_END,
+    WHY,
+    check,
+    held,
+    section,
+    table,
+    titles,
+    whole,
+)
 from tests.support.items import answered
 from tests.support.verdicts import with_verdict
 
@@ -49,26 +62,25 @@ def test_every_cell_is_the_score_it_stands_for() -> None:
     assert [row[0] for row in rows] == [f"`{s.label}`" for s in sample.series()]
     for row in rows:
         for scheme, text in zip(head[2:], row[2:], strict=True):
-            score = view.score(row[0].strip("`"), scheme)
-            assert score is not None
-            assert score.relative_error is not None
+            error = view.error(row[0].strip("`"), scheme)
+            assert error is not None
             numbers = [float(x) for x in re.findall(r"-?[0-9.]+", text.replace("*", ""))]
-            error = score.relative_error
             tolerance = 0.06 * 100 * (error.high - error.low)  # two digits of the half-width
             expected = [100 * error.estimate, 100 * error.low, 100 * error.high]
             assert numbers == pytest.approx(expected, abs=tolerance)
+    cells = len(sample.SCHEMES) * len(sample.series())
+    said = f"for all {cells} to hold at once, read them 1.9 times as wide"
+    assert said in whole(sample.audit())
+    assert "hold at once" not in whole(sample.audit(documents=8))
 
 
-def test_what_was_not_measured_is_a_dash_and_no_change_a_zero() -> None:
+def test_what_was_not_measured_is_a_dash_no_change_a_zero_and_no_finite_loss_a_word() -> None:
     audit = scaled("bnb-int8", {STAGE_END: 1.0})
     scores = tuple(s for s in audit.measurements if (s.subject, s.scheme) != (SOUP, "awq-4bit"))
     head, *rows = table(section(whole(replace(audit, measurements=scores)), "Added loss"))
     cells = {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in rows}
     assert cells[SOUP]["awq-4bit"] == "-"
     assert cells[STAGE_END]["bnb-int8"] == "0"
-
-
-def test_a_loss_that_is_not_finite_says_so() -> None:
     text = whole(scaled("rtn-3bit", {LAST: np.nan}))
     assert f"loss {NOT_FINITE}" in section(text, "Added loss")
     assert "**QA006**" in text
@@ -91,12 +103,10 @@ def test_tables_show_the_first_draw_and_every_draw_has_a_row() -> None:
     assert head[-1] == "seed"
     assert len(rows) == sum(score.scheme == "gptq-3bit" for score in audit.measurements)
     assert {row[-1] for row in rows} == {"0", "1", "2"}
-
-
-def test_nothing_measured_says_so() -> None:
-    bare = replace(
-        sample.audit(), measurements=(), comparisons=(), findings=(), pick=None, tasks=()
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("measurements", "comparisons", "findings", "tasks"), ()
     )
+    bare = replace(sample.audit(), pick=None, **nothing)
     assert "Nothing was measured." in whole(bare)
     assert "Nothing was measured." in render_terminal(bare)
 
@@ -142,12 +152,15 @@ def test_each_scheme_has_a_row_against_the_best_ingredient() -> None:
     assert len(every) == 3 * len(sample.SCHEMES)
 
 
-def test_opposite_answers_are_pointed_out() -> None:
+def test_opposite_answers_are_pointed_out_and_every_soup_is_shown_the_others_folded() -> None:
     # The soup keeps its lower loss and loses more than its ingredients, which lose nothing.
     members = {f"stage2-ingredient{k}-step1000": 1.0 for k in (1, 2, 3)}
     audit = scaled("bnb-int8", {SOUP: 1.001, **members})
     assert "opposite answers under bnb-int8" in whole(audit)
     assert "opposite answers" not in whole(sample.audit())
+    text = section(whole(sample.many(6, 2, soups=5)), "Soup against ingredients")
+    assert text.count(" is the mean of ") == 5
+    assert text.count("<summary>stepsoup") == 4
 
 
 # ------------------------------------------------------------------ several draws
@@ -185,15 +198,16 @@ def test_the_documents_that_narrow_each_measure_are_named() -> None:
         for row in audit.measurements
     )
     known = section(whole(replace(audit, measurements=rows)), "Noise")
-    line = (
-        f"Documents that narrow the interval of `{one.subject}` at {one.scheme} to 10 % either way"
-    )
-    line += ": 1,234 for its added loss"
+    line = f"Documents that narrow the interval of `{one.subject}` at {one.scheme}"
+    line += " to 10 % either way: 1,234 for its added loss"
     assert f"{line}; 64 were measured." in known
     both = tuple(replace(row, documents_for_kl=56, documents_for_loss=1234) for row in rows)
-    assert f"{line} and 56 for its KL divergence; 64 were measured." in section(
-        whole(replace(audit, measurements=both)), "Noise"
-    )
+    known = section(whole(replace(audit, measurements=both)), "Noise")
+    assert f"{line} and 56 for its KL divergence; 64 were measured." in known
+    assert "In four of five cases" not in known
+    plan = replace(audit.plan, detectable_relative_error=0.0044)
+    detects = "these documents detect an added loss of 0.44 %"
+    assert detects in section(whole(replace(audit, plan=plan)), "Noise")
 
 
 # ------------------------------------------------------------------ names of others
@@ -213,17 +227,11 @@ def test_names_and_sentences_are_escaped(runs: Inline, text: str) -> None:
     assert render_blocks([paragraph(runs)]) == text
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a-b", "`a-b`"),
-        ("a|b", "<code>a&#124;b</code>"),
-        ("a\\b", "<code>a&#92;b</code>"),
-    ],
-)
-def test_no_name_ends_a_cell_of_a_table(name: str, text: str) -> None:
-    shown = render_blocks([table_of(["subject"], [(name_cell(name),)])])
-    assert shown.splitlines()[-1] == f"| {text} |"
+def test_no_name_ends_a_cell_of_a_table() -> None:
+    names = {"a-b": "`a-b`", "a|b": "<code>a&#124;b</code>", "a\\b": "<code>a&#92;b</code>"}
+    for name, text in names.items():
+        shown = render_blocks([table_of(["subject"], [(name_cell(name),)])])
+        assert shown.splitlines()[-1] == f"| {text} |"
 
 
 # ------------------------------------------------------------------ the whole
@@ -236,31 +244,66 @@ def test_the_card_is_short_and_the_page_has_the_rest() -> None:
     assert "Every subject, scheme and number is on the page, `report.html`." in text
     assert text.count("<picture>") == 1
     assert "qaudit scan demo" in text.partition("<details>")[0]
-
-
-def test_a_card_that_is_too_long_loses_whole_sections_and_says_so() -> None:
-    most = len(render(with_verdict()).encode()) - 1
+    most = len(text.encode()) - 1  # whole sections are left out
     text = render(with_verdict(), limit_nbytes=most)
     assert len(text.encode()) <= most
     assert titles(text) == [WHY]
     assert "Left out for length, see `report.html`: Not measured." in text
     assert text.endswith(END + "\n")
+    text = render(sample.audit(), limit_nbytes=1)
+    assert measured(View(sample.audit())) in text
+    assert titles(text) == []
 
 
-def test_skipped_subjects_and_notes_are_listed() -> None:
+@pytest.mark.parametrize(("subjects", "schemes", "soups"), [(200, 8, 12), (40, 60, 3)])
+def test_a_large_audit_keeps_within_the_limit(subjects: int, schemes: int, soups: int) -> None:
+    text = render(sample.many(subjects, schemes, soups=soups, name="revision-of-a-long-name-{}"))
+    assert len(text.encode()) <= LIMIT_NBYTES
+    assert text.count("<details>") == text.count("</details>")
+
+
+def test_what_was_skipped_noted_and_recorded_is_listed() -> None:
     text = whole(sample.audit())
     assert "- `stage1-step250`: `model.safetensors` is truncated" in section(text, "Not measured")
     assert "no scale folds exactly" in section(text, "Notes")
-
-
-def test_protocol_and_environment_are_listed() -> None:
-    rows = dict(table(section(whole(sample.audit()), "Protocol and environment")))
+    rows = dict(table(section(text, "Protocol and environment")))
     assert rows["python"] == "3.13.1"
     assert rows["torch"] == "2.13.0"
     assert rows["context"] == "256"
     assert rows["computed in"] == "float32 on cpu"
     assert rows["memory"] == "180.0 MB planned above the libraries, 145.0 MB measured"
     assert rows["evaluated on"].startswith("64 documents, ")
+
+
+def test_pictures_are_linked_where_they_are_or_replaced_by_lines() -> None:
+    audit = sample.audit()
+    assert 'srcset="plots/trajectory-dark.svg"' in render(audit)
+    assert ' src="plots/trajectory.svg">' in render(audit)
+    assert "](plots/trajectory.svg)" in render(audit, has_dark=False)
+    assert ' src="a%20b/plots/trajectory.svg">' in render(audit, pictures_at="a b/plots")
+    bare = render(audit, pictures_at=None)
+    assert "<picture>" not in bare
+    assert "```text\nAlong the series" in bare
+
+
+# ------------------------------------------------------------------ a policy
+
+
+def test_breaches_are_listed_before_doubts_and_ignored_ones_by_themselves() -> None:
+    audit = held(
+        check("pass", STAGE_END),
+        check("inconclusive", message="a doubt", hint="needs about 200 documents to decide"),
+        check("fail", message="a breach"),
+    )
+    assert section(whole(audit), "Policy checks").splitlines() == [
+        "- **QA001** a breach.",
+        "- **QA001** a doubt. *needs about 200 documents to decide.*",
+    ]
+    assert "**QA001**" not in section(whole(audit), "Findings")
+    ignored = check("fail", level="info", message="over the margin (agreed until the next release)")
+    audit = held(ignored)
+    assert "Policy checks" not in whole(audit)
+    assert "agreed until the next release" in section(whole(audit), "Ignores applied")
 
 
 # ------------------------------------------------------------------ reproduce
@@ -296,13 +339,22 @@ def test_the_command_asks_for_the_same_recipe() -> None:
     assert "--device" not in words  # defaults are not repeated
 
 
-def test_a_card_permits_what_its_checkpoints_needed() -> None:
+def test_what_reproduces_an_audit_permits_and_locks_what_its_checkpoints_needed() -> None:
     audit = sample.audit()
     (first, *rest) = audit.plan.subjects
     needing = replace(first, members=((replace(first.first, requires=("pickle",)), 1.0),))
     plan = replace(audit.plan, subjects=(needing, *rest))
     assert "--allow-pickle" in whole(replace(audit, plan=plan))
     assert "--allow-pickle" not in whole(audit)
+    assert "lock" not in section(whole(audit), "Reproduce")
+    plan = replace(audit.plan, traffic=Traffic(1, 1, 1, 1))  # from the Hub
+    text = section(whole(replace(audit, plan=plan)), "Reproduce")
+    assert "\nqaudit scan plan.json\n" in text
+    assert "pip install qaudit-llm==0.1.0\n" in text
+    assert "qaudit scan demo --schemes" in text
+    text = section(whole(replace(audit, qaudit="0.2.0.dev1")), "Reproduce")
+    assert "# measured with qaudit 0.2.0.dev1, which is no release" in text
+    assert "pip install" not in text
 
 
 def test_every_option_of_the_command_exists() -> None:
@@ -357,17 +409,10 @@ def test_a_terminal_shows_the_accuracies_of_what_ships() -> None:
     tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
     text = render_terminal(replace(sample.audit(), tasks=tasks))
     assert "\nTasks\n" in text
-    table = text.partition("\nTasks\n")[2]
-    assert "points" in table
-    assert tasks[0].task in table
+    accuracies = text.partition("\nTasks\n")[2]
+    assert "points" in accuracies
+    assert tasks[0].task in accuracies
     assert "\nTasks\n" not in render_terminal(sample.audit())
-
-
-def test_the_table_says_how_wide_its_intervals_are_together() -> None:
-    cells = len(sample.SCHEMES) * len(sample.series())
-    said = f"for all {cells} to hold at once, read them 1.9 times as wide"
-    assert said in whole(sample.audit())
-    assert "hold at once" not in whole(sample.audit(documents=8))
 
 
 # ------------------------------------------------------------------ what the whole card rests on
@@ -410,3 +455,22 @@ def test_the_series_is_followed_to_each_of_its_ends() -> None:
     assert set(grew.values()) == {3}
     assert "it" not in text.partition("added loss ")[2].partition(".")[0].split()
     assert "grew to 3 of 3 under rtn-4bit" in text
+
+
+# ------------------------------------------------------------------ long series
+
+
+def test_of_a_long_series_telling_rows_in_order_and_spread_over_it_are_shown() -> None:
+    view = View(sample.many(100, 2))
+    labels = [s.label for s in shown_rows(view)]
+    assert labels == [s.label for s in view.subjects if s.label in labels]
+    gaps = [int(b[4:]) - int(a[4:]) for a, b in pairwise(labels)]
+    assert max(gaps) < 20
+    few = View(sample.many(16, 1))
+    assert shown_rows(few) == few.subjects
+    audit = sample.many(200, 4, soups=2)
+    shown = {subject.label for subject in shown_rows(View(audit))}
+    assert len(shown) == 16
+    assert audit.pick is not None
+    assert {audit.pick.subject, audit.pick.runner_up, "step199", "step0"} <= shown
+    assert render_page(audit).count('class="more"') == 202 - 16

@@ -190,14 +190,6 @@ def test_damage_that_one_document_carries_is_on_the_first_screen() -> None:
     assert "1 warning: QA029 (`qaudit explain QA029`)." in text
 
 
-def test_the_noise_section_says_what_the_documents_detect() -> None:
-    audit = with_verdict()
-    plan = replace(audit.plan, detectable_relative_error=0.0044)
-    text = section(whole(replace(audit, plan=plan)), "Noise")
-    assert "these documents detect an added loss of 0.44 %" in text
-    assert "In four of five cases" not in section(whole(audit), "Noise")
-
-
 # ------------------------------------------------------------------ the next command
 
 
