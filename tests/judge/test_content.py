@@ -99,48 +99,33 @@ def test_what_was_not_read_or_differs_is_not_judged() -> None:
     assert found(step(1, "a", suspect=EQUAL), there) == []
 
 
-def test_a_soup_of_one_is_no_soup() -> None:
+def test_a_soup_of_one_is_no_soup_and_second_names_are_no_further_steps() -> None:
     a, b = step(1, "a"), step(2, "b")
     alone = Subject("mine", ((a, 1.0), (b, 0.0)), "mean")
     finding = only(a, b, soups=(alone, Subject("both", ((a, 0.5), (b, 0.5)), "mean")))
     assert (finding.rule, finding.subject) == ("QA010", "mine")
     assert "`mine` holds the weights of `step1` alone" in finding.message
-
-
-def test_second_names_do_not_count_as_further_steps() -> None:
     said = found(step(1, "a"), step(2, "a"), checkpoint("main", "a", step=2))
     assert [rule for rule, _ in said] == ["QA009", "QA011"]
     assert "2 checkpoints serve" in said[0][1]
 
 
-# ------------------------------------------------------------------------------ what trees tell
+# ------------------------------------------------------------------ what trees and a family tell
 
 
-def test_what_a_family_says_is_not_taken_for_what_was_found() -> None:
+def test_what_a_family_says_is_not_taken_for_what_was_found_nor_said_twice() -> None:
     heard = bad_report("it holds a README and no weights", "http://x")
     assert found(checkpoint("main", suspect=(heard,))) == []
     finding = only(checkpoint("main", suspect=(heard, NO_WEIGHTS)))
     assert finding.rule == "QA012"
     assert "README" not in finding.message
-
-
-# --------------------------------------------------------------------------- what a family tells
-
-
-def test_what_hashes_confirm_is_not_said_twice() -> None:
-    heard = (bad_report("weights of the end", some=True),)
-    said = found(step(1, "a", suspect=heard), step(2, "b", suspect=heard), step(9, "a"))
+    ends = (bad_report("weights of the end", some=True),)
+    said = found(step(1, "a", suspect=ends), step(2, "b", suspect=ends), step(9, "a"))
     assert [rule for rule, _ in said] == ["QA009", "QA013"]
     assert "`step2`: its family's file says, of some revisions like it" in said[1][1]
-    mixed = found(step(1, "a", "b", suspect=heard), step(9, "a", "c"))
-    assert [rule for rule, _ in mixed] == ["QA015"]
-
-
-def test_a_known_duplicate_that_still_is_one_is_said_once() -> None:
-    text = equal_report(("step1", "step3"), "they serve the same weights")
-    assert [r for r, _ in found(step(1, "a", suspect=(text,)), step(3, "a", suspect=(text,)))] == [
-        "QA009"
-    ]
+    assert only(step(1, "a", "b", suspect=ends), step(9, "a", "c")).rule == "QA015"
+    same = (equal_report(("step1", "step3"), "they serve the same weights"),)
+    assert only(step(1, "a", suspect=same), step(3, "a", suspect=same)).rule == "QA009"
 
 
 # ------------------------------------------------------------------------- sentences that read back
@@ -149,18 +134,15 @@ def test_a_known_duplicate_that_still_is_one_is_said_once() -> None:
 NAMES = st.lists(st.text("abc0123.-_/", min_size=1), min_size=2, max_size=5)
 
 
-@given(NAMES, st.none() | st.text(), st.none() | st.text(), st.booleans())
-def test_names_that_are_written_are_read(
-    names: list[str], reason: str | None, source: str | None, one: bool
+@given(NAMES, st.text(), st.none() | st.text(), st.booleans())
+def test_what_is_said_of_names_or_to_be_bad_is_read_as_that(
+    names: list[str], reason: str, source: str | None, flag: bool
 ) -> None:
-    text = equal_report(names, reason, source, one_place=one)
-    assert names_in_equal_report(text) == tuple(names)
-    assert not is_bad_report(text)
-
-
-@given(st.text(), st.none() | st.text(), st.booleans())
-def test_what_is_said_to_be_bad_is_read_as_that(text: str, source: str | None, some: bool) -> None:
-    said = bad_report(text, source, some=some)
+    for why in (reason, None):
+        text = equal_report(names, why, source, one_place=flag)
+        assert names_in_equal_report(text) == tuple(names)
+        assert not is_bad_report(text)
+    said = bad_report(reason, source, some=flag)
     assert is_bad_report(said)
     assert names_in_equal_report(said) == ()
 

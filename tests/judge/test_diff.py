@@ -29,6 +29,7 @@ from tests.support.filled import filled
 
 LABELS = ("stage1-step5000", "soup")
 SCHEMES = ("fp", "gptq-4bit", "gptq-3bit")
+COLUMNS = ("nll_sum", "tokens", "nbytes")
 
 
 @cache
@@ -55,13 +56,9 @@ def each(
 
 def part(evidence: Evidence, keep: list[int], prefix: str = "") -> Evidence:
     """Return some documents, in another order if asked for."""
-    return replace(
-        evidence,
-        document_sha256=tuple(prefix + evidence.document_sha256[k] for k in keep),
-        nll_sum=evidence.nll_sum[keep],
-        tokens=evidence.tokens[keep],
-        nbytes=evidence.nbytes[keep],
-    )
+    names = tuple(prefix + evidence.document_sha256[k] for k in keep)
+    columns = {name: getattr(evidence, name)[keep] for name in COLUMNS}
+    return replace(evidence, document_sha256=names, **columns)
 
 
 def worse(measurements: tuple[Measurement, ...], scheme: str, by: float) -> tuple[Measurement, ...]:
@@ -83,11 +80,8 @@ def loss_of(measurements: tuple[Measurement, ...], subject: str, scheme: str) ->
 
 def near(interval: Interval | None, other: Interval) -> bool:
     assert interval is not None
-    numbers = zip(
-        (interval.estimate, interval.low, interval.high),
-        (other.estimate, other.low, other.high),
-        strict=True,
-    )
+    names = ("estimate", "low", "high")
+    numbers = [(getattr(interval, name), getattr(other, name)) for name in names]
     return all(math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-12) for x, y in numbers)
 
 
@@ -97,13 +91,13 @@ def test_an_audit_does_not_differ_from_itself() -> None:
     assert {d.relative_error_reading for d in same.deltas} == {"same", None}
     assert same.protocol == same.software == same.specs == same.subjects == same.schemes == ()
     assert not same.pick_changed
-
-
-def test_the_same_documents_in_another_order_are_paired() -> None:
     turned = each(found(), lambda m: part(m.evidence, list(reversed(range(40)))))
-    difference = diff(side(found()), side(turned, "b"))
+    difference = diff(side(found()), side(turned, "b"))  # the same documents in another order
     assert difference.paired
     assert {d.loss_reading for d in difference.deltas} == {"same"}
+    assert diff(side(found()), side(found(), "b", confidence=0.9)).confidence == 0.9
+    with pytest.raises(AuditError, match="`b` measured nothing"):
+        diff(side(found()), side((), "b"))
 
 
 def test_numbers_are_those_of_the_paired_statistics_at_a_level_for_all() -> None:
@@ -159,14 +153,12 @@ def test_what_both_have_is_compared_where_one_has_more() -> None:
     whole = each(after, lambda m: part(m.evidence, list(range(5, 30))))
     assert difference.deltas == diff(side(fewer), side(whole, "b")).deltas
 
-
-def test_a_document_with_one_token_is_compared_and_one_without_is_not() -> None:
     tokens = np.where(np.arange(40) < 2, np.arange(40), 20)
     short = each(found(), lambda m: replace(m.evidence, tokens=tokens))
-    assert diff(side(short), side(short, "b")).shared_documents == 39
+    assert diff(side(short), side(short, "b")).shared_documents == 39  # one has no token
 
 
-def test_fewer_than_ten_common_documents_are_not_paired() -> None:
+def test_fewer_than_ten_documents_are_not_paired_and_give_no_reading() -> None:
     apart = each(found(), lambda m: part(m.evidence, [*range(31, 40)]))
     rest = each(found(80), lambda m: part(m.evidence, list(range(40, 80)), "other "))
     mixed = tuple(
@@ -177,16 +169,14 @@ def test_fewer_than_ten_common_documents_are_not_paired() -> None:
     assert not difference.paired
     assert difference.shared_documents == 9
     assert "too few to pair on" in difference.notes[0]
+    few = each(found(), lambda m: part(m.evidence, list(range(6))))
+    difference = diff(side(few), side(worse(few, "gptq-3bit", 0.5), "b"))
+    assert delta(difference, "soup", "gptq-3bit").loss_reading == "unclear"
 
 
 def _joined(a: Evidence, b: Evidence) -> Evidence:
-    return replace(
-        a,
-        document_sha256=a.document_sha256 + b.document_sha256,
-        nll_sum=np.concatenate([a.nll_sum, b.nll_sum]),
-        tokens=np.concatenate([a.tokens, b.tokens]),
-        nbytes=np.concatenate([a.nbytes, b.nbytes]),
-    )
+    columns = {name: np.concatenate([getattr(a, name), getattr(b, name)]) for name in COLUMNS}
+    return replace(a, document_sha256=a.document_sha256 + b.document_sha256, **columns)
 
 
 def test_unpaired_intervals_reach_as_far_as_both_do_together() -> None:
@@ -219,40 +209,21 @@ def test_unpaired_intervals_reach_as_far_as_both_do_together() -> None:
     assert (equal.loss.estimate, equal.loss_reading) == (0.0, "unclear")  # not the same: unpaired
 
 
-def test_another_tokenizer_is_compared_in_bits_per_byte() -> None:
+def test_another_tokenizer_is_compared_in_bits_per_byte_where_bytes_were_counted() -> None:
     halved = each(found(), lambda m: replace(m.evidence, tokens=m.evidence.tokens // 2 + 1))
     difference = diff(side(found()), side(halved, "b"))
     assert (difference.paired, difference.unit) == (True, "bits per byte")
     assert "another tokenizer" in difference.notes[0]
     assert {d.loss_reading for d in difference.deltas} == {"same"}  # the bytes cost as much
-
-
-def test_equal_counts_of_tokens_do_not_hide_another_tokenizer() -> None:
-    """A limit of tokens per document makes counts equal whatever the tokenizer; bytes tell."""
+    # A limit of tokens per document makes counts equal whatever the tokenizer; bytes tell.
     longer = each(found(), lambda m: replace(m.evidence, nbytes=m.evidence.nbytes + 7))
     assert diff(side(found()), side(longer, "b")).unit == "bits per byte"
-
-
-def test_losses_are_not_compared_where_neither_unit_is_known() -> None:
-    unknown = each(
-        found(),
-        lambda m: replace(
-            m.evidence,
-            tokens=m.evidence.tokens // 2 + 1,
-            nbytes=np.zeros_like(m.evidence.nbytes),
-        ),
-    )
+    unknown = each(halved, lambda m: replace(m.evidence, nbytes=0 * m.evidence.nbytes))
     difference = diff(side(found()), side(unknown, "b"))
     assert {d.loss for d in difference.deltas} == {None}
     assert {d.relative_error_reading for d in difference.deltas} == {"same", None}
     assert "bytes were not counted" in difference.notes[0]
     assert difference.at_once == 4
-
-
-def test_few_documents_give_no_reading() -> None:
-    few = tuple(replace(m, evidence=part(m.evidence, list(range(6)))) for m in found())
-    difference = diff(side(few), side(worse(few, "gptq-3bit", 0.5), "b"))
-    assert delta(difference, "soup", "gptq-3bit").loss_reading == "unclear"
 
 
 def test_a_loss_that_is_not_finite_is_unclear_and_kept_out_of_nothing_else() -> None:
@@ -264,15 +235,6 @@ def test_a_loss_that_is_not_finite_is_unclear_and_kept_out_of_nothing_else() -> 
     assert delta(difference, "soup", "fp").loss_reading == "unclear"
     assert delta(difference, "soup", "gptq-4bit").relative_error_reading == "unclear"
     assert delta(difference, "soup", "gptq-4bit").loss_reading == "same"
-
-
-def test_the_wider_confidence_of_the_two_is_not_promised() -> None:
-    assert diff(side(found()), side(found(), "b", confidence=0.9)).confidence == 0.9
-
-
-def test_an_audit_that_measured_nothing_is_refused_by_name() -> None:
-    with pytest.raises(AuditError, match="`b` measured nothing"):
-        diff(side(found()), side((), "b"))
 
 
 def test_circumstances_that_differ_are_named() -> None:
@@ -336,18 +298,13 @@ def test_a_change_of_divergence_is_paired_on_documents() -> None:
     assert changed.loss_reading == "same"
 
 
-def test_equal_divergences_are_the_same() -> None:
-    same = diff(side(with_kl(found())), side(with_kl(found()), "b"))
+def test_divergences_are_compared_where_both_have_them_of_the_same_tokens() -> None:
+    mine = side(with_kl(found()))
+    same = diff(mine, side(with_kl(found()), "b"))
     assert {d.kl_reading for d in same.deltas} == {"same", None}
     assert all(d.kl is None for d in filled(same.deltas) if d.scheme == FULL_PRECISION)
-
-
-def test_divergences_are_not_compared_where_one_side_has_none() -> None:
     difference = diff(side(found()), side(with_kl(found()), "b"))
     assert {(d.kl, d.kl_reading) for d in difference.deltas} == {(None, None)}
     assert difference.at_once == 10
-
-
-def test_divergences_of_other_tokens_are_not_compared() -> None:
     other = each(with_kl(found()), lambda m: replace(m.evidence, tokens=m.evidence.tokens + 1))
-    assert all(d.kl is None for d in filled(diff(side(with_kl(found())), side(other, "b")).deltas))
+    assert all(d.kl is None for d in filled(diff(mine, side(other, "b")).deltas))

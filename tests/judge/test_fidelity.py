@@ -39,7 +39,7 @@ def evidence(seed: int = 0) -> tuple[Evidence, np.ndarray]:
     return Evidence(shas, tokens * 2.0, tokens, tokens * 4, fidelity=fidelity), kl_DT
 
 
-def test_means_are_those_of_all_tokens_with_the_interval_of_documents() -> None:
+def test_means_and_quantiles_are_those_of_all_tokens_with_the_interval_of_documents() -> None:
     one, kl_DT = evidence()
     columns = fidelity_columns(one, 0.95)
     known = statistics.interval((kl_DT.sum(1), np.full(DOCUMENTS, TOKENS)), statistics.per_token)
@@ -50,6 +50,11 @@ def test_means_are_those_of_all_tokens_with_the_interval_of_documents() -> None:
     assert columns["top1_agreement"].estimate == pytest.approx(0.9, abs=0.02)
     for name in ("kl", "top1_agreement", "rms_dp"):
         assert columns[name].low < columns[name].estimate < columns[name].high
+    for name, share in (("kl_p50", 0.5), ("kl_p90", 0.9), ("kl_p99", 0.99), ("kl_p999", 0.999)):
+        # Of all tokens, within a bin.
+        assert columns[name].estimate == pytest.approx(np.quantile(kl_DT, share), rel=0.09)
+        assert columns[name].low < columns[name].estimate < columns[name].high
+    assert columns["kl_max"] == kl_DT.max()
 
 
 def test_sure_flips_are_a_part_of_the_tokens_that_full_precision_is_sure_of() -> None:
@@ -80,15 +85,6 @@ def test_sure_flips_are_a_part_of_the_tokens_that_full_precision_is_sure_of() ->
     )
 
 
-def test_quantiles_are_those_of_all_tokens_within_a_bin() -> None:
-    one, kl_DT = evidence()
-    columns = fidelity_columns(one, 0.95)
-    for name, share in (("kl_p50", 0.5), ("kl_p90", 0.9), ("kl_p99", 0.99), ("kl_p999", 0.999)):
-        assert columns[name].estimate == pytest.approx(np.quantile(kl_DT, share), rel=0.09)
-        assert columns[name].low < columns[name].estimate < columns[name].high
-    assert columns["kl_max"] == kl_DT.max()
-
-
 def test_a_bound_is_never_what_the_quantity_cannot_be() -> None:
     one, _ = evidence()
     assert one.fidelity is not None
@@ -102,15 +98,11 @@ def test_a_bound_is_never_what_the_quantity_cannot_be() -> None:
     assert columns["kl"].low == 0.0
 
 
-def test_what_was_not_compared_has_no_columns() -> None:
-    one, _ = evidence()
+def test_what_was_not_compared_has_no_columns_and_one_document_no_bounds() -> None:
+    one, kl_DT = evidence()
     assert fidelity_columns(replace(one, fidelity=None), 0.95) == {}
     nothing = replace(one, tokens=np.zeros_like(one.tokens))
     assert fidelity_columns(nothing, 0.95) == {}
-
-
-def test_a_single_document_has_a_mean_without_bounds() -> None:
-    one, kl_DT = evidence()
     alone = replace(one, tokens=np.array([TOKENS] + [0] * DOCUMENTS))
     columns = fidelity_columns(alone, 0.95)
     assert columns["kl"].estimate == pytest.approx(kl_DT[0].mean())

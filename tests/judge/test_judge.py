@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,13 +17,14 @@ from qaudit.judge.scores import judge_difference
 from qaudit.judge.table import Measurements, Moved
 from qaudit.types import (
     Comparison,
+    Evidence,
     Finding,
     Interval,
     Measurement,
+    MeasurementRow,
     Noise,
     Policy,
     PolicyRule,
-    Subject,
 )
 from tests.support import sample
 from tests.support.items import items_of
@@ -69,6 +71,17 @@ def findings(found: Judgement, rule: str) -> list[Finding]:
     return [f for f in found.findings if f.rule == rule]
 
 
+def score(found: Judgement, subject: str, scheme: str) -> MeasurementRow:
+    """Return the first row of a subject under a scheme."""
+    return next(s for s in found.measurements if (s.subject, s.scheme) == (subject, scheme))
+
+
+def of_soup(change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> tuple[Measurement, ...]:
+    """Return the sample with another loss of the soup at three bits, made of its two losses."""
+    full, nll = (measured(SOUP, scheme).evidence.nll_sum for scheme in ("fp", "gptq-3bit"))
+    return edited(SOUP, "gptq-3bit", nll_sum=change(full, nll))
+
+
 # ------------------------------------------------------------------ scores
 
 
@@ -85,32 +98,21 @@ def test_every_measurement_becomes_a_score_with_its_evidence() -> None:
 
 def test_changes_are_measured_against_the_same_subject_in_full_precision() -> None:
     q, fp = measured(SOUP, "rtn-3bit").evidence, measured(SOUP, "fp").evidence
-    (score,) = [s for s in judged().measurements if (s.subject, s.scheme) == (SOUP, "rtn-3bit")]
-    assert score.relative_error == statistics.relative_error(q.nll_sum, fp.nll_sum)
-    assert score.absolute_change == statistics.absolute_change(q.nll_sum, fp.nll_sum, q.tokens)
-
-
-def test_without_full_precision_there_is_a_loss_and_no_error() -> None:
+    row = score(judged(), SOUP, "rtn-3bit")
+    assert row.relative_error == statistics.relative_error(q.nll_sum, fp.nll_sum)
+    assert row.absolute_change == statistics.absolute_change(q.nll_sum, fp.nll_sum, q.tokens)
     found = sample.judged(sample.without(sample.measurements(), SOUP, "fp"))
-    score = next(s for s in found.measurements if (s.subject, s.scheme) == (SOUP, "rtn-3bit"))
-    assert score.relative_error is None
-    assert math.isfinite(score.ce.estimate)
+    row = score(found, SOUP, "rtn-3bit")
+    assert row.relative_error is None
+    assert math.isfinite(row.ce.estimate)
 
 
 def test_documents_without_a_scored_token_do_not_count() -> None:
-    found = tuple(
-        replace(
-            m,
-            evidence=replace(
-                m.evidence,
-                tokens=np.append(m.evidence.tokens, 0),
-                nll_sum=np.append(m.evidence.nll_sum, 0.0),
-                nbytes=np.append(m.evidence.nbytes, 0),
-                document_sha256=(*m.evidence.document_sha256, "0" * 64),
-            ),
-        )
-        for m in sample.measurements()
-    )
+    def longer(e: Evidence) -> Evidence:
+        columns = {name: np.append(getattr(e, name), 0) for name in ("tokens", "nll_sum", "nbytes")}
+        return replace(e, document_sha256=(*e.document_sha256, "0" * 64), **columns)
+
+    found = tuple(replace(m, evidence=longer(m.evidence)) for m in sample.measurements())
     assert sample.judged(found).measurements == judged().measurements
 
 
@@ -152,9 +154,7 @@ def test_a_soup_is_compared_with_every_member_under_every_scheme() -> None:
     assert pairs == {(b, s) for b in members for s in ("fp", *sample.SCHEMES)}
     assert {c.b for c in judged().comparisons if c.a == LAST} == {END}
 
-
-def test_a_soup_that_left_out_the_last_checkpoint_is_compared_with_it_too() -> None:
-    series = sample.series()
+    series = sample.series()  # and with the last checkpoint, which it may have left out
     smaller = replace(series[-1], members=series[-1].members[:2])
     found = sample.judged(sample.measurements(), (*series[:-1], smaller))
     assert LAST in {c.b for c in found.comparisons if c.a == SOUP}
@@ -176,21 +176,15 @@ def test_the_three_kinds_answer_three_questions() -> None:
     assert {c.kind for c in found.comparisons if c.scheme == "fp"} == {"outright"}
 
 
-@pytest.mark.parametrize(
-    ("interval", "verdict"),
-    [
+def test_verdicts_compare_the_interval_with_zero_and_few_documents_give_none() -> None:
+    for interval, verdict in (
         (Interval(-2, -3, -1), "a_better"),
         (Interval(2, 1, 3), "b_better"),
         (Interval(0.5, -1, 2), "inconclusive"),
         (Interval(0, 0, 0), "equivalent"),
         (Interval(2, 0, 4), "inconclusive"),
-    ],
-)
-def test_verdicts_compare_the_interval_with_zero(interval: Interval, verdict: str) -> None:
-    assert judge_difference(interval, 64) == verdict
-
-
-def test_few_documents_give_no_verdict() -> None:
+    ):
+        assert judge_difference(interval, 64) == verdict
     found = judged(documents=9)
     assert {c.verdict for c in found.comparisons} == {"inconclusive"}
     assert findings(found, "QA004")[0].outcome == "inconclusive"
@@ -215,22 +209,18 @@ def test_the_pick_has_the_lowest_quantized_loss() -> None:
     assert found.pick.interval.estimate == pytest.approx(losses[order[0]] - losses[order[1]])
 
 
-def test_the_pick_is_of_four_bits_or_else_of_the_most() -> None:
-    def scheme(*names: str) -> str:
+def test_the_pick_is_of_four_bits_or_else_of_the_most_and_never_full_precision() -> None:
+    def picked(*names: str) -> str | None:
         found = tuple(m for m in sample.measurements() if m.scheme in ("fp", *names))
         pick = sample.judged(found).pick
-        assert pick is not None
-        return pick.scheme
+        return pick and pick.scheme
 
-    assert scheme("bnb-int8", "awq-3bit", "bnb-nf4") == "bnb-nf4"
-    assert scheme("awq-3bit", "bnb-int8") == "bnb-int8"
-
-
-def test_full_precision_alone_gives_no_pick() -> None:
-    assert sample.judged(tuple(m for m in sample.measurements() if m.scheme == "fp")).pick is None
+    assert picked("bnb-int8", "awq-3bit", "bnb-nf4") == "bnb-nf4"
+    assert picked("awq-3bit", "bnb-int8") == "bnb-int8"
+    assert picked() is None
 
 
-def test_a_broken_model_is_not_picked() -> None:
+def test_a_broken_model_is_not_picked_and_one_that_ignores_the_text_is_named() -> None:
     best = judged().pick
     assert best is not None
     nll = measured(best.subject, "gptq-4bit").evidence.nll_sum * np.nan
@@ -239,9 +229,6 @@ def test_a_broken_model_is_not_picked() -> None:
     assert found.pick.subject == best.runner_up
     (finding,) = findings(found, "QA006")
     assert (finding.level, finding.subject, finding.scheme) == ("error", best.subject, "gptq-4bit")
-
-
-def test_a_model_whose_predictions_ignore_the_text_is_named() -> None:
     tokens = measured(LAST, "fp").evidence.tokens
     found = sample.judged(edited(LAST, "fp", nll_sum=tokens * 8.0))
     (finding,) = findings(found, "QA028")
@@ -257,11 +244,7 @@ def test_a_model_whose_predictions_ignore_the_text_is_named() -> None:
     ("factor", "outcome"), [(0.5, "fail"), (1.0, "inconclusive"), (2.0, "pass")]
 )
 def test_a_margin_is_judged_by_the_interval(factor: float, outcome: str) -> None:
-    error = next(
-        s.relative_error
-        for s in judged().measurements
-        if (s.subject, s.scheme) == (LAST, "gptq-3bit")
-    )
+    error = score(judged(), LAST, "gptq-3bit").relative_error
     assert error is not None
     rule = PolicyRule("three-bit", "relative_error", factor * error.estimate, subjects=("@last",))
     policy = Policy("here", (replace(rule, schemes=("gptq-3bit",)),))
@@ -286,19 +269,30 @@ def test_a_close_runner_up_is_said_with_the_documents_that_would_settle_it() -> 
     assert not findings(judged(), "QA002")
 
 
-def test_each_note_is_said_once_with_its_number_of_subjects() -> None:
-    notes = findings(judged(), "QA003")
+def test_notes_are_said_once_and_losing_least_and_growth_are_found() -> None:
+    found = judged()
+    notes = findings(found, "QA003")
     assert [f.scheme for f in notes] == ["awq-4bit", "awq-3bit"]
     assert "and 14 more" in notes[0].message
-
-
-def better_soup() -> tuple[Measurement, ...]:
-    """Return the sample with a soup that is ahead of every ingredient."""
-    return edited(SOUP, "gptq-4bit", nll_sum=0.97 * measured(SOUP, "gptq-4bit").evidence.nll_sum)
+    (least,) = findings(found, "QA007")  # told from being best
+    errors = {
+        s.subject: s.relative_error.estimate
+        for s in found.measurements
+        if s.scheme == "gptq-4bit" and s.relative_error
+    }
+    assert least.subject == min(errors, key=errors.__getitem__)
+    grown = {f.scheme for f in findings(found, "QA008")}  # since the stage before
+    assert grown == {
+        c.scheme
+        for c in found.comparisons
+        if c.a == LAST and c.kind == "relative_error_difference" and c.interval.low > 0
+    }
+    assert "gptq-3bit" in grown
 
 
 def test_the_last_checkpoint_is_named_when_another_is_clearly_better() -> None:
-    found = sample.judged(better_soup())
+    ahead = 0.97 * measured(SOUP, "gptq-4bit").evidence.nll_sum
+    found = sample.judged(edited(SOUP, "gptq-4bit", nll_sum=ahead))
     (finding,) = findings(found, "QA005")
     ends = [f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)]
     last = min(ends, key=lambda label: measured(label, "gptq-4bit").evidence.nll_sum.sum())
@@ -310,27 +304,6 @@ def test_the_last_checkpoint_is_named_when_another_is_clearly_better() -> None:
     assert width > alone.high - alone.low  # all subjects were compared at once
     nll = measured(LAST, "gptq-4bit").evidence.nll_sum * 0.9
     assert not findings(sample.judged(edited(LAST, "gptq-4bit", nll_sum=nll)), "QA005")
-
-
-def test_losing_least_is_told_from_being_best() -> None:
-    (finding,) = findings(judged(), "QA007")
-    errors = {
-        s.subject: s.relative_error.estimate
-        for s in judged().measurements
-        if s.scheme == "gptq-4bit" and s.relative_error
-    }
-    assert finding.subject == min(errors, key=errors.__getitem__)
-
-
-def test_growth_since_the_stage_before_is_found_for_every_scheme_that_shows_it() -> None:
-    grown = {f.scheme for f in findings(judged(), "QA008")}
-    expected = {
-        c.scheme
-        for c in judged().comparisons
-        if c.a == LAST and c.kind == "relative_error_difference" and c.interval.low > 0
-    }
-    assert grown == expected
-    assert "gptq-3bit" in grown
 
 
 # ------------------------------------------------------------------ choices
@@ -374,15 +347,11 @@ def test_a_row_names_the_documents_for_an_interval_of_a_tenth() -> None:
         assert needed <= 200 * (reach / (0.1 * change.estimate)) ** 2 * 1.1 + 12
 
 
-def with_a_second_soup() -> tuple[tuple[Measurement, ...], tuple[Subject, ...]]:
+def test_the_intervals_of_several_soups_and_of_all_that_a_search_tried_hold_at_once() -> None:
     found, series = sample.measurements(), sample.series()
     twin = tuple(replace(m, subject="other") for m in found if m.subject == SOUP)
-    return (*found, *twin), (*series, replace(series[-1], label="other"))
-
-
-def test_the_intervals_of_several_soups_hold_at_once() -> None:
-    found, subjects = with_a_second_soup()
-    several = judge(Measurements.of(subjects, found, 0.95), sample.files(found))
+    table = Measurements.of((*series, replace(series[-1], label="other")), (*found, *twin), 0.95)
+    several = judge(table, sample.files((*found, *twin)))
     where = ("outright", "gptq-4bit", SOUP, LAST)
     pair = [measured(label, "gptq-4bit").evidence for label in (SOUP, LAST)]
     sums = [one.nll_sum for one in pair]
@@ -393,13 +362,8 @@ def test_the_intervals_of_several_soups_hold_at_once() -> None:
         )
     ends = ("outright", "gptq-4bit", LAST, END)
     assert comparison(several, *ends).interval == comparison(judged(), *ends).interval
-
-
-def test_all_means_that_a_search_tried_hold_at_once() -> None:
-    found = sample.measurements()
-    table = Measurements.of(sample.series(), found, 0.95)
+    table = Measurements.of(series, found, 0.95)
     searched = judge(table, sample.files(found), GateInput(table, searched={SOUP: 5}))
-    where = ("outright", "gptq-4bit", SOUP, LAST)
     wide, alone = (comparison(j, *where).interval for j in (searched, judged()))
     assert wide.high - wide.low > alone.high - alone.low
 
@@ -407,72 +371,47 @@ def test_all_means_that_a_search_tried_hold_at_once() -> None:
 # ------------------------------------------------------------------ rare damage
 
 
-def rarely_damaged(times: float) -> tuple[Measurement, ...]:
-    """Return the sample with one document of the soup that loses so many times as much."""
-    found = sample.measurements()
-    full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
-
-    def harmed(m: Measurement) -> Measurement:
-        if (m.subject, m.scheme) != (SOUP, "gptq-3bit"):
-            return m
-        added = m.evidence.nll_sum - full[SOUP]
-        added[7] *= times
-        return sample.with_loss(m, full[SOUP] + added)
-
-    return tuple(map(harmed, found))
-
-
 def test_a_document_that_carries_much_of_the_damage_is_named() -> None:
-    measured = rarely_damaged(50)
-    (finding,) = findings(sample.judged(measured), "QA029")
+    rarely = np.where(np.arange(64) == 7, 50, 1)
+    found = sample.judged(of_soup(lambda full, nll: full + rarely * (nll - full)))
+    (finding,) = findings(found, "QA029")
     assert (finding.subject, finding.scheme) == (SOUP, "gptq-3bit")
-    (row,) = (
-        s
-        for s in sample.judged(measured).measurements
-        if (s.subject, s.scheme) == (SOUP, "gptq-3bit")
-    )
-    sums = {m.scheme: m.evidence.nll_sum for m in measured if m.subject == SOUP}
-    added = sums["gptq-3bit"] - sums["fp"]
+    row = score(found, SOUP, "gptq-3bit")
+    q, fp = (measured(SOUP, scheme).evidence for scheme in ("gptq-3bit", "fp"))
+    added = rarely * (q.nll_sum - fp.nll_sum)
     assert row.worst_share == pytest.approx(added[7] / added.sum())
     assert f"carries {100 * row.worst_share:.0f} %" in finding.message
-    assert measured[0].evidence.document_sha256[7][:12] in finding.hint
+    assert q.document_sha256[7][:12] in finding.hint
     assert not findings(judged(), "QA029")
 
 
 def test_one_document_of_almost_no_damage_is_no_finding() -> None:
     """As with 8 bits, where gains and losses cancel: 63 % of nothing."""
 
-    def nearly(added_of_one: float) -> tuple[Measurement, ...]:
-        found = sample.measurements()
-        full = next(m for m in found if (m.subject, m.scheme) == (SOUP, "fp")).evidence.nll_sum
-        added = 1e-4 * full * np.where(np.arange(len(full)) % 2, 1.0, -1.0)
-        added -= added.sum() / len(added)
-        added[7] += added_of_one * full.sum()
-        return tuple(
-            sample.with_loss(m, full + added) if (m.subject, m.scheme) == (SOUP, "gptq-3bit") else m
-            for m in found
-        )
+    def nearly(added_of_one: float) -> Judgement:
+        def lost(full: np.ndarray, _: np.ndarray) -> np.ndarray:
+            added = 1e-4 * full * np.where(np.arange(len(full)) % 2, 1.0, -1.0)
+            added -= added.sum() / len(added)
+            added[7] += added_of_one * full.sum()
+            return full + added
 
-    (row,) = (
-        s
-        for s in sample.judged(nearly(1e-6)).measurements
-        if (s.subject, s.scheme) == (SOUP, "gptq-3bit")
-    )
-    assert row.worst_share is not None and row.worst_share > 0.5
-    assert not findings(sample.judged(nearly(1e-6)), "QA029")
-    assert not findings(sample.judged(nearly(9e-4)), "QA029")
-    (finding,) = findings(sample.judged(nearly(2e-3)), "QA029")
+        return sample.judged(of_soup(lost))
+
+    found = nearly(1e-6)
+    share = score(found, SOUP, "gptq-3bit").worst_share
+    assert share is not None and share > 0.5
+    assert not findings(found, "QA029")
+    assert not findings(nearly(9e-4), "QA029")
+    (finding,) = findings(nearly(2e-3), "QA029")
     assert finding.scheme == "gptq-3bit"
 
 
 # ------------------------------------------------------------------ repeats
 
 
-def drawn(
-    *scales: float, schemes: tuple[str, ...] = ("gptq-4bit",), documents: int = 64
-) -> tuple[Measurement, ...]:
-    """Return the sample with more draws under some schemes: the first one's damage, scaled."""
-    found = sample.measurements(documents)
+def drawn(*scales: float) -> tuple[Measurement, ...]:
+    """Return the sample with more draws of one scheme: the first one's damage, scaled."""
+    found = sample.measurements()
     full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
 
     def damage(m: Measurement, scale: float) -> np.ndarray:
@@ -482,7 +421,7 @@ def drawn(
         replace(sample.with_loss(m, damage(m, scale)), calibration_seed=seed)
         for seed, scale in enumerate(scales, start=1)
         for m in found
-        if m.scheme in schemes
+        if m.scheme == "gptq-4bit"
     )
     return (*found, *more)
 
@@ -507,20 +446,16 @@ def test_every_draw_has_its_row_and_the_first_is_judged() -> None:
     ]
     assert row.draws == len(errors) == 3
     assert row.draw == pytest.approx(np.std(errors, ddof=1))
-    (own,) = [m for m in first.measurements if (m.subject, m.scheme) == (LAST, "gptq-4bit")]
-    assert row.interval == own.relative_error
+    assert row.interval == score(first, LAST, "gptq-4bit").relative_error
 
 
 def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
     found = drawn(1.01)
     floor = {(LAST, "gptq-4bit"): Moved(0.002, 0.01, 0.1), (LAST, "fp"): Moved(0.0, 1e-12)}
-    judgement = judge(
-        Measurements.of(sample.series(), found, 0.95), sample.files(found), floor=floor
-    )
+    table = Measurements.of(sample.series(), found, 0.95)
+    judgement = judge(table, sample.files(found), floor=floor)
     row, full = noise_of(judgement, LAST, "gptq-4bit"), noise_of(judgement, LAST, "fp")
-    ce = next(
-        s.ce.estimate for s in judgement.measurements if (s.subject, s.scheme) == (LAST, "fp")
-    )
+    ce = score(judgement, LAST, "fp").ce.estimate
     assert row.numerical_nats == 0.002
     assert row.numerical == pytest.approx(0.002 / ce)
     assert (full.numerical, full.interval, full.draw) == (0.0, None, None)

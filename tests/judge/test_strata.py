@@ -67,22 +67,13 @@ def test_a_row_is_the_error_on_its_documents() -> None:
     assert web.ce == statistics.cross_entropy(q, tokens, level)
     kl = quantized.evidence.fidelity.kl_sum[inside]
     assert web.kl == statistics.cross_entropy(kl, tokens, level)
-
-
-def test_full_precision_has_losses_and_no_errors() -> None:
-    full = [one for one in stratum_rows(grouped()) if one.scheme == "fp"]
-    assert full
-    assert all(one.relative_error is one.absolute_change is one.kl is None for one in full)
-    assert not any(one.is_worst for one in full)
-
-
-def test_strata_add_up_to_the_whole() -> None:
-    table = grouped()
-    measured = table.find(*CELL)
-    assert measured is not None
     total = sum(one.ce.estimate * one.tokens for one in rows(table))
-    assert total == pytest.approx(measured.evidence.nll_sum.sum())
+    assert total == pytest.approx(quantized.evidence.nll_sum.sum())
     assert sum(one.documents for one in rows(table)) == table.documents
+    whole = [one for one in stratum_rows(table) if one.scheme == "fp"]
+    assert whole
+    assert all(one.relative_error is one.absolute_change is one.kl is None for one in whole)
+    assert not any(one.is_worst for one in whole)
 
 
 def test_the_worst_stratum_is_named_with_the_interval_of_the_largest() -> None:
@@ -107,17 +98,14 @@ def test_the_worst_stratum_is_named_with_the_interval_of_the_largest() -> None:
     )
 
 
-def test_one_document_has_no_interval_and_leaves_the_worst_open() -> None:
-    table = grouped(("web",) * 63 + ("code",))
-    worst = worst_stratum(table, CELL)
+def test_one_document_leaves_the_worst_open_and_nothing_is_grouped_by_default() -> None:
+    worst = worst_stratum(grouped(("web",) * 63 + ("code",)), CELL)
     assert worst is not None
     assert worst.interval.high == np.inf
     assert worst.interval.low > -np.inf
-
-
-def test_nothing_is_grouped_by_default() -> None:
     table = Measurements.of(sample.series(), sample.measurements(), 0.95)
     assert [*stratum_rows(table)] == []
+    assert judge(table, Diagnostics())[0].positions == ()
     assert worst_stratum(table, CELL) is None
     assert worst_stratum(grouped(), (CELL[0], "fp")) is None
     assert worst_stratum(grouped(), ("nothing", "fp")) is None
@@ -189,8 +177,3 @@ def test_a_bin_is_the_error_on_the_tokens_in_it() -> None:
     assert last.relative_error is not None
     assert last.relative_error.estimate == pytest.approx(0.3)
     assert last.kl is not None and last.kl.estimate > 0
-
-
-def test_evidence_without_positions_has_no_rows() -> None:
-    table = Measurements.of(sample.series(), sample.measurements(), 0.95)
-    assert judge(table, Diagnostics())[0].positions == ()
