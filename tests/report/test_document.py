@@ -1,9 +1,15 @@
-"""One document on three surfaces."""
+"""One document on three surfaces, and what it is made of: texts, lines, a block of a README."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len  # an independent table of widths
+
+from qaudit.errors import UsageError
 from qaudit.report import markdown, terminal
 from qaudit.report.document import (
     CodeBlock,
@@ -21,8 +27,21 @@ from qaudit.report.document import (
     table,
     words,
 )
-from qaudit.report.format import width_of
+from qaudit.report.format import (
+    BLOCKS,
+    in_ascii,
+    listing,
+    padded,
+    percent,
+    shortened,
+    width_of,
+    wrapped,
+)
 from qaudit.report.html import Blocks
+from qaudit.report.markdown import BEGIN, END, put_block
+from qaudit.report.series import LONGEST_LINE, sparkline, sparklines
+from qaudit.report.views import View
+from tests.support import sample
 
 LINES = Lines((prose("4 bits: `soup`."), prose("Not covered: 1 in 21.")))
 ERRORS = table(
@@ -60,18 +79,17 @@ def test_markdown_has_every_part() -> None:
     assert "![The course](plots/course.svg)" in text
     assert "```sh\nqaudit scan demo\n```" in text
 
-
-def test_a_picture_has_a_variant_for_dark_pages_where_there_is_one() -> None:
     text = markdown.render(DOCUMENT, pictures_at="plots", has_dark=True)
     assert 'srcset="plots/course-dark.svg"' in text
     assert '<img alt="The course" src="plots/course.svg">' in text
-
-
-def test_sections_are_left_out_whole_the_most_expendable_first() -> None:
     text = markdown.render(DOCUMENT, limit_nbytes=len(markdown.render(DOCUMENT).encode()) - 1)
-    assert "### More" not in text
+    assert "### More" not in text  # the most expendable is left out first, whole
     assert text.endswith("Left out for length, see `audit.json`: More.\n")
     assert "### Along" in text
+    text = markdown.render(replace(DOCUMENT, is_folded=True))
+    assert "<details><summary>Errors</summary>\n\n| subject |" in text
+    assert "###" not in text
+    assert text.count("<details>") == text.count("</details>") == 5
 
 
 def test_the_terminal_shows_intervals_where_there_is_room() -> None:
@@ -81,8 +99,6 @@ def test_the_terminal_shows_intervals_where_there_is_room() -> None:
     assert "3.11" in narrow
     assert max(map(width_of, narrow.splitlines())) <= 30
 
-
-def test_a_table_that_is_too_wide_goes_on_in_another() -> None:
     names = tuple(f"gptq-3bit:group={k}" for k in range(12))
     wide = table(("", *names), [(name_cell("\u6aa2\u67e5"), *["1.00"] * 12)])
     text = terminal.render(Page("t", words("x"), (wide,)), 60)
@@ -98,18 +114,176 @@ def test_lines_stay_lines_on_every_surface() -> None:
     assert page == "<p>4 bits: <code>soup</code>.<br>Not covered: 1 in 21.</p>"
 
 
-def test_markdown_folds_the_sections_of_a_card() -> None:
-    text = markdown.render(replace(DOCUMENT, is_folded=True))
-    assert "<details><summary>Errors</summary>\n\n| subject |" in text
-    assert "###" not in text
-    assert text.count("<details>") == text.count("</details>") == 5
-
-
-def test_two_harmless_pieces_of_text_make_no_link() -> None:
+def test_two_harmless_pieces_of_text_make_no_link_and_a_fence_is_longer_than_any_inside() -> None:
     assert "](" not in markdown.render(Page("t", prose("`a`[x]``(javascript:y)`b`"), ()))
     assert "](" not in markdown.render(Page("t", (*words("[x]"), *words("(javascript:y)")), ()))
-
-
-def test_a_fence_is_longer_than_any_inside() -> None:
     text = markdown.render(Page("t", words("x"), (CodeBlock("```\n# no heading"),)))
     assert "````text\n```\n# no heading\n````" in text
+
+
+# ------------------------------------------------------------------ texts
+
+# Letters whose width is the same in every version of Unicode's tables: ASCII, accents, kana,
+# ideographs, Hangul, Cyrillic, and a combining accent.
+letters = st.sampled_from("ab-_ 0\u00e9\u0416\u30ab\u6f22\ud55c\uff21\u0301")
+texts = st.text(letters, max_size=60)
+
+
+@given(texts)
+def test_widths_are_those_of_another_table(text: str) -> None:
+    assert width_of(text) == cell_len(text)
+
+
+@given(texts, st.integers(6, 40))
+def test_a_shortened_text_fits_and_keeps_both_ends(text: str, width: int) -> None:
+    cut = shortened(text, width)
+    assert width_of(cut) <= width
+    if width_of(text) <= width:
+        assert cut == text
+    else:
+        left, dots, right = cut.partition("..")
+        assert dots
+        assert text.startswith(left)
+        assert text.endswith(right)
+
+
+@given(texts, st.integers(4, 40))
+def test_wrapped_lines_fit_and_lose_no_letter(text: str, width: int) -> None:
+    lines = wrapped(text, width).split("\n")
+    assert all(width_of(line) <= width for line in lines)
+    assert "".join(lines).replace(" ", "") == "".join(text.split())
+
+
+def test_padding_counts_columns_and_a_list_of_names_may_be_empty() -> None:
+    assert [padded("\u6f22", 4, align) for align in "<>"] == ["\u6f22  ", "  \u6f22"]
+    names = [listing(["a", "b", "c"][:k]) for k in range(4)]
+    assert names == ["none", "a", "a and b", "a, b and c"]
+
+
+# ------------------------------------------------------------------ lines
+
+numbers = st.floats(-1, 1) | st.none() | st.sampled_from([float("inf"), float("nan")])
+
+
+@given(st.lists(numbers, max_size=30))
+def test_higher_is_never_drawn_lower(values: list[float | None]) -> None:
+    line = sparkline(values)
+    assert len(line) == len(values)
+    drawn = [(v, BLOCKS.index(c)) for v, c in zip(values, line, strict=True) if c != "-"]
+    assert len(drawn) == sum(v is not None and abs(v) < 2 for v in values)
+    drawn.sort(key=lambda pair: pair[0])  # type: ignore[arg-type, return-value]
+    heights = [height for _, height in drawn]
+    assert heights == sorted(heights)
+    if drawn and drawn[0][0] != drawn[-1][0]:
+        assert (heights[0], heights[-1]) == (0, len(BLOCKS) - 1)
+
+
+def test_each_scheme_has_a_line_with_its_lowest_and_highest_error() -> None:
+    assert sparkline([0.0, None, 1.0]) == f"{BLOCKS[0]}-{BLOCKS[-1]}"
+    assert sparkline([0.5, 0.5]) == BLOCKS[4] * 2
+    assert sparkline([None, None]) == "--"
+    audit = sample.audit()
+    view = View(audit)
+    _, *lines = sparklines(view)
+    assert [line.split()[0] for line in lines] == list(view.schemes)
+    ends = [view.error(s, "rtn-3bit") for s in ("stage1-step500", "stage2-ingredient1-step1000")]
+    low, high = (percent(error, bounds=False) for error in ends if error)
+    assert lines[1].endswith(f"{low} to {high}")
+    assert in_ascii(BLOCKS) == "_.:;=+*#"
+    assert in_ascii("\n".join(lines)).isascii()
+    gone = ("stage1-step1000", "gptq-4bit")
+    scores = tuple(s for s in audit.measurements if (s.subject, s.scheme) != gone)
+    line = sparklines(View(replace(audit, measurements=scores)))[3].split()[1]
+    assert (line[0], line[1]) == (BLOCKS[0], "-")
+
+
+def test_a_long_series_fits_a_line() -> None:
+    head, *lines = sparklines(View(sample.many(200, 3, name="x" * 90 + "{}")))
+    assert all(len(line.split()[1]) == LONGEST_LINE for line in lines)
+    assert all(width_of(line) <= 80 for line in lines)
+    assert ".." in head
+
+
+# ------------------------------------------------------------------ a block of a README
+
+CARD = f"{BEGIN}\n\n## A card\n\n{END}\n"
+OTHER = f"{BEGIN}\n\nanother, with\n\n```sh\nqaudit scan demo\n```\n\n{END}\n"
+
+lines = st.sampled_from(
+    ["", "# A model", "text", "  ", "- a", f"`{BEGIN}`", f"see {END} here", "<!-- o -->", "| a |"]
+)
+newlines = st.sampled_from(["\n", "\r\n"])
+
+
+@given(st.lists(lines), st.lists(lines), newlines, st.booleans())
+def test_the_block_is_replaced_and_nothing_else_is_touched(
+    before: list[str], after: list[str], newline: str, ends: bool
+) -> None:
+    head = "".join(line + newline for line in before)
+    tail = "".join(newline + line for line in after) + (newline if ends else "")
+    old, new = (card.rstrip("\n").replace("\n", newline) for card in (OTHER, CARD))
+    assert put_block(head + old + tail, CARD) == head + new + tail
+
+
+@given(st.lists(lines), newlines, st.booleans())
+def test_a_card_is_added_at_the_end_and_a_second_time_changes_nothing(
+    before: list[str], newline: str, ends: bool
+) -> None:
+    text = newline.join(before) + (newline if ends else "")
+    once = put_block(text, CARD)
+    assert once.startswith(text)
+    assert once.replace("\r\n", "\n").endswith(CARD)
+    assert put_block(once, CARD) == once
+    assert put_block(put_block(once, OTHER), CARD) == once
+    assert ("\r\n" in once) == ("\r\n" in text)
+    assert "\r\r" not in once
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{BEGIN}\ntext\n",
+        f"text\n{END}\n",
+        f"{END}\n{BEGIN}\n",
+        f"{BEGIN}\n{BEGIN}\n{END}\n",
+        f"{BEGIN}\n{BEGIN}\n{END}\n{END}\n",
+        f"{CARD}text\n{CARD}",
+    ],
+)
+def test_damaged_markers_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="do not enclose one block") as caught:
+        put_block(text, CARD)
+    assert "in line 1" in caught.value.message or "in line 2" in caught.value.message
+    assert BEGIN in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"# How\n\n```html\n{CARD}```\n",  # an example
+        f"# How\n\n~~~~html\n{CARD}~~~~\n",
+        "```inline code``` on a line\n",
+        "- ```sh\n  a\n\ntext\n",
+        "> ```sh\n> a\n\ntext\n",
+        "```sh\na\n~~~\n```\n",
+        "    ```\n",
+        f"text\n\n    {BEGIN}\n",
+    ],
+)
+def test_what_commonmark_takes_for_no_block_and_no_open_fence_is_none(text: str) -> None:
+    once = put_block(text, OTHER)
+    assert once == f"{text}\n{OTHER}"
+    assert put_block(once, CARD) == f"{text}\n{CARD}"
+
+
+def test_a_card_at_an_end_that_is_not_shown_is_refused() -> None:
+    closing = CARD.replace(END, f"```sh\nqaudit scan\n```\n{END}")
+    for text, card in (("```sh\na\n", CARD), ("~~~~\n~~~\n", CARD), ("```sh\na\n", closing)):
+        with pytest.raises(UsageError, match="never closed"):
+            put_block(text, card)
+
+
+def test_an_empty_readme_is_the_card_alone() -> None:
+    assert put_block("", CARD) == CARD
+    assert put_block("\ufeff", CARD) == "\ufeff" + CARD
+    assert put_block("\ufeff" + CARD, OTHER) == "\ufeff" + OTHER
