@@ -147,6 +147,13 @@ def test_every_table_keeps_the_schema_and_comes_back_as_it_was() -> None:
     assert from_json(json.dumps(WHOLE)) == everything()
 
 
+def edited(original: dict[str, Any], edits: list[tuple[Place, Any]]) -> AuditRecord | None:
+    document = copy.deepcopy(original)
+    for place, value in edits:
+        put(document, place, value)
+    return read(document)
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=1, max_size=3))
 @example([(("pick", "scheme"), "rtn-2bit")])
@@ -156,10 +163,7 @@ def test_every_table_keeps_the_schema_and_comes_back_as_it_was() -> None:
 @example([(("plan", "recipe", "confidence"), 5e-324)])
 @example([(("plan", "recipe", "confidence"), 1)])
 def test_an_edited_audit_is_refused_in_words_or_rendered(edits: list[tuple[Place, Any]]) -> None:
-    document = copy.deepcopy(DOCUMENT)
-    for place, value in edits:
-        put(document, place, value)
-    audit = read(document)
+    audit = edited(DOCUMENT, edits)
     if audit is not None:
         for form in ("md", "terminal"):
             FORMATS[form](audit).encode()
@@ -175,10 +179,7 @@ def test_an_edited_audit_is_refused_in_words_or_rendered(edits: list[tuple[Place
 def test_an_edited_part_of_an_audit_is_refused_in_words_or_rendered(
     edits: list[tuple[Place, Any]],
 ) -> None:
-    document = copy.deepcopy(WHOLE)
-    for place, value in edits:
-        put(document, place, value)
-    audit = read(document)
+    audit = edited(WHOLE, edits)
     if audit is not None:
         text = cards.whole(audit)
         assert not CONTROL.search(text)

@@ -50,27 +50,13 @@ def test_the_headline_names_the_status_and_what_ships() -> None:
     assert answer(both) == (
         "SHIP by the policy `release`: ship `soup` at bnb-int8 and `soup` at gptq-4bit."
     )
-
-
-def test_a_policy_that_only_warns_ships_nothing() -> None:
     warned = replace(verdict(class_verdict("4", level="warn", status="hold")), status="ship")
     assert answer(warned) == "WARNINGS ONLY by the policy `release`: hold 4 bits."
     beside = replace(warned, classes=(class_verdict("8"), *warned.classes))
     assert answer(beside).startswith("SHIP by the policy")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("4", "4 bits"),
-        ("1", "1 bit"),
-        ("w4a4", "w4a4"),
-        ("4kv8", "4 bits (cache 8)"),
-        ("w4a4kv4", "w4a4 (cache 4)"),
-    ],
-)
-def test_a_class_is_named_with_its_cache(name: str, words: str) -> None:
-    assert label(replace(class_verdict("4"), bit_class=name)) == words
+    named = {"4": "4 bits", "1": "1 bit", "w4a4": "w4a4", "4kv8": "4 bits (cache 8)"}
+    for name, words in {**named, "w4a4kv4": "w4a4 (cache 4)"}.items():
+        assert label(replace(class_verdict("4"), bit_class=name)) == words
 
 
 @pytest.mark.parametrize(
@@ -97,22 +83,13 @@ def test_a_margin_of_another_metric_is_not_set_beside_the_added_loss() -> None:
     assert "| - |" in notice(metric="top1_agreement")
 
 
-def test_what_would_decide_is_under_the_table() -> None:
-    text = screen(whole(with_verdict()))
-    assert "4 bits: about 322 documents, where 64 were measured." in text
-    assert "| HOLD (warns) |" in text
-
-
-def test_divergence_is_not_a_rank_near_zero() -> None:
+def test_divergence_is_not_a_rank_near_zero_and_losing_least_is_not_being_best() -> None:
     near = class_verdict("4", kl=Interval(0.00039, 0.00037, 0.00041))
     text = section(whole(with_verdict(verdict(near))), WHY)
     assert "Below 0.005 nats KL divergence does not rank models" in text
     assert "Neither tasks nor rollouts were measured" in text
     far = class_verdict("4", kl=Interval(0.0368, 0.0346, 0.0393))
     assert "does not rank" not in section(whole(with_verdict(verdict(far))), WHY)
-
-
-def test_losing_least_and_being_best_are_told_apart() -> None:
     assert "`stage1-step500` loses least to gptq-4bit" in section(whole(with_verdict()), WHY)
 
 
@@ -144,22 +121,23 @@ def test_the_first_screen_has_60_lines_and_500_words() -> None:
     assert len(lines) <= 50 and max(map(len, lines)) <= 80
     assert text.count("<picture>") == 1
     assert titles(render(with_verdict()))[0] == WHY
+    audit, place = with_verdict(), {"subject": SOUP, "scheme": "gptq-4bit"}
+    said = "1 of 64 documents carries 41 % of what gptq-4bit adds to the loss of `soup`"
+    rare = Finding("QA029", "warn", message=said, hint="", **place)
+    shown = replace(audit, findings=(rare, replace(rare, scheme="rtn-4bit", message="elsewhere")))
+    text = screen(whole(shown))
+    assert "1 warning: QA029 (`qaudit explain QA029`)." in text
+    assert "4 bits: about 322 documents, where 64 were measured." in text
+    assert "| HOLD (warns) |" in text
 
 
-def test_the_class_that_decides_is_in_the_table() -> None:
-    view = View(with_verdict(verdict(class_verdict("8"), class_verdict("4"))))
-    assert view.main is not None
-    assert view.main.bit_class == "4"
-    view = View(with_verdict(three()))
-    assert view.main is not None
-    assert view.main.bit_class == "4"  # it holds the whole; 8 bits ship
-    lenient = verdict(class_verdict("4"), replace(class_verdict("3"), level="warn"))
-    view = View(with_verdict(lenient))
-    assert view.main is not None
-    assert view.main.bit_class == "4"  # of 3 bits the policy only warns
-
-
-def test_the_page_highlights_what_ships() -> None:
+def test_the_class_that_decides_is_in_the_table_and_what_ships_highlighted() -> None:
+    lenient = (class_verdict("4"), replace(class_verdict("3"), level="warn"))
+    both = verdict(class_verdict("8"), class_verdict("4"))
+    for classes in (both, three(), verdict(*lenient)):  # 4 bits hold the whole; 3 bits only warn
+        main = View(with_verdict(classes)).main
+        assert main is not None
+        assert main.bit_class == "4"
     page = render_page(with_verdict(verdict(class_verdict("4"))))
     assert page.count('class="chosen"') == 1
     assert "<code>soup</code></th>" in page.partition('class="chosen"')[2][:60]
@@ -173,21 +151,6 @@ def test_a_readme_gets_20_lines_and_links() -> None:
     for file in ("card.md", "report.html", "audit.json"):
         assert f"(qaudit/{file})" in block
     assert "report.html" not in render_block(with_verdict(), "qaudit", has_page=False)
-
-
-def test_damage_that_one_document_carries_is_on_the_first_screen() -> None:
-    rare = Finding(
-        rule="QA029",
-        level="warn",
-        subject=SOUP,
-        scheme="gptq-4bit",
-        message="1 of 64 documents carries 41 % of what gptq-4bit adds to the loss of `soup`",
-        hint="",
-    )
-    audit = with_verdict()
-    shown = replace(audit, findings=(rare, replace(rare, scheme="rtn-4bit", message="elsewhere")))
-    text = screen(whole(shown))
-    assert "1 warning: QA029 (`qaudit explain QA029`)." in text
 
 
 # ------------------------------------------------------------------ the next command
@@ -210,17 +173,11 @@ def test_the_command_measures_what_is_undecided_and_nothing_else() -> None:
     assert options["--bits"] == "4"
     assert "evaluation_documents=240" in words
     assert options["--out"].endswith("-4bit")
-
-
-def test_the_folder_has_the_names_of_its_classes() -> None:
     undecided = class_verdict("4", "undecided", needed_documents=240)
-    found = next_step(sample.audit(), [undecided, replace(undecided, bit_class="w4a4")])
+    found = next_step(audit, [undecided, replace(undecided, bit_class="w4a4")])
     assert found is not None and found.command.endswith("-4bit-w4a4")
-
-
-def test_without_a_number_of_documents_there_is_no_command() -> None:
-    assert step(sample.audit(), needed_documents=None) is None
-    assert next_step(sample.audit(), [class_verdict("4")]) is None
+    assert step(audit, needed_documents=None) is None
+    assert next_step(audit, [class_verdict("4")]) is None
 
 
 def test_card_and_terminal_end_the_verdict_in_the_command() -> None:
@@ -252,18 +209,10 @@ def with_losses(**losses: float) -> View:
 
 def test_the_front_is_what_nothing_with_fewer_bits_beats() -> None:
     view = with_losses(fp=2.0, bnb_int8=2.05, gptq_4bit=2.03, awq_4bit=2.02, gptq_3bit=2.2)
-    assert [(p.scheme, p.on_front) for p in points(view)] == [
-        ("gptq-3bit", True),
-        ("awq-4bit", True),
-        ("gptq-4bit", False),
-        ("bnb-int8", False),
-        ("fp", True),
-    ]
-
-
-def test_a_broken_measurement_is_on_no_front() -> None:
-    view = with_losses(fp=2.0, gptq_4bit=float("inf"))
-    assert [p.scheme for p in points(view)] == ["fp"]
+    found = [p.scheme + "!" * p.on_front for p in points(view)]
+    assert found == ["gptq-3bit!", "awq-4bit!", "gptq-4bit", "bnb-int8", "fp!"]
+    broken = with_losses(fp=2.0, gptq_4bit=float("inf"))
+    assert [p.scheme for p in points(broken)] == ["fp"]
 
 
 def test_the_table_marks_the_front_and_names_the_best_subject() -> None:
