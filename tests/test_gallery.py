@@ -34,14 +34,26 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_row_of_every_audit_is_on_the_page_and_in_the_table(
-    saved: Path, tmp_path: Path, qaudit: Run
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    return tmp_path / "site"
+
+
+def rows_of(site: Path) -> list[dict[str, Any]]:
+    return pyarrow.parquet.read_table(site / "gallery.parquet").to_pylist()
+
+
+def page_of(site: Path) -> str:
+    return (site / "index.html").read_text(encoding="utf-8")
+
+
+def test_every_row_and_verdict_of_every_audit_is_on_the_page_and_in_the_table(
+    saved: Path, site: Path, qaudit: Run
 ) -> None:
-    site = tmp_path / "site"
     done = qaudit("gallery", saved / "one", saved / "two", "--out", site)
     assert (done.code, done.out) == (0, f"{site / 'index.html'}\n")
     assert {path.name for path in site.iterdir()} == {"index.html", "gallery.parquet"}
-    rows = pyarrow.parquet.read_table(site / "gallery.parquet").to_pylist()
+    rows, index = rows_of(site), page_of(site)
     tidy = {name: load(saved / name).tidy() for name in ("one", "two")}
     assert [row["audit"] for row in rows] == [name for name in tidy for _ in tidy[name]]
     for row, expected in zip(rows, [row for name in tidy for row in tidy[name]], strict=True):
@@ -49,8 +61,14 @@ def test_every_row_of_every_audit_is_on_the_page_and_in_the_table(
         assert {name: row[name] for name in shared} == {name: expected[name] for name in shared}
         assert {"loss", "added_loss_low", "agreement", "verdict"} <= shared
         assert not {"learning_rate", "step"} & row.keys()  # the word of the audit
-    index = (site / "index.html").read_text(encoding="utf-8")
     assert index.count("<tr") >= len(rows) + len(tidy)
+    table = index.partition('id="verdicts"')[2].partition("</section>")[0]
+    told = [unescape(re.sub(r"<[^>]+>", "|", row)) for row in table.split("<tr")[2:]]
+    decided = [one for name in tidy for one in gate(saved / name).classes]
+    for row, decision in zip(told, decided, strict=True):
+        assert decision.status.upper() in row
+        assert f"{decision.subject}|" in row
+        assert f"{decision.scheme}|" in row
 
 
 def forge(folder: Path, original: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -77,14 +95,15 @@ def prefer_the_soup(audit: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("change", [halve_the_error, ship_it, prefer_the_soup])
 def test_a_forged_audit_is_refused_by_its_name_and_the_others_go_on(
-    saved: Path, tmp_path: Path, qaudit: Run, change: Callable[[dict[str, Any]], None]
+    saved: Path, site: Path, qaudit: Run, change: Callable[[dict[str, Any]], None]
 ) -> None:
-    forged = forge(tmp_path / "forged", saved / "one", change)
-    done = qaudit("gallery", forged, saved / "two", "--out", tmp_path / "site")
+    forged = forge(site.parent / "forged", saved / "one", change)
+    refused(qaudit("gallery", forged, "--out", site), 2, "forged", "")
+    assert not site.exists()  # of forged audits alone
+    done = qaudit("gallery", forged, saved / "two", "--out", site)
     refused(done, 2, f"left out: `{forged}`", "it was edited after it was written")
-    assert done.out == f"{tmp_path / 'site' / 'index.html'}\n"
-    rows = pyarrow.parquet.read_table(tmp_path / "site" / "gallery.parquet").to_pylist()
-    assert {row["audit"] for row in rows} == {"two"}
+    assert done.out == f"{site / 'index.html'}\n"
+    assert {row["audit"] for row in rows_of(site)} == {"two"}
 
 
 def tell_a_story(audit: dict[str, Any]) -> None:
@@ -93,13 +112,12 @@ def tell_a_story(audit: dict[str, Any]) -> None:
         subject["members"][0]["learning_rate"] = 0.123456
 
 
-def test_what_evidence_does_not_give_is_not_shown(saved: Path, tmp_path: Path, qaudit: Run) -> None:
-    forged = forge(tmp_path / "one", saved / "one", tell_a_story)
-    assert qaudit("gallery", forged, "--out", tmp_path / "site").code == 0
-    index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    assert "STORY" not in index
-    assert "0.123456" not in index
-    assert "gptq-4bit" in index
+def test_what_evidence_does_not_give_is_not_shown(saved: Path, site: Path, qaudit: Run) -> None:
+    forged = forge(site.parent / "one", saved / "one", tell_a_story)
+    assert qaudit("gallery", forged, "--out", site).code == 0
+    assert "STORY" not in page_of(site)
+    assert "0.123456" not in page_of(site)
+    assert "gptq-4bit" in page_of(site)
 
 
 def name_a_policy(path: str) -> Callable[[dict[str, Any]], None]:
@@ -114,34 +132,30 @@ def name_a_policy(path: str) -> Callable[[dict[str, Any]], None]:
     "place", ["/etc/shadow", "../secret.yaml", "{tmp}/secret.yaml", "link.yaml"]
 )
 def test_a_policy_outside_of_an_audits_folder_is_never_opened(
-    saved: Path, tmp_path: Path, qaudit: Run, place: str
+    saved: Path, tmp_path: Path, site: Path, qaudit: Run, place: str
 ) -> None:
     (tmp_path / "secret.yaml").write_text("SECRET: [", encoding="utf-8")
     path = place.format(tmp=tmp_path)
     forged = forge(tmp_path / "forged", saved / "one", name_a_policy(path))
     (forged / "link.yaml").symlink_to(tmp_path / "secret.yaml")
-    done = qaudit("gallery", forged, saved / "two", "--out", tmp_path / "site")
+    done = qaudit("gallery", forged, saved / "two", "--out", site)
     refused(done, 2, f"its policy `{path}` is neither one that ships", "copy the policy into")
     assert "SECRET" not in done.err
 
 
-def test_a_policy_in_the_folder_of_an_audit_judges_it(
-    saved: Path, tmp_path: Path, qaudit: Run
-) -> None:
-    folder = forge(tmp_path / "own", saved / "one", name_a_policy("own.yaml"))
-    (folder / "own.yaml").write_text(
-        "rules: [{name: any, metric: relative_error, margin: 90%}]", encoding="utf-8"
-    )
-    assert qaudit("gallery", folder, "--out", tmp_path / "site").code == 0
-    rows = pyarrow.parquet.read_table(tmp_path / "site" / "gallery.parquet").to_pylist()
-    assert {row["policy"] for row in rows} == {"own"}
+def test_a_policy_in_the_folder_of_an_audit_judges_it(saved: Path, site: Path, qaudit: Run) -> None:
+    folder = forge(site.parent / "own", saved / "one", name_a_policy("own.yaml"))
+    policy = "rules: [{name: any, metric: relative_error, margin: 90%}]"
+    (folder / "own.yaml").write_text(policy, encoding="utf-8")
+    assert qaudit("gallery", folder, "--out", site).code == 0
+    assert {row["policy"] for row in rows_of(site)} == {"own"}
 
 
 @pytest.mark.parametrize("damage", ["absent", "crash"])
 def test_an_audit_that_cannot_be_read_ends_nothing_but_itself(
-    saved: Path, tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, damage: str
+    saved: Path, site: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    broken = tmp_path / "broken"
+    broken = site.parent / "broken"
     if damage == "crash":
         shutil.copytree(saved / "one", broken)
         read = gallery.read_saved
@@ -152,47 +166,22 @@ def test_an_audit_that_cannot_be_read_ends_nothing_but_itself(
             return read(path)
 
         monkeypatch.setattr(gallery, "read_saved", crash)
-    done = qaudit("gallery", broken, saved / "two", "--out", tmp_path / "site")
+    done = qaudit("gallery", broken, saved / "two", "--out", site)
     assert "left out: " in done.err
     assert f"`{broken}`" in done.err
     assert done.code == 2
-    assert (tmp_path / "site" / "index.html").is_file()
+    assert (site / "index.html").is_file()
 
 
-def test_a_site_of_forged_audits_alone_is_not_written(
-    saved: Path, tmp_path: Path, qaudit: Run
+def test_audits_are_told_by_the_folders_above_them_and_shown_once(
+    saved: Path, tmp_path: Path, site: Path, qaudit: Run
 ) -> None:
-    forged = forge(tmp_path / "forged", saved / "one", halve_the_error)
-    refused(qaudit("gallery", forged, "--out", tmp_path / "site"), 2, "forged", "")
-    assert not (tmp_path / "site").exists()
-
-
-def test_every_verdict_is_that_of_the_gate(saved: Path, tmp_path: Path, qaudit: Run) -> None:
-    site = tmp_path / "site"
-    assert qaudit("gallery", saved / "one", "--out", site).code == 0
-    index = (site / "index.html").read_text(encoding="utf-8")
-    table = index.partition('id="verdicts"')[2].partition("</section>")[0]
-    rows = [unescape(re.sub(r"<[^>]+>", "|", row)) for row in table.split("<tr")[2:]]
-    for row, decision in zip(rows, gate(saved / "one").classes, strict=True):
-        assert decision.status.upper() in row
-        assert f"{decision.subject}|" in row
-        assert f"{decision.scheme}|" in row
-
-
-def test_audits_of_one_name_are_told_by_the_folders_above_them(
-    saved: Path, tmp_path: Path, qaudit: Run
-) -> None:
-    shutil.copytree(saved / "one", tmp_path / "x" / "one")
-    shutil.copytree(saved / "one", tmp_path / "y" / "one")
-    shutil.copytree(saved / "one", tmp_path / "decay-cpu" / "seed-1")
+    for folder in ("x/one", "y/one", "decay-cpu/seed-1"):
+        shutil.copytree(saved / "one", tmp_path / folder)
     clashing = (tmp_path / "x" / "one", tmp_path / "y" / "one" / "audit.json")
     audits = (*clashing, saved / "two", tmp_path / "decay-cpu" / "seed-1")
-    assert qaudit("gallery", *audits, "--out", tmp_path / "site").code == 0
-    rows = pyarrow.parquet.read_table(tmp_path / "site" / "gallery.parquet").to_pylist()
-    assert {row["audit"] for row in rows} == {"x-one", "y-one", "two", "decay-cpu-seed-1"}
-
-
-def test_an_audit_is_shown_once(saved: Path, tmp_path: Path, qaudit: Run) -> None:
+    assert qaudit("gallery", *audits, "--out", site).code == 0
+    assert {row["audit"] for row in rows_of(site)} == {"x-one", "y-one", "two", "decay-cpu-seed-1"}
     twice = (saved / "one", saved / "one" / "audit.json")
-    done = qaudit("gallery", *twice, "--out", tmp_path / "site")
+    done = qaudit("gallery", *twice, "--out", site)
     refused(done, 2, "two audits would be named ", "name each audit once")

@@ -37,8 +37,12 @@ def test_what_the_demo_is_evaluated_on_is_held_out_in_every_python(heldout):
         assert part_of(document.name) == "evaluation"
 
 
-def test_the_series_is_a_held_rate_then_three_decays():
-    found = find_all(["demo"], recipe_of(targets=["demo"]))
+@pytest.fixture(scope="module")
+def found():
+    return find_all(["demo"], recipe_of(targets=["demo"]))
+
+
+def test_the_series_is_a_held_rate_then_three_decays_as_the_trainer_ran_them(found):
     assert len(found) >= 10
     held = [c for c in found if c.stage == "stage1"]
     assert [c.step for c in held] == list(STAGE1.save_at)
@@ -47,28 +51,20 @@ def test_the_series_is_a_held_rate_then_three_decays():
     assert [c.ingredient for c in ends] == [1, 2, 3]
     assert [c.learning_rate for c in ends] == [0.0] * 3
     assert len({c.content for c in found}) == len(found)
-
-
-def test_the_family_file_says_what_the_trainer_ran():
-    found = {c.label: c for c in find_all(["demo"], recipe_of(targets=["demo"]))}
+    named = {c.label: c for c in found}
     for run in INGREDIENTS:
         assert isinstance(run.schedule, Linear)
         for step in run.save_at:
-            assert found[run.label(step)].learning_rate == pytest.approx(run.schedule.at(step))
+            assert named[run.label(step)].learning_rate == pytest.approx(run.schedule.at(step))
     tokens = STAGE1.batch * STAGE1.shape.context
-    assert found["stage1-step500"].tokens == 500 * tokens
-    assert found[INGREDIENTS[0].label(250)].tokens == (STAGE1.steps + 250) * tokens
+    assert named["stage1-step500"].tokens == 500 * tokens
+    assert named[INGREDIENTS[0].label(250)].tokens == (STAGE1.steps + 250) * tokens
 
 
-def test_the_log_of_the_training_that_made_it_is_there():
+def test_the_log_of_the_training_is_there_and_it_fits_the_wheel():
     lines = (FOLDER / "training.jsonl").read_text(encoding="utf-8").splitlines()
-    last = {}
-    for line in map(json.loads, lines):
-        last[line["run"]] = line["step"]
+    last = {line["run"]: line["step"] for line in map(json.loads, lines)}
     assert last == {run.name: run.steps for run in (STAGE1, *INGREDIENTS)}
-
-
-def test_it_fits_the_wheel():
     assert sum(p.stat().st_size for p in FOLDER.rglob("*") if p.is_file()) < 40e6
 
 

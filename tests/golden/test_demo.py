@@ -63,15 +63,9 @@ def options(folder: Path) -> list[object]:
     for name, texts in (("calibration", long[:8]), ("evaluation", long[8:])):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    arguments = [
-        "--set",
-        "context=256",
-        "--set",
-        "document_tokens=160",
-        "--set",
-        "bos=always",
-    ]  # the demo's defaults
-    arguments += ["--set", "dtype=float32", "--schemes", TWO["schemes"], "--soup", SOUP]
+    arguments: list[object] = ["--schemes", TWO["schemes"], "--soup", SOUP]
+    for setting in ("context=256", "document_tokens=160", "bos=always", "dtype=float32"):
+        arguments += ["--set", setting]  # the demo's defaults
     for name in TWO["checkpoints"]:
         arguments += ["--checkpoints", name]
     for name in ("calibration", "evaluation"):
