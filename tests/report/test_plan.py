@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.core.doubts import NO_WEIGHTS, bad_report
+from qaudit.core.course import NO_WEIGHTS, bad_report
 from qaudit.report.plan import Catalog, catalog_to_json, render_catalog, render_plan
 from qaudit.types import Checkpoint, Finding, Plan, Ref, Subject, Traffic, WeightFile
 from tests.support import sample
