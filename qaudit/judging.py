@@ -88,6 +88,7 @@ def judge(
     searches = [each.search for each in measured if each.search is not None]
     diagnosed = replace(_diagnosed(plan, records), greedy=tuple(searches))
     record = AuditRecord(
+        schema="1",
         plan=replace(plan, detectable_relative_error=detectable_error(plan, measurements)),
         environment=environment_of(plan, [record.document for record in records]),
         protocol=records[0].document.protocol,

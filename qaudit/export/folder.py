@@ -450,6 +450,7 @@ def _judged_alone(choice: ExportChoice, made: Made, folder: Path) -> ExportChoic
         dtype=str(made.identity["dtype"]).removeprefix("torch."),
     )
     record = AuditRecord(
+        schema="1",
         plan=alone,
         environment={**before.environment, "device": made.identity["device"]},
         protocol=before.protocol,

@@ -22,18 +22,10 @@ from qaudit.types import (
     Checkpoint,
     CheckStanding,
     ClassVerdict,
-    Comparison,
-    Diagnostics,
     Finding,
-    MeasurementRow,
     NextStep,
-    Pick,
     Plan,
-    Signature,
-    Skipped,
     Subject,
-    TaskRow,
-    Verdict,
 )
 from qaudit.whole import read_regular
 
@@ -88,23 +80,11 @@ class MeasuredPlanDocument(PlanDocument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditDocument:
+class AuditDocument(AuditRecord):
     """An audit; `measurements` are unique by subject, spec and calibration_seed."""
 
-    schema: Literal["1"]
-    qaudit: str
     plan: MeasuredPlanDocument
-    environment: dict[str, Any]
-    subjects: tuple[SubjectSummary, ...]
-    measurements: tuple[MeasurementRow, ...]
-    comparisons: tuple[Comparison, ...]
-    diagnostics: Diagnostics
-    findings: tuple[Finding, ...]
-    pick: Pick | None
-    verdict: Verdict | None = None
-    skipped: tuple[Skipped, ...]
-    tasks: tuple[TaskRow, ...]
-    signature: Signature | None = None
+    subjects: tuple[SubjectSummary, ...]  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -182,6 +162,8 @@ def text_of_schema(name: str) -> str:
     described = codec.schema_of(*DOCUMENTS[name])
     for table in (described, *described["$defs"].values()):
         table.get("properties", {}).pop("passes", None)
+    if name == "audit":
+        del described["properties"]["protocol"]
     return json.dumps(described, indent=1) + "\n"
 
 
@@ -252,9 +234,9 @@ def to_json(audit: AuditRecord) -> str:
             about = dict.fromkeys(about)
         about |= {"kind": subject.kind, "content": subject.content, "configuration": first.label}
         subjects.append(SubjectSummary(**_pointers(subject, places), **about))
-    tables = {field.name: getattr(audit, field.name) for field in fields(AuditDocument)}
-    document = codec.encode(AuditDocument(**tables | {"plan": plan, "subjects": tuple(subjects)}))
-    del document["plan"]["passes"]
+    changed = {"plan": plan, "subjects": tuple(subjects)}
+    document = codec.encode(AuditDocument(**vars(audit) | changed))
+    del document["plan"]["passes"], document["protocol"]
     document["diagnostics"] = {k: rows for k, rows in document["diagnostics"].items() if rows}
     return codec.text_of(document)
 
@@ -297,9 +279,9 @@ def from_json(text: str) -> AuditRecord:
         raise AuditError("`audit.plan.recipe.confidence` is not between 0 and 1", hint=codec.EDITED)
     plan = {field.name: getattr(read.plan, field.name) for field in fields(Plan)}
     plan["subjects"] = subjects_in(read.plan.subjects, checkpoints, "audit.plan.subjects")
-    tables = {field.name: getattr(read, field.name) for field in fields(AuditDocument)}
-    tables["subjects"] = subjects_in(read.subjects, checkpoints, "audit.subjects")
-    audit = AuditRecord(**{**tables, "plan": Plan(**plan), "protocol": read.plan.protocol})
+    changed = {"plan": Plan(**plan), "protocol": read.plan.protocol}
+    changed["subjects"] = subjects_in(read.subjects, checkpoints, "audit.subjects")
+    audit = AuditRecord(**vars(read) | changed)
     labels = {subject.label for subject in audit.subjects}
     measured = {row.cell for row in audit.measurements}
     for subject, _ in measured:

@@ -148,25 +148,25 @@ class Signature:
     value: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditRecord:
     """Everything that was planned, measured, skipped and concluded."""
 
+    schema: Literal["1"]
+    qaudit: str
     plan: Plan
     environment: dict[str, Any]
-    protocol: dict[str, Any]
     subjects: tuple[Subject, ...]
     measurements: tuple[MeasurementRow, ...]
-    tasks: tuple[TaskRow, ...]
     comparisons: tuple[Comparison, ...]
+    diagnostics: Diagnostics
     findings: tuple[Finding, ...]
     pick: Pick | None
-    skipped: tuple[Skipped, ...]
     verdict: Verdict | None = None  # None: nothing quantized was measured
-    diagnostics: Diagnostics = field(default_factory=Diagnostics)
-    schema: str = "1"
-    qaudit: str = ""
+    skipped: tuple[Skipped, ...]
+    tasks: tuple[TaskRow, ...]
     signature: Signature | None = None
+    protocol: dict[str, Any] = field(default_factory=dict)  # in audit.json a part of the plan
 
 
 @dataclass(frozen=True)

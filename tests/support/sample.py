@@ -221,6 +221,7 @@ def put_together(
         pick=judgement.pick,
         verdict=judgement.verdict or _undecided(judgement),
         skipped=(Skipped("stage1-step250", None, "`model.safetensors` is truncated"),),
+        diagnostics=Diagnostics(),
         schema="1",
         qaudit="0.1.0",
     )
