@@ -63,20 +63,21 @@ def test_pickled_weights_count_only_where_there_is_nothing_else(tmp_path: Path) 
     assert found == {"both": ["model.safetensors"], "pickled": ["pytorch_model.bin"]}
 
 
-def test_folders_that_are_no_checkpoints_are_passed_over(tmp_path: Path) -> None:
-    series(tmp_path, "step1", "step2", ".hidden")
-    (tmp_path / "step2" / "config.json").unlink()  # named later, and not dropped
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "log.txt").write_text("")
-    assert labels(find_checkpoints(tmp_path)) == ["step1", "step2"]
-
-
-def test_a_checkpoint_may_lie_one_folder_deeper(tmp_path: Path) -> None:
-    checkpoint(tmp_path / "iter_0000200" / "hf")
-    checkpoint(tmp_path / "iter_0000030" / "hf")
-    found = find_checkpoints(tmp_path)
+def test_checkpoints_lie_in_a_folder_or_one_deeper_and_others_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat, deep = series(tmp_path / "flat", "step1", "step2", ".hidden"), tmp_path / "deep"
+    (flat / "step2" / "config.json").unlink()  # named later, and not dropped
+    (flat / "tokenizer").mkdir()
+    (flat / "log.txt").write_text("")
+    assert labels(find_checkpoints(flat)) == ["step1", "step2"]
+    series(deep, "iter_0000200/hf", "iter_0000030/hf")
+    found = find_checkpoints(deep)
     assert [(c.label, c.step) for c in found] == [("iter_0000030", 30), ("iter_0000200", 200)]
-    assert found[0].ref == Ref(str(tmp_path / "iter_0000030" / "hf"))
+    assert found[0].ref == Ref(str(deep / "iter_0000030" / "hf"))
+    monkeypatch.chdir(checkpoint(tmp_path / "step7"))
+    (found,) = find_checkpoints(".")  # without a name of its own
+    assert (found.label, found.step) == ("step7", 7)
 
 
 def test_a_final_model_comes_after_the_checkpoints_beneath_it(tmp_path: Path) -> None:
@@ -93,33 +94,20 @@ def test_checkpoints_side_by_side_are_one_series_and_series_keep_their_order(
     assert labels(find_all(targets)) == ["step200", "step1000"]
     series(tmp_path / "b", "step2", "step10")
     series(tmp_path / "a", "step1")
-    assert labels(find_all([str(tmp_path / "b"), str(tmp_path / "a")])) == [
-        "step2",
-        "step10",
-        "step1",
-    ]
+    both = [str(tmp_path / "b"), str(tmp_path / "a")]
+    assert labels(find_all(both)) == ["step2", "step10", "step1"]
 
 
-def test_equal_names_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
+def test_equal_names_are_told_apart_by_the_folders_above_and_no_folder_is_there_twice(
+    tmp_path: Path,
+) -> None:
     for run in ("x/a", "y/a", "x/b"):
         series(tmp_path / run, "step1")
     series(tmp_path / "x/b", "step2")
     found = find_all([str(tmp_path / run) for run in ("x/a", "y/a", "x/b")])
     assert labels(found) == ["x/a/step1", "y/a/step1", "b/step1", "step2"]
-
-
-def test_the_same_folder_twice_is_refused(tmp_path: Path) -> None:
-    folder = str(checkpoint(tmp_path / "a"))
     with pytest.raises(UsageError, match="2 times"):
-        find_all([folder, f"{folder}/"])
-
-
-def test_a_checkpoint_without_a_name_of_its_own_takes_that_of_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(checkpoint(tmp_path / "step7"))
-    (found,) = find_checkpoints(".")
-    assert (found.label, found.step) == ("step7", 7)
+        find_all([str(tmp_path / "x/a"), f"{tmp_path / 'x/a'}/"])
 
 
 # --------------------------------------------------------------------------- what is known of them
@@ -138,15 +126,13 @@ def test_a_family_file_in_the_folder_is_read(tmp_path: Path) -> None:
     assert alone.learning_rate == 0.25
 
 
-def test_no_family_is_guessed_from_names(tmp_path: Path) -> None:
-    (found,) = find_checkpoints(checkpoint(tmp_path / "stage1-step500"))
+def test_no_family_is_guessed_from_names_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "stage1-step500")
+    (found,) = find_checkpoints(folder)
     assert (found.family, found.tokens, found.learning_rate) == (None, None, None)
     assert (found.stage, found.step) == ("stage1", 500)
-
-
-def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no family `dmeo`") as caught:
-        find_checkpoints(checkpoint(tmp_path / "a"), recipe(family="dmeo"))
+        find_checkpoints(folder, recipe(family="dmeo"))
     assert caught.value.hint == "did you mean `demo`?"
 
 
@@ -156,20 +142,14 @@ def test_a_trainer_s_state_gives_step_tokens_and_learning_rate(tmp_path: Path) -
     trainer_state(folder, global_step=20, num_input_tokens_seen=4096, log_history=log)
     (found,) = find_checkpoints(folder)
     assert (found.step, found.tokens, found.learning_rate) == (20, 4096, 0.2)
-
-
-def test_a_learning_rate_logged_at_another_step_does_not_stand_for_it(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "checkpoint-25")
     trainer_state(folder, global_step=25, log_history=[{"step": 20, "learning_rate": 0.2}])
-    (found,) = find_checkpoints(folder)
+    (found,) = find_checkpoints(folder)  # the rate of another step does not stand for it
     assert (found.step, found.learning_rate, found.tokens) == (25, None, None)
 
 
 def test_a_recipe_s_schedule_stands_in_where_nothing_else_is_known(tmp_path: Path) -> None:
-    series(tmp_path, "checkpoint-5", "checkpoint-10")
-    trainer_state(
-        tmp_path / "checkpoint-10", global_step=10, log_history=[{"step": 10, "learning_rate": 7.0}]
-    )
+    last = series(tmp_path, "checkpoint-5", "checkpoint-10") / "checkpoint-10"
+    trainer_state(last, global_step=10, log_history=[{"step": 10, "learning_rate": 7.0}])
     schedule = {"kind": "linear", "peak": 1.0, "end": 10}
     found = find_checkpoints(tmp_path, recipe(schedule=schedule))
     assert [c.learning_rate for c in found] == [0.5, 7.0]
@@ -205,11 +185,9 @@ def test_a_final_model_of_its_own_stays_and_takes_its_step_from_the_state(tmp_pa
     found = find_checkpoints(run)
     assert [(c.label, c.step) for c in found][-1] == ("run", 17)
     assert found[-1].learning_rate == 0
-
-
-def test_a_copy_that_is_requested_by_name_keeps_its_row(tmp_path: Path) -> None:
-    found = find_checkpoints(trainer_folder(tmp_path), recipe(checkpoints=("run",)))
-    assert labels(found)[-1] == "run"
+    (run / "model.safetensors").write_bytes(b"weightscheckpoint-15")
+    found = find_checkpoints(run, recipe(checkpoints=("run",)))
+    assert labels(found)[-1] == "run"  # a copy that is requested by name
 
 
 _JSON = st.recursive(

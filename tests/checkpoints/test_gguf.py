@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,20 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import QauditError, SourceError, UsageError
 from qaudit.formats.gguf import reading as gguf_base
+from qaudit.formats.gguf.architectures import ARCHITECTURES, EVERYWHERE, made, place_of
 from qaudit.formats.gguf.header import GgufHeader, bits_in, header_in, read_header
 from qaudit.formats.gguf.metadata import differences, rope_factors
 from qaudit.formats.gguf.reading import GgufFile
 from qaudit.formats.weights import format_of, must_match, open_quantized
+from tests.support import gguf_defaults
 from tests.support.filled import filled
 from tests.support.gguf import KINDS, write_gguf
 from tests.support.tiny import FOR_LLAMA_CPP, make
@@ -36,11 +43,12 @@ FAMILIES = (
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {}
+    """Return a folder of each family, with a file of it beside its weights."""
+    root = tmp_path_factory.mktemp("tiny")
     for family in FAMILIES:
-        made[family] = tmp_path_factory.mktemp("tiny") / family
-        make(made[family], family, **FOR_LLAMA_CPP.get(family, {}))
-    return made
+        make(root / family, family, **FOR_LLAMA_CPP.get(family, {}))
+        write_gguf(root / family, root / family / "m.gguf", matrices("Q4_0"))
+    return {family: root / family for family in FAMILIES}
 
 
 def names_of(folder: Path) -> list[str]:
@@ -59,9 +67,8 @@ def test_every_tensor_of_every_family_is_read(
     meant = write_gguf(folder, path, matrices("Q8_0"))
     weights = GgufFile(path, base=names_of(folder))
     must_match("m", path, folder)
-    assert (
-        set(names_of(folder)) >= set(weights.names()) >= set(names_of(folder)) - {"lm_head.weight"}
-    )
+    names = set(names_of(folder))
+    assert names >= set(weights.names()) >= names - {"lm_head.weight"}
     for name in weights.names():
         assert torch.equal(weights.read(name), meant[name]), name
         assert weights.shape(name) == tuple(meant[name].shape)
@@ -129,10 +136,8 @@ def test_a_file_has_the_bits_that_it_claims(
 
 
 @pytest.fixture(scope="module")
-def file(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("one") / "m.gguf"
-    write_gguf(folders["llama"], path, matrices("Q4_0"))
-    return path.read_bytes()
+def file(folders: dict[str, Path]) -> bytes:
+    return (folders["llama"] / "m.gguf").read_bytes()
 
 
 def reason(path: Path, base: Path | None = None) -> str:
@@ -159,10 +164,6 @@ def test_other_files_are_refused_by_name(
         assert words in reason(path)
     write_gguf(folders["llama"], path, matrices("Q4_0"), metadata={"split.count": 3})
     assert "one of 3 parts" in reason(path)
-
-
-def test_a_file_without_codes_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
     write_gguf(folders["llama"], path)
     with pytest.raises(SourceError, match="no linear of the GGUF file is quantized"):
         format_of(path)
@@ -183,12 +184,8 @@ def read_header_of(data: bytes):
     return header_in(Path("m.gguf"), data, len(data)).tensors
 
 
-def test_tensors_that_the_base_does_not_have_are_refused(
-    folders: dict[str, Path], file: bytes, tmp_path: Path
-) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(file)
-    names = names_of(folders["llama"])
+def test_tensors_that_the_base_does_not_have_are_refused(folders: dict[str, Path]) -> None:
+    path, names = folders["llama"] / "m.gguf", names_of(folders["llama"])
     with pytest.raises(SourceError, match="for which its base has no place"):
         GgufFile(path, base=[name for name in names if "layers.2.mlp.up" not in name])
     with pytest.raises(SourceError, match=r"has nothing for `model\.other\.weight`"):
@@ -202,16 +199,14 @@ def test_blocks_that_guess_tokens_ahead_are_no_part_of_a_model(
     ahead = {"llama.block_count": 4, "llama.nextn_predict_layers": 1}
     more = {"blk.3.attn_norm": torch.ones(64), "blk.3.nextn.eh_proj": torch.ones(64, 128)}
     write_gguf(folders["llama"], path, matrices("Q4_0"), metadata=ahead, more=more)
-    must_match("m", path, folders["llama"])
-    assert set(GgufFile(path, base=names_of(folders["llama"])).names()) == set(
-        names_of(folders["llama"])
-    )
-    names = [*names_of(folders["llama"]), "mtp.fc.weight", "model.layers.3.eh_proj.weight"]
-    assert set(GgufFile(path, base=names).names()) == set(names_of(folders["llama"]))
-    path = tmp_path / "n.gguf"
-    write_gguf(folders["llama"], path, matrices("Q4_0"), metadata={}, more=more)
+    base = folders["llama"]
+    names = names_of(base)
+    must_match("m", path, base)
+    for more_names in ((), ("mtp.fc.weight", "model.layers.3.eh_proj.weight")):
+        assert set(GgufFile(path, base=[*names, *more_names]).names()) == set(names)
+    write_gguf(base, path, matrices("Q4_0"), metadata={}, more=more)
     with pytest.raises(SourceError, match="for which its base has no place"):
-        GgufFile(path, base=names_of(folders["llama"]))
+        GgufFile(path, base=names)
 
 
 @pytest.mark.parametrize(
@@ -227,16 +222,14 @@ def test_blocks_that_guess_tokens_ahead_are_no_part_of_a_model(
     ],
 )
 def test_a_file_of_another_model_is_refused_by_its_key(
-    key: str, value: object, sentence: str, folders: dict[str, Path], file: bytes, tmp_path: Path
+    key: str, value: object, sentence: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(file)
     config = json.loads((folders["llama"] / "config.json").read_text())
     if key == "rope_theta":
         config.pop("rope_parameters", None)
     (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises(UsageError) as caught:
-        must_match("m", path, tmp_path)
+        must_match("m", folders["llama"] / "m.gguf", tmp_path)
     assert sentence in caught.value.message
 
 
@@ -253,8 +246,13 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def changed(path: Path, changes: Mapping[str, object]) -> GgufHeader:
-    header = read_header(path)
+def check(folder: Path, changes: Mapping[str, object]) -> None:
+    """Hold a folder's file to its model when metadata is changed; None removes a key."""
+    gguf_base.must_match("m", changed(folder, changes), folder)
+
+
+def changed(folder: Path, changes: Mapping[str, object]) -> GgufHeader:
+    header = read_header(folder / "m.gguf")
     metadata = {**header.metadata, **changes}
     return replace(header, metadata={k: v for k, v in metadata.items() if v is not None})
 
@@ -262,43 +260,33 @@ def changed(path: Path, changes: Mapping[str, object]) -> GgufHeader:
 @pytest.mark.parametrize(("key", "value"), NUMBERS)
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
 def test_metadata_by_which_llama_cpp_computes_otherwise_is_refused_by_its_key(
-    family: str, key: str, value: object, folders: dict[str, Path], tmp_path: Path
+    family: str, key: str, value: object, folders: dict[str, Path]
 ) -> None:
-    write_gguf(folders[family], tmp_path / "m.gguf", matrices("Q4_0"))
-    header = changed(tmp_path / "m.gguf", {f"{family}.{key}": value})
     with pytest.raises(UsageError, match=f"`{family}.{key}`|scaling.factor` is 4.0"):
-        gguf_base.must_match("m", header, folders[family])
+        check(folders[family], {f"{family}.{key}": value})
 
 
 def test_metadata_of_no_arithmetic_and_neutral_values_are_accepted(
-    folders: dict[str, Path], tmp_path: Path
+    folders: dict[str, Path],
 ) -> None:
-    write_gguf(folders["llama"], tmp_path / "m.gguf", matrices("Q4_0"))
     neutral = {
         "context_length": 7, "vocab_size": 1, "expert_count": 0, "rope.scaling.factor": 1.0,
         "rope.scaling.type": "none", "attention.causal": True, "attention.key_length": 16,
         "rope.scaling.finetuned": True, "feed_forward_length": [128] * 3,
     }  # fmt: skip
     changes = {f"llama.{key}": value for key, value in neutral.items()}
-    gguf_base.must_match(
-        "m", changed(tmp_path / "m.gguf", {**changes, "general.name": "x"}), folders["llama"]
-    )
+    check(folders["llama"], {**changes, "general.name": "x"})
 
 
-def test_a_window_is_that_of_the_base_in_its_layers(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
-    write_gguf(folders["olmo3"], tmp_path / "m.gguf", matrices("Q4_0"))
+def test_a_window_is_that_of_the_base_in_its_layers(folders: dict[str, Path]) -> None:
     key = "olmo2.attention.sliding_window"
     for changes in ({key: None}, {key: 2}, {f"{key}_pattern": [True] * 4}, {f"{key}_pattern": 2}):
         with pytest.raises(UsageError, match=key):
-            header = changed(tmp_path / "m.gguf", changes)
-            gguf_base.must_match("m", header, folders["olmo3"])
-    header = changed(tmp_path / "m.gguf", {f"{key}_pattern": None})
-    gguf_base.must_match("m", header, folders["olmo3"])
+            check(folders["olmo3"], changes)
+    check(folders["olmo3"], {f"{key}_pattern": None})
 
 
-def _scaled(folder: Path, kind: str) -> dict[str, object]:
+def scale(folder: Path, kind: str) -> None:
     own: dict[str, object] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
     if kind == "llama3":
         own |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -306,61 +294,52 @@ def _scaled(folder: Path, kind: str) -> dict[str, object]:
         own["original_max_position_embeddings"] = 32
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": own}))
-    return own
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
-def test_scaled_rotations_are_those_of_the_base(kind: str, tmp_path: Path) -> None:
-    make(tmp_path / "base", "llama")
-    write_gguf(tmp_path / "base", tmp_path / "m.gguf", matrices("Q4_0"))
-    own = _scaled(tmp_path / "base", kind)
+def test_scaled_rotations_are_those_of_the_base(
+    kind: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    base = shutil.copytree(folders["llama"], tmp_path / "base")
+    scale(base, kind)
     changes = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
     if kind == "yarn":
         changes["llama.rope.scaling.original_context_length"] = 32
-    gguf_base.must_match("m", changed(tmp_path / "m.gguf", changes), tmp_path / "base")
+    check(base, changes)
     for key in changes:
-        header = changed(tmp_path / "m.gguf", {**changes, key: None})
         if (kind, key) != ("linear", "llama.rope.scaling.type"):  # llama.cpp's default
             with pytest.raises(UsageError, match=key):
-                gguf_base.must_match("m", header, tmp_path / "base")
-    assert own["factor"] == 4.0
+                check(base, {**changes, key: None})
 
 
-def test_stored_factors_of_rotations_are_those_of_the_base(tmp_path: Path) -> None:
-    from transformers import AutoConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    base = tmp_path / "base"
-    make(base, "llama")
+def test_stored_factors_of_rotations_are_those_of_the_base(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    base, path = shutil.copytree(folders["llama"], tmp_path / "base"), tmp_path / "m.gguf"
     plain = {name: WeightFolder(base).read(name).float() for name in names_of(base)}
-    write_gguf(base, tmp_path / "m.gguf", dense=plain)
-    _scaled(base, "llama3")
+    write_gguf(base, path, dense=plain)
+    scale(base, "llama3")
     with pytest.raises(UsageError, match="`rope_freqs"):
-        must_match("m", tmp_path / "m.gguf", base)
+        must_match("m", path, base)
     config = AutoConfig.from_pretrained(base)
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     usual = 10000.0 ** (-torch.arange(len(scaled)) / len(scaled))
     ours = rope_factors(json.loads((base / "config.json").read_text()), len(scaled))
     assert torch.allclose(torch.tensor(ours), usual / scaled, rtol=1e-5)
-    stored = {"rope_freqs": usual / scaled}
-    write_gguf(base, tmp_path / "m.gguf", dense=plain, more=stored)
-    must_match("m", tmp_path / "m.gguf", base)
-    write_gguf(base, tmp_path / "m.gguf", dense=plain, more={"rope_freqs": 2 * usual / scaled})
+    write_gguf(base, path, dense=plain, more={"rope_freqs": usual / scaled})
+    must_match("m", path, base)
+    write_gguf(base, path, dense=plain, more={"rope_freqs": 2 * usual / scaled})
     with pytest.raises(UsageError, match="`rope_freqs"):
-        must_match("m", tmp_path / "m.gguf", base)
+        must_match("m", path, base)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_defaults_of_configurations_are_those_of_transformers(
-    family: str, folders: dict[str, Path], tmp_path: Path
+    family: str, folders: dict[str, Path]
 ) -> None:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    write_gguf(folders[family], tmp_path / "m.gguf", matrices("Q4_0"))
-    theirs = CONFIG_MAPPING[family]()
-    header = changed(tmp_path / "m.gguf", {})
+    header = read_header(folders[family] / "m.gguf")
     short = {"model_type": family, "num_hidden_layers": 4}
-    usual = {**theirs.to_dict(), "num_hidden_layers": 4, "layer_types": None}
+    usual = {**CONFIG_MAPPING[family]().to_dict(), "num_hidden_layers": 4, "layer_types": None}
     usual["no_rope_layers"] = None
     sizes = ("hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
     short |= {key: usual[key] for key in sizes}
@@ -392,8 +371,6 @@ def test_what_single_architectures_read_is_that_of_the_base(
 
 
 def test_written_defaults_are_those_of_the_installed_transformers() -> None:
-    from tests.support import gguf_defaults
-
     written = (gguf_defaults.FOLDER / "defaults.json").read_text("utf-8")
     assert written == gguf_defaults.text(), "python -m tests.support.gguf_defaults"
 
@@ -401,6 +378,14 @@ def test_written_defaults_are_those_of_the_installed_transformers() -> None:
 PLAIN = {f"t{k}": k for k in range(256)}
 SPACED = {"vocab": {"a": 0, "▁▁": 1}, "merges": [], "type": "BPE"}
 MERGED = {"vocab": PLAIN, "merges": [["t", "1"], ["a b", "c"]]}
+
+
+@pytest.fixture(scope="module")
+def words(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = shutil.copytree(folders["llama"], tmp_path_factory.mktemp("words") / "base")
+    (base / "tokenizer.json").write_text(json.dumps({"model": {"vocab": PLAIN}}))
+    write_gguf(base, base / "m.gguf", matrices("Q4_0"))
+    return base
 
 
 @pytest.mark.parametrize(
@@ -415,21 +400,11 @@ MERGED = {"vocab": PLAIN, "merges": [["t", "1"], ["a b", "c"]]}
     ],
 )
 def test_words_are_those_of_the_base(
-    model: object,
-    metadata: dict[str, object],
-    match: str | None,
-    folders: dict[str, Path],
-    tmp_path: Path,
+    model: object, metadata: dict[str, object], match: str | None, words: Path
 ) -> None:
-    base = tmp_path / "base"
-    shutil.copytree(folders["llama"], base)
-    (base / "tokenizer.json").write_text(json.dumps({"model": {"vocab": PLAIN}}))
-    write_gguf(base, tmp_path / "m.gguf", matrices("Q4_0"))
-    (base / "tokenizer.json").write_text(json.dumps({"model": model}))
-    changes = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
-    header = changed(tmp_path / "m.gguf", changes)
+    (words / "tokenizer.json").write_text(json.dumps({"model": model}))
     with pytest.raises(UsageError, match=match) if match else nullcontext():
-        gguf_base.must_match("m", header, base)
+        check(words, {f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -454,3 +429,138 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(
             weights.read(name)
     except QauditError as error:
         assert error.hint
+
+
+# ------------------------------------------------------- tensors that are joined, split or turned
+# Each test writes what the converter's class says of one tensor; `make peers` runs the converter.
+
+
+HEADS, SHARED, PER_HEAD, WIDTH, EXPERTS = 4, 2, 8, 16, 3
+
+
+def header(architecture: str) -> GgufHeader:
+    numbers = {"attention.head_count": HEADS, "attention.head_count_kv": SHARED,
+               "ssm.group_count": SHARED, "ssm.time_step_rank": HEADS,
+               "ssm.inner_size": HEADS * PER_HEAD}  # fmt: skip
+    metadata = {f"{architecture}.{key}": value for key, value in numbers.items()}
+    return GgufHeader({"general.architecture": architecture, **metadata}, {})
+
+
+def random(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.5
+
+
+def fused_attention(qkv: Tensor) -> Sequence[Tensor]:
+    groups = qkv.reshape(SHARED, HEADS // SHARED + 2, PER_HEAD, *qkv.shape[1:])
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return [torch.cat([part.reshape(-1, *qkv.shape[1:]) for part in parts])]
+
+
+def of_latents(kv: Tensor) -> Sequence[Tensor]:
+    keys, values = kv.reshape(HEADS, -1, WIDTH).split([5, 7], 1)
+    return [keys.transpose(1, 2), values]
+
+
+def linear_attention(fused: Tensor) -> Sequence[Tensor]:
+    """Let the heads of values of a key be apart, as `_reorder_v_heads` does."""
+    others, values = fused[: -HEADS * PER_HEAD], fused[-HEADS * PER_HEAD :]
+    return [torch.cat([others, apart(values)])]
+
+
+def apart(values: Tensor) -> Tensor:
+    split = values.reshape(SHARED, HEADS // SHARED, -1, *values.shape[1:])
+    return split.transpose(0, 1).reshape(values.shape)
+
+
+def keys_values_gates(fused: Tensor) -> Sequence[Tensor]:
+    each = HEADS // SHARED * PER_HEAD
+    groups = fused.reshape(SHARED, -1, WIDTH).split([5, 5, each, each], 1)
+    query, key, values, gates = (part.reshape(-1, WIDTH) for part in groups)
+    return [torch.cat([query, key, values]), gates]
+
+
+def by_role(qkv: Tensor) -> Sequence[Tensor]:
+    return [qkv.reshape(HEADS, 3, PER_HEAD, WIDTH).transpose(0, 1).reshape(-1, WIDTH)]
+
+
+def halves(fused: Tensor) -> Sequence[Tensor]:
+    return list(fused.chunk(2, -2))
+
+
+CASES: list[tuple[str, str, Tensor, Callable[[Tensor], Sequence[Tensor]]]] = [
+    ("falcon", "self_attention.query_key_value.weight",
+     random((HEADS + 2 * SHARED) * PER_HEAD, WIDTH), fused_attention),
+    ("bloom", "self_attention.query_key_value.bias",
+     random((HEADS + 2 * SHARED) * PER_HEAD), fused_attention),
+    ("deepseek2", "self_attn.kv_b_proj.weight", random(HEADS * 12, WIDTH), of_latents),
+    ("gpt-oss", "mlp.experts.gate_up_proj", random(EXPERTS, WIDTH, 10),
+     lambda t: [t.transpose(1, 2)[:, ::2], t.transpose(1, 2)[:, 1::2]]),
+    ("gpt-oss", "mlp.experts.gate_up_proj_bias", random(EXPERTS, 10),
+     lambda t: [t[:, ::2], t[:, 1::2]]),
+    ("gpt-oss", "mlp.experts.down_proj", random(EXPERTS, 10, WIDTH),
+     lambda t: [t.transpose(1, 2)]),
+    ("granitemoe", "block_sparse_moe.input_linear.weight", random(EXPERTS, 10, WIDTH), halves),
+    ("granitemoe", "shared_mlp.input_linear.weight", random(10, WIDTH), halves),
+    ("dbrx", "ffn.experts.mlp.w1", random(EXPERTS * 10, WIDTH),
+     lambda t: [t.reshape(EXPERTS, 10, WIDTH)]),
+    ("dbrx", "ffn.experts.mlp.w2", random(EXPERTS * 10, WIDTH),
+     lambda t: [t.reshape(EXPERTS, 10, WIDTH).transpose(1, 2)]),
+    ("gpt2", "attn.c_attn.weight", random(10, WIDTH), lambda t: [t.T]),
+    ("qwen35", "linear_attn.in_proj_qkv.weight", random(20 + HEADS * PER_HEAD, WIDTH),
+     linear_attention),
+    ("qwen35", "linear_attn.in_proj_z.weight", random(HEADS * PER_HEAD, WIDTH),
+     lambda t: [apart(t)]),
+    ("qwen35", "linear_attn.out_proj.weight", random(WIDTH, HEADS * PER_HEAD),
+     lambda t: [apart(t.T).T]),
+    ("qwen35", "linear_attn.dt_bias", random(HEADS), lambda t: [apart(t)]),
+    ("qwen35moe", "mlp.experts.gate_up_proj", random(EXPERTS, 10, WIDTH), halves),
+    ("qwen3next", "linear_attn.in_proj_qkvz.weight",
+     random(SHARED * 10 + 2 * HEADS * PER_HEAD, WIDTH), keys_values_gates),
+    ("gptneox", "attention.query_key_value.weight", random(3 * HEADS * PER_HEAD, WIDTH), by_role),
+    ("lfm2", "conv.conv.weight", random(WIDTH, 1, 3), lambda t: [t[:, 0]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "name", "dense", "stored_of"), CASES)
+def test_a_moved_tensor_is_made_again(
+    architecture: str, name: str, dense: Tensor, stored_of: Callable[[Tensor], Sequence[Tensor]]
+) -> None:
+    moves = (*ARCHITECTURES[architecture].moves, *EVERYWHERE)
+    place = place_of(moves, f"model.layers.7.{name}")
+    assert place is not None
+    tensors, made = place
+    stored = stored_of(dense)
+    assert len(tensors) == len(stored) and all(one.startswith("blk.7.") for one in tensors)
+    assert made is not None
+    assert torch.equal(made(stored, header(architecture)), dense)
+    empty = [part.to("meta") for part in stored]
+    assert made(empty, header(architecture)).shape == dense.shape
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("model.layers.3.mlp.gate.e_score_correction_bias", "blk.3.exp_probs_b.bias"),
+        ("model.layers.3.self_attn.sinks", "blk.3.attn_sinks.weight"),
+        ("model.norm.weight", None),
+        ("model.layers.3.mlp.up_proj.weight", None),
+    ],
+)
+def test_a_renamed_tensor_is_read_as_it_is(name: str, own: str | None) -> None:
+    assert place_of(EVERYWHERE, name) == (((own,), None) if own else None)
+
+
+@pytest.mark.parametrize("number", [-2, 0, 3, 2**40, math.nan, "many", [1, "many"]])
+def test_numbers_of_a_header_that_do_not_fit_are_refused(number: object) -> None:
+    """They divide sizes; whatever they are, a tensor is made or refused by name."""
+    names = [key for key in header("falcon").metadata if key.startswith("falcon.")]
+    for architecture, name, dense, stored_of in CASES:
+        _, make = place_of((*ARCHITECTURES[architecture].moves, *EVERYWHERE), f"blocks.7.{name}")
+        parts = [part.to("meta") for part in stored_of(dense)]
+        for key in names:
+            hostile = header(architecture)
+            hostile.metadata[key.replace("falcon", architecture)] = number
+            try:
+                assert made(name, make, parts, hostile).numel() == dense.numel()
+            except SourceError as refusal:
+                assert name in str(refusal)

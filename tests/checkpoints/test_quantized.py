@@ -6,10 +6,11 @@ inherits the tests of reading, of missing parts and of damage.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def read(folder: Path, name: str = f"{NAME}.weight") -> Tensor:
 
 
 # ----------------------------------------------------------------- samples: integers, by definition
+
+
+@cache
+def _made(kind: str) -> Sample:
+    return SAMPLES[kind]()
+
+
+def sample_of(kind: str) -> Sample:
+    """Return a sample that may be changed; making it takes longest."""
+    return copy.deepcopy(_made(kind))
 
 
 def affine(bits: int = 4, *, symmetric: bool = False, columns: int = 64, size: int = 32) -> Affine:
@@ -281,7 +292,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_a_sample_is_read_as_what_its_bits_mean(kind: str, tmp_path: Path) -> None:
-    sample = SAMPLES[kind]()
+    sample = sample_of(kind)
     weights = QuantizedFolder(sample.written(tmp_path))
     assert weights.names() == [sample.dense]
     found = weights.read(sample.dense)
@@ -336,15 +347,12 @@ def test_two_configurations_that_differ_are_refused(
     one.files = {file: {**same, **change}}
     with pytest.raises(ConfigurationError, match=match):
         read(one.written(tmp_path))
-
-
-def test_two_configurations_of_mlx_that_differ_are_refused(tmp_path: Path) -> None:
-    sample = mlx()
-    sample.quantization = dict(sample.config)
-    read(sample.written(tmp_path))
-    sample.config["bits"] = 2
+    both = mlx()
+    both.quantization = dict(both.config)
+    read(both.written(tmp_path / "mlx"))
+    both.config["bits"] = 2
     with pytest.raises(SourceError, match="of MLX differ"):
-        read(sample.written(tmp_path))
+        read(both.written(tmp_path / "mlx"))
 
 
 def scaled(value: float) -> Callable[[Tensor], Tensor]:
@@ -482,7 +490,7 @@ def changed(sample: Sample, change: Any) -> Sample:
 def test_what_does_not_fit_together_is_refused(
     kind: str, change: Any, match: str, tmp_path: Path
 ) -> None:
-    folder = changed(SAMPLES[kind](), change).written(tmp_path)
+    folder = changed(sample_of(kind), change).written(tmp_path)
     with pytest.raises(SourceError, match=match) as info:
         weights = QuantizedFolder(folder)
         for name in weights.names():
@@ -502,14 +510,8 @@ def test_what_does_not_fit_together_is_refused(
     ],
 )
 def test_what_fits_is_read(kind: str, change: Any, tmp_path: Path) -> None:
-    sample = changed(SAMPLES[kind](), change)
+    sample = changed(sample_of(kind), change)
     assert torch.equal(read(sample.written(tmp_path)), sample.weight)
-
-
-def test_a_folder_that_is_not_quantized_is_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path, {"a": torch.ones(2)}, None, model_type="llama")
-    with pytest.raises(SourceError, match="no quantization configuration"):
-        QuantizedFolder(folder)
 
 
 def test_a_single_file_comes_before_an_index_and_shards_are_named(tmp_path: Path) -> None:
@@ -522,6 +524,8 @@ def test_a_single_file_comes_before_an_index_and_shards_are_named(tmp_path: Path
     assert torch.equal(read(folder), sample.weight)
     (note,) = QuantizedFolder(folder).notes
     assert "model-00001-of-00001.safetensors" in note
+    with pytest.raises(SourceError, match="no quantization configuration"):
+        QuantizedFolder(write(tmp_path / "plain", {"a": torch.ones(2)}, None, model_type="llama"))
 
 
 def test_biases_of_zeros_that_the_base_lacks_are_dropped(tmp_path: Path) -> None:
@@ -539,7 +543,7 @@ def test_biases_of_zeros_that_the_base_lacks_are_dropped(tmp_path: Path) -> None
 def test_a_linear_without_one_of_its_parts_is_refused_or_the_same(
     kind: str, tmp_path: Path
 ) -> None:
-    sample, other = SAMPLES[kind](), "model.layers.1.other"
+    sample, other = sample_of(kind), "model.layers.1.other"
 
     def both(table: dict[str, Any]) -> dict[str, Any]:
         return table | {key.replace(sample.name, other): value for key, value in table.items()}
@@ -587,14 +591,8 @@ def _damage(data: st.DataObject, tensors: dict[str, Tensor]) -> None:
     elif damage == "flat":
         tensors[name] = tensors[name].flatten()
     elif damage == "rename":
-        suffixes = [
-            ".weight",
-            ".weight_scale",
-            ".weight.absmax",
-            ".SCB",
-            "_blocks",
-            ".weight_g_idx",
-        ]
+        suffixes = ["", "_scale", ".absmax", "_g_idx"]
+        suffixes = [*(f".weight{one}" for one in suffixes), ".SCB", "_blocks"]
         tensors[NAME + data.draw(st.sampled_from(suffixes))] = tensors.pop(name)
 
 
@@ -617,7 +615,7 @@ def _damage_texts(data: st.DataObject, metadata: dict[str, str]) -> None:
 def test_damaged_repositories_raise_nothing_but_our_own_errors(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    sample = SAMPLES[data.draw(st.sampled_from(sorted(SAMPLES)))]()
+    sample = sample_of(data.draw(st.sampled_from(sorted(SAMPLES))))
     config = sample.config or next(iter(sample.files.values()))
     if sample.metadata and data.draw(st.booleans()):
         _damage_texts(data, sample.metadata)
