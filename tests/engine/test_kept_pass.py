@@ -1,78 +1,71 @@
 """A pass that was stopped at a block goes on there, with the numbers of one that was not."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 
-from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Scheme, Shipped
+from qaudit.core.linears import FoldSource, Linears, Quantized
+from qaudit.core.registry import parse_scheme, parse_schemes
+from qaudit.core.scheme import Shipped
 from qaudit.engine import block_pass
 from qaudit.engine.batches import make_rollout_batches
 from qaudit.engine.block_pass import KeptPass, run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.kept_weights import LinearHashes
+from qaudit.engine.kept_weights import LinearHashes, sha256_of
 from qaudit.engine.shipped import open_shipped
 from qaudit.engine.streams import Stream
 from qaudit.engine.tally import Tally, columns
-from qaudit.engine.tokens import Feed
 from qaudit.errors import SourceError
-from qaudit.model.blocks import BlockModel
 from qaudit.types import Corpus, Protocol, RolloutText
 from tests.support import released, tiny
 from tests.support.filled import filled
 from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama, opened, windows
 from tests.support.quantized import quantized_copy
 
-SCHEMES = "rtn-4bit:group=32,gptq-3bit:group=32,awq-4bit:group=32,gptaq-3bit:group=32"
-
 FEW = "rtn-4bit:group=32,gptq-3bit:group=32"
+SCHEMES = f"{FEW},awq-4bit:group=32,gptaq-3bit:group=32"
 
 
 class StoppedError(Exception):
     pass
 
 
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_pass, "EVERY_SECONDS", 0.0)
+@pytest.fixture(autouse=True, scope="module")
+def _at_every_block():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_pass, "EVERY_SECONDS", 0.0)
+        yield
 
 
 @contextmanager
-def a_pass(
-    checkpoint: Path, spill: Path, limit: int = 10**9
-) -> Iterator[tuple[BlockModel, HiddenStates, LinearHashes]]:
+def a_pass(checkpoint, spill, limit=10**9):
     with HiddenStates(spill, limit, CPU) as states, LinearHashes() as hashes:
         yield opened(checkpoint), states, hashes
 
 
 def go(
-    checkpoint: Path,
-    spill: Path,
-    path: Path,
+    checkpoint,
+    spill,
+    path,
     *,
-    stop_at: int = 99,
-    key: str = "k",
-    limit: int = 10**9,
-    given: Feed | None = None,
-    files: Sequence[Scheme] = (),
-    texts: str = SCHEMES,
-) -> tuple[dict[str, Tally], dict[str, dict[str, str]], list[int]]:
+    stop_at=99,
+    key="k",
+    limit=10**9,
+    given=None,
+    files=(),
+    texts=SCHEMES,
+):
     """Run a pass that is kept at `path`; return its tallies, its hashes and the blocks it ran."""
-    ran: list[int] = []
+    ran = []
 
-    def progress(done: int, total: int, what: str) -> None:
-        ran.append(done)
-        if done == stop_at:
+    def progress(block, total, what):
+        ran.append(block)
+        if block == stop_at:
             raise StoppedError
 
     with a_pass(checkpoint, spill, limit) as (model, states, hashes):
@@ -82,10 +75,10 @@ def go(
         return dict(tallies), hashes.state(), sorted(set(ran))
 
 
-def numbers(tallies: dict[str, Tally]) -> dict[str, dict[str, Any]]:
+def numbers(tallies):
     """Return all that a pass has measured, but for seconds."""
 
-    def plain(value: Any) -> Any:
+    def plain(value):
         if isinstance(value, torch.Tensor | np.ndarray):
             return value.tolist()
         if isinstance(value, list | tuple):
@@ -101,51 +94,58 @@ def numbers(tallies: dict[str, Tally]) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.fixture(scope="module")
-def whole(
-    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Tally], dict[str, dict[str, str]]]:
-    """Return tallies and hashes of a pass that was never stopped."""
-    folder = tmp_path_factory.mktemp("whole")
-    return go(checkpoint, folder / "spill", folder / "step.kept")[:2]
+def never_stopped(place, folder, **fed):
+    return go(folder, place / "spill", place / "other.kept", **fed)
 
 
-@pytest.fixture(scope="module")
-def stopped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return what is kept of a pass that was stopped at its last block."""
-    folder = tmp_path_factory.mktemp("stopped")
-    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(StoppedError):
-        monkeypatch.setattr(block_pass, "EVERY_SECONDS", 0.0)
-        go(checkpoint, folder / "spill", folder / "step.kept", stop_at=2)
-    return (folder / "step.kept").read_bytes()
+@pytest.fixture
+def whole(checkpoint, once):
+    return once(never_stopped, checkpoint)
 
 
-def stops_and_goes_on(folder: Path, place: Path, stop_at: int = 1, **fed: Any) -> dict[str, Tally]:
-    """Assert that a pass which was stopped at a block equals one that was not; return it."""
-    fed["texts"] = FEW
-    whole, hashes, _ = go(folder, place / "a", place / "other.kept", **fed)
+def stopped_at_the_last_block(place, checkpoint):
+    """Return what is kept of a pass."""
     with pytest.raises(StoppedError):
-        go(folder, place / "b", place / "step.kept", stop_at=stop_at, **fed)
-    after, hashes_after, ran = go(folder, place / "c", place / "step.kept", **fed)
+        go(checkpoint, place / "spill", place / "step.kept", stop_at=2)
+    return (place / "step.kept").read_bytes()
+
+
+@pytest.fixture
+def stopped(checkpoint, once):
+    return once(stopped_at_the_last_block, checkpoint)
+
+
+def stops_and_goes_on(folder, place, stop_at=1, whole=None, **fed):
+    """Assert that a pass which was stopped at a block equals one that was not; return it."""
+    expected, hashes, _ = whole or never_stopped(place / "a", folder, **fed)
+    path = place / "passes" / "step.kept"
+    with pytest.raises(StoppedError):
+        go(folder, place / "b", path, stop_at=stop_at, **fed)
+    after, hashes_after, ran = go(folder, place / "c", path, **fed)
     assert ran[0] == stop_at
-    assert numbers(after) == numbers(whole)
+    assert numbers(after) == numbers(expected)
     assert hashes_after == hashes
+    assert [file.name for file in path.parent.iterdir()] == ["step.kept"]
     return after
 
 
-def test_experts_go_on_with_what_was_routed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stop_at", "limit"), [(2, 10**9), (2, 0), (3, 10**9)])
+def test_a_pass_goes_on_at_the_block_or_the_head(checkpoint, whole, tmp_path, stop_at, limit):
+    stops_and_goes_on(checkpoint, tmp_path, stop_at, whole, limit=limit)
+
+
+def test_experts_go_on_with_what_was_routed(tmp_path, once):
     wide = {"vocab_size": 256, "max_position_embeddings": CONTEXT}
-    folder = released.save(tmp_path / "model", "olmoe", **wide)
-    after = stops_and_goes_on(folder, tmp_path)
+    folder = once(released.save, "olmoe", **wide)
+    after = stops_and_goes_on(folder, tmp_path, texts=FEW)
     gptq = next(tally for name, tally in after.items() if name.startswith("gptq"))
     assert {block for block, _ in gptq.expert_tokens} == {block for block, _ in gptq.routing}
     assert {block for block, _ in gptq.routing} == {0, 1}
     assert any("left as they are" in note for note in gptq.notes)  # the routers of all blocks
 
 
-def test_what_blocks_left_for_later_ones_goes_on(tmp_path: Path) -> None:
-    folder = tiny.make(tmp_path / "model", "gemma4_text")
-
+def test_what_blocks_left_for_later_ones_goes_on(tmp_path, once):
+    folder = once(tiny.make, "gemma4_text")
     quantized_copy(folder, tmp_path / "file", "gptq")
     with safe_open(folder / "model.safetensors", "pt") as weights:
         names = frozenset(weights.keys())
@@ -153,24 +153,17 @@ def test_what_blocks_left_for_later_ones_goes_on(tmp_path: Path) -> None:
     shipped = {file.spec: partial(open_shipped, file, tmp_path / "file", folder, names)}
     items = [replace(window, scored_from=len(window.tokens) - 2) for window in windows(6, 3)]
     given = replace(feed(), items=(items,), reference=lambda _: opened(folder), shipped=shipped)
-    after = stops_and_goes_on(folder, tmp_path, 3, given=given, limit=60_000, files=[file])
+    fed = {"given": given, "limit": 60_000, "files": [file], "texts": FEW}
+    after = stops_and_goes_on(folder, tmp_path, 3, **fed)
     assert all(tally.from_reference for name, tally in filled(after.items()) if name != "reference")
     assert after[file.spec].error is None and after[file.spec].nbytes
 
 
 @on_llama
-def test_items_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> None:
+def test_items_and_rollouts_go_on_where_they_were(checkpoint, tmp_path):
     items = [replace(window, scored_from=len(window.tokens) - 2) for window in windows(6, 3)]
-    given = replace(feed(), items=(items[:4], items[4:]))
-    after = stops_and_goes_on(checkpoint, tmp_path, given=given)
-    assert all(tally.options is not None for tally in filled(after.values()))
-
-
-@on_llama
-def test_rollouts_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> None:
-    written = tuple(replace(window, scored_from=3) for window in windows(4, 4))
     rollouts = RolloutText(
-        written,
+        tuple(replace(window, scored_from=3) for window in windows(4, 4)),
         prompt=np.arange(4),
         greedy=np.ones(4, dtype=bool),
         ends=(("turn", (2, 17)),),
@@ -180,15 +173,15 @@ def test_rollouts_go_on_where_they_were(checkpoint: Path, tmp_path: Path) -> Non
         sampler=(0.8, 40, 0.95),
     )
     corpus = Corpus(Protocol(CONTEXT, CONTEXT), (), tuple(EVALUATION), (), rollouts=rollouts)
-    given = replace(feed(), evaluation=(*feed().evaluation, *make_rollout_batches(corpus)))
-    after = stops_and_goes_on(checkpoint, tmp_path, given=given)
-    assert all(columns(tally.rows[-1:], "likeliest_N") for tally in filled(after.values()))
+    evaluation = (*feed().evaluation, *make_rollout_batches(corpus))
+    given = replace(feed(), items=(items[:4], items[4:]), evaluation=evaluation)
+    for tally in filled(stops_and_goes_on(checkpoint, tmp_path, given=given, texts=FEW).values()):
+        assert tally.options is not None
+        assert columns(tally.rows[-1:], "likeliest_N")
 
 
 @on_llama
-def test_linears_that_were_left_in_earlier_blocks_are_still_named(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_linears_that_were_left_in_earlier_blocks_are_still_named(checkpoint, tmp_path):
     path = tmp_path / "step.kept"
     with a_pass(checkpoint, tmp_path / "a") as (model, states, hashes):
         model.left["model.layers.0.mlp.gate"] = "it routes"
@@ -199,85 +192,75 @@ def test_linears_that_were_left_in_earlier_blocks_are_still_named(
 
 
 @on_llama
-def test_a_pass_with_a_file_that_failed_is_kept_no_more(checkpoint: Path, tmp_path: Path) -> None:
-    tally = Tally(error=SourceError("cut"))
+def test_a_pass_with_a_file_that_failed_is_kept_no_more(checkpoint, tmp_path):
     stream = Stream()
-    stream.name, stream.tally = "file", tally
+    stream.name, stream.tally = "file", Tally(error=SourceError("cut"))
     with a_pass(checkpoint, tmp_path / "spill") as (model, states, hashes):
         KeptPass(tmp_path / "step.kept", "k", hashes).keep(1, states, [stream], model)
     assert not (tmp_path / "step.kept").exists()
 
 
-@pytest.mark.parametrize("limit", [10**9, 0])
-def test_a_pass_goes_on_at_the_block_and_equals_one_that_was_never_stopped(
-    checkpoint: Path, whole: Any, tmp_path: Path, limit: int
-) -> None:
-    path = tmp_path / "passes" / "step.kept"
-    with pytest.raises(StoppedError):
-        go(checkpoint, tmp_path / "b", path, stop_at=2, limit=limit)
-    after, hashes_after, ran = go(checkpoint, tmp_path / "c", path, limit=limit)
-    assert ran == [2, 3]  # the last block, and the head
-    assert numbers(after) == numbers(whole[0])
-    assert hashes_after == whole[1]
-    assert [file.name for file in path.parent.iterdir()] == ["step.kept"]
-
-
-def test_a_pass_that_was_stopped_in_the_head_only_reads_out(
-    checkpoint: Path, whole: Any, tmp_path: Path
-) -> None:
-    path = tmp_path / "step.kept"
-    with pytest.raises(StoppedError):
-        go(checkpoint, tmp_path / "b", path, stop_at=3)
-    after, _, ran = go(checkpoint, tmp_path / "c", path)
-    assert ran == [3]
-    assert numbers(after) == numbers(whole[0])
-
-
 @on_llama
 @pytest.mark.parametrize("damage", ["another key", "cut", "flipped", "no header"])
 def test_what_was_kept_of_something_else_or_is_damaged_is_as_nothing(
-    checkpoint: Path, whole: Any, stopped: bytes, tmp_path: Path, damage: str
-) -> None:
+    checkpoint, stopped, tmp_path, damage
+):
     path = tmp_path / "step.kept"
-    if damage == "cut":
-        stopped = stopped[:-100]
-    elif damage == "flipped":
-        stopped = stopped[:-1000] + bytes([stopped[-1000] ^ 1]) + stopped[-999:]
-    elif damage == "no header":
-        stopped = b"\x00\n"
-    path.write_bytes(stopped)
+    kept = {
+        "another key": stopped,
+        "cut": stopped[:-1],
+        "flipped": stopped[:-1000] + bytes([stopped[-1000] ^ 1]) + stopped[-999:],
+        "no header": b"\x00\n",
+    }[damage]
+    path.write_bytes(kept)
     key = "other" if damage == "another key" else "k"
-    after, _, ran = go(checkpoint, tmp_path / "c", path, key=key)
-    assert ran[0] == 0
-    assert numbers(after) == numbers(whole[0])
-
-
-@on_llama
-def test_nothing_of_a_damaged_file_waits(checkpoint: Path, stopped: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "step.kept"
-    path.write_bytes(stopped[:-1])
     with a_pass(checkpoint, tmp_path / "spill") as (model, states, hashes):
-        assert KeptPass(path, "k", hashes).resume(states, [], model) == 0
-        assert states.listed() == []
+        assert KeptPass(path, key, hashes).resume(states, [], model) == 0
+        assert states.listed() == [] and hashes.state() == {}
 
 
 @on_llama
-def test_a_full_disk_ends_the_keeping_and_not_the_pass(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(fd: int) -> None:
+def test_a_damaged_file_or_a_full_disk_ends_the_keeping_and_not_the_pass(
+    checkpoint, whole, stopped, tmp_path, monkeypatch
+):
+    def full(fd):
         raise OSError(28, "No space left on device")
 
+    path = tmp_path / "passes" / "step.kept"
+    path.parent.mkdir()
+    path.write_bytes(stopped[:-100])
     monkeypatch.setattr(block_pass.os, "fsync", full)
-    _, _, ran = go(checkpoint, tmp_path / "b", tmp_path / "passes" / "step.kept")
+    after, hashes, ran = go(checkpoint, tmp_path / "spill", path)
     assert ran == [0, 1, 2, 3]
-    assert list((tmp_path / "passes").iterdir()) == []
-
-
-@on_llama
-def test_nothing_is_written_before_its_time(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert (numbers(after), hashes) == (numbers(whole[0]), whole[1])
+    assert [file.name for file in path.parent.iterdir()] == ["step.kept"]  # nothing half written
+    path.unlink()
     monkeypatch.setattr(block_pass, "EVERY_SECONDS", 1e9)
-    go(checkpoint, tmp_path / "b", tmp_path / "step.kept")
-    assert not (tmp_path / "step.kept").exists()
+    go(checkpoint, tmp_path / "spill", path, texts=FEW)  # nothing is written before its time
+    assert not path.exists()
+
+
+# ---------------------------------------------------------------- hashes that are kept with it
+
+RTN, AWQ = parse_scheme("rtn-4bit"), parse_scheme("awq-4bit:exact_fold=true")
+WEIGHT_RC = torch.arange(12.0).reshape(3, 4)
+
+
+def test_each_linear_of_each_block_has_the_hash_of_its_weight():
+    with LinearHashes() as hashes:
+        for block in (0, 1):
+            linears = Linears({"w": WEIGHT_RC}, block=block)
+            hashes.observe(RTN, linears, Quantized({"w": WEIGHT_RC + block}, 0))
+    expected = {f"{block}.w": sha256_of(WEIGHT_RC + block) for block in (0, 1)}
+    assert (hashes.of(RTN.spec), hashes.of(AWQ.spec)) == (expected, {})
+
+
+def test_scales_of_columns_are_hashed_as_a_file_holds_them():
+    scale_C, out_RC = torch.tensor([2.0, 0.5, 4.0]), torch.ones(2, 3)
+    source = FoldSource("v", is_norm=False, offset=0)
+    with LinearHashes() as hashes:
+        hashes.observe(AWQ, Linears({}), Quantized({"v": WEIGHT_RC}, 0))
+        behind = Linears({}, fold_C=torch.arange(3), fold_source=source)
+        hashes.observe(AWQ, behind, Quantized({"o": out_RC}, 0, column_scale_C=scale_C))
+    divided, times = sha256_of(WEIGHT_RC / scale_C[:, None]), sha256_of(out_RC * scale_C)
+    assert hashes.of(AWQ.spec) == {"0.v": divided, "0.o": times}
