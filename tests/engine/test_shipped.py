@@ -1,10 +1,10 @@
-"""A file that is quantized already is run as it is, beside its base and in the same pass."""
+"""A file that is quantized already is run as it is, beside its base and in the same pass.
 
-from __future__ import annotations
+Its activations are rounded as their schemes round them, or a note says not.
+"""
 
 import json
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,44 +12,82 @@ import safetensors.torch
 import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
-from qaudit.core.registry import parse_scheme, parse_schemes
+from qaudit.core.linears import Linears
+from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import LOOKS_BROKEN, Shipped
 from qaudit.engine.shipped import RuntimeDeparture, open_shipped
 from qaudit.engine.tokens import Feed
+from qaudit.errors import ConfigurationError, SourceError
+from qaudit.formats import arithmetic as floats
+from qaudit.formats import compressed_tensors as groups
+from qaudit.formats.reading import Rounding
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import FULL_PRECISION
-from tests.support.filled import filled
-from tests.support.passes import feed, losses, on_llama, plain_losses, plain_model, tallies_of
+from tests.support.passes import (
+    feed,
+    losses,
+    on_llama,
+    plain_losses,
+    plain_model,
+    spec_of,
+    tallies_of,
+)
 from tests.support.problems import make_problem
-from tests.support.quantized import Rounded, quantized_copy
+from tests.support.quantized import Rounded, ct_config, is_linear, quantized_copy
 from tests.support.torchao import INSTALLED
 
 KINDS = ("gptq", "awq", "compressed-tensors", *(("torchao",) if INSTALLED else ()))
+BESIDE = "gptq-3bit:group=32"
 
 
-def shipped(name: str, kind: str = "gptq", bits: int = 4) -> Shipped:
-    return Shipped(file=name, format=kind, bits=bits, sha256="0" * 64)
+def shipped(name, kind="gptq", bits=4, act=16):
+    return Shipped(file=name, format=kind, bits=bits, act=act, sha256="0" * 64)
 
 
-def run(
-    base: Path,
-    files: dict[str, Path],
-    tmp_path: Path,
-    schemes: str = "rtn-4bit:group=32",
-    bits: int | None = None,
-):
+def run(base, files, spill, schemes=()):
+    """Run files, by how they are called in a plan, beside schemes; return tallies by file."""
     names = frozenset(WeightFolder(base).names())
-    planned = [bits or QuantizedFolder(folder).bits for folder in files.values()]
-    own = [shipped(name, bits=count) for name, count in zip(files, planned, strict=True)]
-    openers = {one.spec: partial(open_shipped, one, files[one.file], base, names) for one in own}
-    given = feed()
-    given = Feed(given.calibration, given.evaluation, shipped=openers)
-    tallies = tallies_of(base, [*parse_schemes([schemes]), *own], tmp_path / "spill", given)
-    return {one.file: tallies[one.spec] for one in own}, tallies, given
+    openers = {
+        file.spec: partial(open_shipped, file, folder, base, names)
+        for file, folder in files.items()
+    }
+    given = Feed(feed().calibration, feed().evaluation, shipped=openers)
+    tallies = tallies_of(base, [*map(parse_scheme, schemes), *files], spill, given)
+    by_name = {file.file: tallies.pop(file.spec) for file in files}
+    return {name: losses(given, t) for name, t in tallies.items()} | by_name
+
+
+def edited(folder, change):
+    path = folder / "config.json"
+    path.write_text(change(path.read_text("utf-8")), "utf-8")
+
+
+def run_all(place, base):
+    """Run right, wrong and damaged files in one pass; return what right ones mean, and tallies."""
+    made = {"same": {}, "other": {}, "broken": {}, "few": {"bits": 3}, "v2": {"bits": 3}}
+    for name, options in made.items():
+        quantized_copy(base, place / name, "gptq", **options)
+    dense = {kind: quantized_copy(base, place / kind, kind, scale=1.5) for kind in KINDS}
+    config = json.loads((base / "config.json").read_text("utf-8"))
+    changed = {"rms_norm_eps": 0.01, "use_cache": False}
+    edited(place / "other", lambda text: json.dumps({**json.loads(text), **changed}))
+    second = '"checkpoint_format": "gptq_v2", "a"'
+    edited(place / "v2", lambda text: text.replace('"desc_act"', second))
+    path, name = place / "broken/model.safetensors", "model.layers.2.mlp.up_proj.scales"
+    tensors = safetensors.torch.load_file(path)
+    tensors[name] = torch.zeros_like(tensors[name])
+    safetensors.torch.save_file(tensors, path)
+    files = {shipped(name, bits=3 if name == "v2" else 4): place / name for name in (*made, *KINDS)}
+    return dense, run(base, files, place / "spill", [BESIDE]), config
+
+
+@pytest.fixture
+def files(checkpoint, once):
+    return once(run_all, checkpoint)
 
 
 @torch.no_grad()
-def whole_model_losses(base: Path, dense: dict[str, torch.Tensor]) -> np.ndarray:
+def whole_model_losses(base, dense):
     """Return the losses of the library's model with these weights in it."""
     model = plain_model(base)
     for name, tensor in dense.items():
@@ -57,108 +95,64 @@ def whole_model_losses(base: Path, dense: dict[str, torch.Tensor]) -> np.ndarray
     return plain_losses(model)
 
 
+def broken_notes(tally):
+    return [note for note in tally.notes if note.startswith(LOOKS_BROKEN)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_has_the_losses_of_the_library_with_its_weights(
-    checkpoint: Path, kind: str, tmp_path: Path
-) -> None:
-    dense = quantized_copy(checkpoint, tmp_path / "file", kind, scale=1.5)
-    own, _, given = run(checkpoint, {"file": tmp_path / "file"}, tmp_path)
+def test_a_file_has_the_losses_of_the_library_with_its_weights(checkpoint, files, kind):
+    dense, tallies, _ = files
     # The same fp32 arithmetic over other batch shapes: rounding only.
-    expected = whole_model_losses(checkpoint, dense)
-    np.testing.assert_allclose(losses(given, own["file"]), expected, rtol=2e-6)
-    assert own["file"].kl
+    expected = whole_model_losses(checkpoint, dense[kind])
+    np.testing.assert_allclose(losses(feed(), tallies[kind]), expected, rtol=2e-6)
+    assert tallies[kind].kl
     # torchao stores a code in a byte, and here scales in float32.
     stored = 8 + (32 + 8) / 32 if kind == "torchao" else 4 + (16 + 4) / 32
-    assert own["file"].bits_per_weight == pytest.approx(stored, rel=0.15)
+    assert tallies[kind].bits_per_weight == pytest.approx(stored, rel=0.15)
+    assert not broken_notes(tallies[kind])
 
 
-@on_llama
-def test_a_file_with_a_configuration_of_its_own_says_what_differs(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    quantized_copy(checkpoint, tmp_path / "file", "gptq")
-    own, _, _ = run(checkpoint, {"file": tmp_path / "file"}, tmp_path / "same")
-    assert not [note for note in own["file"].notes if "own configuration" in note]
-    path = tmp_path / "file" / "config.json"
-    config = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps({**config, "rms_norm_eps": 0.01, "use_cache": False}), "utf-8")
-    own, _, _ = run(checkpoint, {"file": tmp_path / "file"}, tmp_path / "other")
-    (note,) = [note for note in own["file"].notes if "own configuration" in note]
+def test_files_change_nothing_of_the_streams_beside_them_whatever_is_wrong(files, finished):
+    _, tallies, config = files
+    for name in (FULL_PRECISION, spec_of(BESIDE)):
+        assert np.array_equal(tallies[name], finished.losses[name])
+    assert not any("own configuration" in note for note in tallies["same"].notes)
+    (note,) = (note for note in tallies["other"].notes if "own configuration" in note)
     assert note.endswith(f"`rms_norm_eps: 0.01` for `{config['rms_norm_eps']}`")
-
-
-@on_llama
-def test_files_change_nothing_of_the_streams_beside_them(checkpoint: Path, tmp_path: Path) -> None:
-    quantized_copy(checkpoint, tmp_path / "a", "gptq")
-    quantized_copy(checkpoint, tmp_path / "b", "awq", scale=1.5)
-    files = {name: tmp_path / name for name in ("a", "b")}
-    schemes = "gptq-4bit:group=32"
-    _, alone, given = run(checkpoint, {}, tmp_path, schemes)
-    _, beside, _ = run(checkpoint, files, tmp_path, schemes)
-    for name in (FULL_PRECISION, parse_scheme(schemes).spec):
-        assert np.array_equal(losses(given, alone[name]), losses(given, beside[name]))
-
-
-@on_llama
-def test_a_damaged_file_ends_its_own_stream_alone(checkpoint: Path, tmp_path: Path) -> None:
-    quantized_copy(checkpoint, tmp_path / "whole", "gptq")
-    quantized_copy(checkpoint, tmp_path / "broken", "gptq")
-    path = tmp_path / "broken" / "model.safetensors"
-    tensors = safetensors.torch.load_file(path)
-    name = "model.layers.2.mlp.up_proj.scales"
-    tensors[name] = torch.zeros_like(tensors[name])
-    safetensors.torch.save_file(tensors, path)
-    files = {one: tmp_path / one for one in ("whole", "broken")}
-    own, tallies, _ = run(checkpoint, files, tmp_path)
-    assert "scales of zero over" in str(own["broken"].error)
-    assert not own["broken"].nll
-    assert own["whole"].nll
-    assert all(tally.nll for tally in filled(tallies.values()) if tally is not own["broken"])
-
-
-def test_a_file_of_other_bits_than_its_configuration_has_leaves_the_pass(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    quantized_copy(checkpoint, tmp_path / "file", "gptq", bits=3)
-    own, _, _ = run(checkpoint, {"file": tmp_path / "file"}, tmp_path, bits=4)
-    assert "`file` is stored in 3 bits, and its configuration has 4" in str(own["file"].error)
-    assert not own["file"].nll
-
-
-def test_a_shipped_file_is_written_and_read_like_a_scheme() -> None:
-    one = shipped("model-GPTQ-Int4", bits=3)
-    assert parse_scheme(one.spec) == one
-    assert one.short == "model-GPTQ-Int4"
-    assert one.bit_class == "3"
-
-
-def broken_notes(base: Path, folder: Path, tmp_path: Path) -> list[str]:
-    own, _, _ = run(base, {"file": folder}, tmp_path)
-    return [note for note in own["file"].notes if note.startswith(LOOKS_BROKEN)]
-
-
-@on_llama
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_right_file_looks_whole(checkpoint: Path, kind: str, tmp_path: Path) -> None:
-    quantized_copy(checkpoint, tmp_path / "file", kind, scale=1.5)
-    assert not broken_notes(checkpoint, tmp_path / "file", tmp_path)
-
-
-def test_zero_points_of_another_version_are_seen(checkpoint: Path, tmp_path: Path) -> None:
-    quantized_copy(checkpoint, tmp_path / "file", "gptq", bits=3)
-    path = tmp_path / "file" / "config.json"
-    path.write_text(path.read_text().replace('"desc_act"', '"checkpoint_format": "gptq_v2", "a"'))
-    (note,) = broken_notes(checkpoint, tmp_path / "file", tmp_path)
+    assert "scales of zero over" in str(tallies["broken"].error) and not tallies["broken"].nll
+    few = tallies["few"]
+    assert "`few` is stored in 3 bits, and its configuration has 4" in str(few.error)
+    assert not few.nll
+    (note,) = broken_notes(tallies["v2"])
     assert "zero points look wrong" in note
     assert "21 of 21 linears" in note
 
 
-def test_folded_scales_are_no_damage() -> None:
-    weight_RC = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+def test_a_shipped_file_is_written_and_read_like_a_scheme():
+    file = shipped("model-GPTQ-Int4", bits=3)
+    assert parse_scheme(file.spec) == file
+    assert (file.short, file.bit_class) == ("model-GPTQ-Int4", "3")
+
+
+# ---------------------------------------------------------------- how far from the base it is
+
+
+def departs(weight_RC, base_RC, groups_C, bits, guess):
+    """Assert that a weight is not explained by its codes, and what is thought to be wrong."""
+    departure = RuntimeDeparture.of(weight_RC, base_RC, groups_C)
+    assert not departure.is_explained(bits)
+    assert guess in departure.guess
+
+
+def test_folded_scales_are_no_damage_and_negated_ones_and_zeros_are():
+    generator = torch.Generator().manual_seed(0)
+    weight_RC = torch.randn(64, 96, generator=generator)
     scale_C = torch.rand(96, generator=torch.Generator().manual_seed(1)) * 4 + 0.1
     # One fit of rows and one of columns is not the best fit: a tenth is a third of what is noted.
     assert RuntimeDeparture.of(weight_RC * scale_C, weight_RC).share < 0.1
     assert RuntimeDeparture.of(weight_RC * scale_C[:64, None], weight_RC).share < 1e-5
+    departs(-weight_RC, weight_RC, None, 4, "scales look negated")
+    departs(0 * weight_RC, weight_RC, None, 4, "all of its weights are zero")
 
 
 SCHEMES = (
@@ -168,18 +162,8 @@ SCHEMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("factor", "cause"), [(-1.0, "scales look negated"), (0.0, "all of its weights are zero")]
-)
-def test_negated_weights_and_a_layer_of_zeros_are_far_away(factor: float, cause: str) -> None:
-    weight_RC = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
-    departure = RuntimeDeparture.of(weight_RC * factor, weight_RC)
-    assert not departure.is_explained(4)
-    assert cause in departure.guess
-
-
 @pytest.mark.parametrize("spec", SCHEMES)
-def test_what_schemes_make_is_explained_by_its_codes(spec: str) -> None:
+def test_what_schemes_make_is_explained_by_its_codes(spec):
     scheme, problem = parse_scheme(spec), make_problem(96, 256)
     quantized = scheme.quantize(problem.linears).weights["linear"]
     size = {"nvfp4": 16, "mxfp4": 32}.get(spec, getattr(scheme, "group", 0))
@@ -188,25 +172,186 @@ def test_what_schemes_make_is_explained_by_its_codes(spec: str) -> None:
     assert RuntimeDeparture.of(quantized, problem.weight_RC, groups_C).is_explained(bits)
 
 
-@pytest.mark.parametrize("order", ["next", "scattered"])
 @pytest.mark.parametrize("size", [32, 128])
 @pytest.mark.parametrize("bits", [3, 4, 8])
-def test_scales_of_other_groups_are_explained_by_no_codes(bits: int, size: int, order: str) -> None:
+def test_scales_of_other_groups_and_shifted_codes_are_explained_by_no_codes(bits, size):
     weight_RC = make_problem(96, 512).weight_RC
-    one = Rounded(weight_RC, bits, size)
-    groups_C = one.group_of_C.roll(size)
-    if order == "scattered":
-        groups_C = one.group_of_C[torch.randperm(512, generator=torch.Generator().manual_seed(0))]
-    own_RC = (one.codes_RC - one.zeros_RG[:, groups_C]) * one.scales_RG[:, groups_C]
-    departure = RuntimeDeparture.of(own_RC, weight_RC, groups_C)
-    assert not departure.is_explained(bits)
-    assert "those of other groups" in departure.guess
+    grid = Rounded(weight_RC, bits, size)
+    scattered = torch.randperm(512, generator=torch.Generator().manual_seed(0))
+    for groups_C in (grid.group_of_C.roll(size), grid.group_of_C[scattered]):
+        made_RC = (grid.codes_RC - grid.zeros_RG[:, groups_C]) * grid.scales_RG[:, groups_C]
+        departs(made_RC, weight_RC, groups_C, bits, "those of other groups")
+    shifted_RC = grid.weight(grid.zeros_RG - 1)
+    departs(shifted_RC, weight_RC, grid.group_of_C, bits, "zero points look wrong")
 
 
-@pytest.mark.parametrize("bits", [3, 4, 8])
-def test_a_shift_of_one_code_is_seen_at_any_number_of_bits(bits: int) -> None:
-    weight_RC = make_problem(96, 256).weight_RC
-    one = Rounded(weight_RC, bits, 64)
-    departure = RuntimeDeparture.of(one.weight(one.zeros_RG - 1), weight_RC, one.group_of_C)
-    assert not departure.is_explained(bits)
-    assert "zero points look wrong" in departure.guess
+# ---------------------------------------------------------------- activations
+
+
+def _bytes(stored):
+    return {"weight": stored.codes_RC, "weight_scale": stored.scales}
+
+
+def _signed(stored):
+    codes_RC = (stored.codes_RC.int() - 128).to(torch.int8)
+    return {"weight": codes_RC, "weight_scale": stored.scales_RG}
+
+
+def _halves(codes_RC):
+    return codes_RC[:, ::2] | codes_RC[:, 1::2] << 4
+
+
+def _nvfp4(stored):
+    return {
+        "weight_packed": _halves(stored.codes_RC),
+        "weight_scale": stored.scales_RG,
+        "weight_global_scale": stored.tensor_scale.reshape(1).clone(),
+        "input_global_scale": stored.input_scale.reshape(1).clone(),
+    }
+
+
+def _mxfp4(stored):
+    return {"weight_packed": _halves(stored.codes_RC), "weight_scale": stored.exponents_RG}
+
+
+DYNAMIC = {"num_bits": 8, "strategy": "token", "dynamic": True}
+WRITTEN = {
+    "fp8": ("float-quantized", {"num_bits": 8}, {**DYNAMIC, "type": "float"}, _bytes),
+    "fp8:blocks=true": (
+        "float-quantized", {"num_bits": 8, "block_structure": [128, 128]},
+        {**DYNAMIC, "type": "float", "strategy": "group", "group_size": 128}, _bytes,
+    ),
+    "int8": ("int-quantized", {"num_bits": 8}, {**DYNAMIC, "type": "int"}, _signed),
+    "nvfp4": (
+        "nvfp4-pack-quantized", {"num_bits": 4},
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+         "dynamic": "local"}, _nvfp4,
+    ),
+    "mxfp4": (
+        "mxfp4-pack-quantized", {"num_bits": 4},
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "dynamic": True},
+        _mxfp4,
+    ),
+}  # fmt: skip
+
+
+def write_as(base, folder, spec, stored):
+    """Write what a scheme stored of every linear as compressed-tensors has it."""
+    form, weights, inputs, written = WRITTEN[spec]
+    folder.mkdir()
+    tensors = {}
+    for name, tensor in safetensors.torch.load_file(base / "model.safetensors").items():
+        stem = name.removesuffix(".weight")
+        parts = written(stored[stem]) if is_linear(name) else {"weight": tensor}
+        tensors |= {f"{stem}.{part}": value.contiguous() for part, value in parts.items()}
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    config = ct_config(weights, form)
+    config["config_groups"]["group_0"]["input_activations"] = inputs
+    base_config = json.loads((base / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**base_config, "quantization_config": config}))
+    return folder
+
+
+@on_llama
+def test_a_file_runs_as_the_scheme_that_made_it(checkpoint, tmp_path):
+    stored, files = {spec_of(text): {} for text in WRITTEN}, {}
+
+    def observe(scheme, linears, quantized):
+        names = {f"model.layers.{linears.block}.{n}": s for n, s in quantized.stored.items()}
+        stored[scheme.spec].update(names)
+
+    schemes = [*map(parse_scheme, WRITTEN)]
+    tallies = tallies_of(checkpoint, schemes, tmp_path / "states", observe=observe)
+    for name, (text, scheme) in enumerate(zip(WRITTEN, schemes, strict=True)):
+        folder = write_as(checkpoint, tmp_path / str(name), text, stored[scheme.spec])
+        bits = QuantizedFolder(folder).bits
+        files[shipped(scheme.short, "compressed-tensors", bits, act=8)] = folder
+    by_file = run(checkpoint, files, tmp_path / "states")
+    for scheme in schemes:
+        assert not by_file[scheme.short].notes
+        expected = losses(feed(), tallies[scheme.spec])
+        np.testing.assert_array_equal(losses(feed(), by_file[scheme.short]), expected)
+
+
+def test_int8_with_outliers_is_that_of_bitsandbytes():
+    scheme = parse_scheme("bnb-int8")
+    generator = torch.Generator().manual_seed(0)
+    weight_RC = torch.randn(64, 96, generator=generator) * 0.02
+    x_TC = torch.randn(40, 96, generator=generator)
+    x_TC[:, 5], x_TC[7, 60] = 40.0, -7.5  # other columns would be rounded to steps of 0.3
+    pytest.importorskip("bitsandbytes")
+    quantized = scheme.quantize(Linears({"a": weight_RC}))
+    theirs_TR = quantized.forwards["a"](x_TC)
+    ours_TR = Rounding("int8 but outliers", 6.0)(x_TC) @ quantized.weights["a"].T
+    # The library multiplies in half precision or integers; a wrong outlier would cost percents.
+    assert (ours_TR - theirs_TR).norm() < 3e-3 * theirs_TR.norm()
+    plain_TR = Rounding("int8 but outliers", 0.0)(x_TC) @ quantized.weights["a"].T
+    assert (plain_TR - theirs_TR).norm() > 1e-2 * theirs_TR.norm()
+
+
+def test_fixed_scales_and_bounds_of_fbgemm_clip_what_is_larger():
+    for kind, largest in (("fp8 fixed", 448.0), ("int8 fixed", 127.0)):
+        rounded = Rounding(kind, 0.5)(torch.tensor([0.5, 1e6, -0.5, 0.0]))
+        assert rounded.tolist() == [0.5, largest / 2, -0.5, 0.0]
+    rounding = floats.rounding_of({"quant_method": "fbgemm_fp8", "activation_scale_ub": 10.0})
+    assert rounding == Rounding("fp8", 10.0)
+    assert float(rounding(torch.tensor([[1.0, 500.0]])).max()) == 10.0
+    with pytest.raises(ConfigurationError, match="`activation_scale_ub` is `often`"):
+        floats.rounding_of({"quant_method": "fbgemm_fp8", "activation_scale_ub": "often"})
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ({"num_bits": 8, "type": "int", "symmetric": False, "dynamic": True, "strategy": "token"},
+         "8-bit int, dynamic by token"),
+        ({"num_bits": 4, "type": "int", "dynamic": True, "strategy": "token"}, "4-bit int"),
+        ({"num_bits": 8, "type": "float", "dynamic": True, "strategy": "group", "group_size": 64},
+         "8-bit float, dynamic by group"),
+        ({"num_bits": 8, "type": "float", "strategy": "channel"}, "8-bit float, fixed by channel"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_named(table, name):
+    assert groups.rounding_of({"input_activations": table}).startswith(name)
+
+
+def write_fp8(folder, scale, **config):
+    folder.mkdir()
+    tensors = {
+        "a.weight": torch.ones(4, 8).to(torch.float8_e4m3fn),
+        "a.weight_scale": torch.ones(1),
+        **({} if scale is None else {"a.input_scale": scale}),
+    }
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    text = json.dumps({"quantization_config": {"quant_method": "fp8", **config}})
+    (folder / "config.json").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_fixed_scale_is_read_from_the_file(dtype, tmp_path):
+    folder = write_fp8(tmp_path / "a", torch.tensor([0.25]).to(dtype), activation_scheme="static")
+    opened = QuantizedFolder(folder)
+    assert opened.linears["a.weight"].rounding == Rounding("fp8 fixed", 0.25)
+    assert opened.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("scale", "match"),
+    [
+        (None, "has no `input_scale`, and the configuration fixes"),
+        (torch.zeros(1), "`input_scale` of 0, which is no scale"),
+        (torch.full((1,), torch.nan), "which is no scale"),
+        (torch.ones(2), "is no single number"),
+    ],
+)
+def test_scales_of_activations_that_are_none_are_refused(scale, match, tmp_path):
+    with pytest.raises(SourceError, match=match):
+        QuantizedFolder(write_fp8(tmp_path / "a", scale, activation_scheme="static"))
+
+
+def test_what_is_not_run_is_noted(tmp_path):
+    config = {"activation_scheme": "dynamic", "weight_block_size": [64, 64]}
+    folder = write_fp8(tmp_path / "a", None, **config)
+    (note,) = QuantizedFolder(folder).notes
+    assert note.startswith("weights only: the file also quantizes activations (fp8, dynamic")
