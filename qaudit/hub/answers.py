@@ -33,7 +33,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from qaudit.errors import HubError, UsageError
+from qaudit.errors import HubError, UnreachableError, UsageError
 from qaudit.types import Ref
 
 if TYPE_CHECKING:  # a local audit checks the variables and needs no connection
@@ -442,10 +442,18 @@ def requested_wait_seconds(status: int, headers: Mapping[str, str], now: float) 
     return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now)
 
 
-def wait_seconds(dropped: DroppedError, failures: int, call: str) -> float:
-    """Return how long to wait after so many failures: as requested, or longer each time."""
-    if dropped.wait_seconds is not None:
-        return dropped.wait_seconds
+def wait_seconds(dropped: DroppedError, failures: int, call: str, before: str) -> float:
+    """Return how long to wait after so many failures: as requested, or longer each time.
+
+    `before` is what the Hub does afterwards; a wait of hours is not begun.
+    """
+    if (requested := dropped.wait_seconds) is not None:
+        if requested > LONGEST_WAIT_SECONDS:
+            raise UnreachableError(
+                f"the Hub asks to wait {requested:.6g} s before it {before}",
+                hint=f"when that time is over, {RESUME}; to be let in more often, {LOG_IN}",
+            ) from dropped
+        return requested
     waits = _WAITS_LIMITED_SECONDS if dropped.status == 429 else _WAITS_SECONDS
     fraction = zlib.crc32(f"{call} {failures}".encode()) / 2**32
     return waits[min(failures, len(waits)) - 1] * (0.75 + 0.5 * fraction)

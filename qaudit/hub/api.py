@@ -30,8 +30,6 @@ from qaudit.errors import HubError, Interrupted, UnreachableError
 from qaudit.hub.answers import (
     COMMIT,
     ENDPOINT,
-    LOG_IN,
-    LONGEST_WAIT_SECONDS,
     RESUME,
     TRIES,
     TRIES_UNREACHED,
@@ -369,12 +367,7 @@ class Client:
                 return attempt()
             except DroppedError as error:
                 dropped, failures = error, failures + 1
-            wait = wait_seconds(dropped, failures, call)
-            if wait > LONGEST_WAIT_SECONDS:
-                raise UnreachableError(
-                    f"the Hub asks to wait {wait:.6g} s before it tells {call}",
-                    hint=f"when that time is over, {RESUME}; to be let in more often, {LOG_IN}",
-                ) from dropped
+            wait = wait_seconds(dropped, failures, call, f"tells {call}")
             if failures >= (TRIES_UNREACHED if dropped.unreached else TRIES):
                 raise UnreachableError(
                     f"`{self.endpoint}` does not tell {call}, asked {failures} times: "

@@ -57,8 +57,6 @@ _LOCK_TRIES, _LOCK_SECONDS = 25, 0.02
 MOST_CLAIMS = 256
 """Files a process keeps open for this; the one claimed longest ago is released first."""
 
-_LONGEST_LINE_NBYTES = 1 << 14
-
 _File = tuple[int, int, int]
 """Size, time of modification and inode."""
 
@@ -218,9 +216,6 @@ class Ledger:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or own_cache() / "brought.jsonl"
-        self._entries: dict[str, _File | None] = {}
-        self._read_to = 0
-        self._lock = Lock()
 
     def add(self, path: Path, stamp: Stamp, identity: str, *, downloaded: bool) -> None:
         """Append that the file of this stamp, once it is at `path`, was downloaded, or was not."""
@@ -236,34 +231,19 @@ class Ledger:
 
     def has(self, path: Path) -> bool:
         """Return whether this tool downloaded the file that is at `path` now."""
-        with self._lock:
-            self._read_on()
-            entry = self._entries.get(_key(path))
+        begin, entry = f"[{json.dumps(_key(path))},".encode(), None
+        try:
+            for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
+                if line.startswith(begin):
+                    with suppress(ValueError, TypeError, RecursionError):  # a torn line
+                        _, nbytes, modified_ns, inode, _, downloaded = json.loads(line)
+                        entry = (nbytes, modified_ns, inode) if downloaded is True else None
+        except OSError as error:
+            raise not_kept(self.path, error) from error
         try:
             return entry is not None and _file(Stamp.of(path, follow_symlinks=False)) == entry
         except (FileNotFoundError, NotADirectoryError):
             return False
-
-    def _read_on(self) -> None:
-        try:
-            with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._read_to:  # it was replaced
-                    self._entries, self._read_to = {}, 0
-                file.seek(self._read_to)
-                whole = file.read().rpartition(b"\n")[0]
-        except FileNotFoundError:
-            self._entries, self._read_to = {}, 0
-            return
-        except OSError as error:
-            raise not_kept(self.path, error) from error
-        self._read_to += len(whole)
-        for line in whole.splitlines():
-            if len(line) <= _LONGEST_LINE_NBYTES:
-                with suppress(ValueError, TypeError, RecursionError):  # a torn line
-                    path, nbytes, modified_ns, inode, _, downloaded = json.loads(line)
-                    if isinstance(path, str):
-                        stamp = nbytes, modified_ns, inode
-                        self._entries[path] = stamp if downloaded is True else None
 
 
 def _key(path: Path) -> str:

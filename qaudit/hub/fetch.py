@@ -52,7 +52,7 @@ from qaudit.checkpoints.stamps import (
     weights_of,
 )
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
-from qaudit.hub.answers import LONGEST_WAIT_SECONDS, RESUME, DroppedError, HubFile, wait_seconds
+from qaudit.hub.answers import RESUME, DroppedError, HubFile, wait_seconds
 from qaudit.hub.api import Client
 from qaudit.hub.cache import Claims, Ledger, Snapshot, evict, file_size, locked, not_kept, not_read
 from qaudit.hub.listing import Listing
@@ -369,12 +369,8 @@ class Transfer:
             self._pause(dropped, have, barren)
 
     def _pause(self, dropped: DroppedError, have: int, barren: int) -> None:
-        seconds = wait_seconds(dropped, max(1, barren), f"{self.file.blob} {have}")
-        if seconds > LONGEST_WAIT_SECONDS:
-            raise UnreachableError(
-                f"the Hub asks to wait {seconds:.6g} s before it sends {self.where}",
-                hint=f"when that time is over, {RESUME}",
-            ) from dropped
+        call, before = f"{self.file.blob} {have}", f"sends {self.where}"
+        seconds = wait_seconds(dropped, max(1, barren), call, before)
         name = self.file.path.rpartition("/")[2]
         self._say(
             f"{name} broke off at {part_of(have, self.file.nbytes)} ({dropped.reason}); "

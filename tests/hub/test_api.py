@@ -708,8 +708,8 @@ def test_waits_grow_are_bounded_and_repeatable(
     failures: int, call: str, status: int | None
 ) -> None:
     dropped = DroppedError("it broke", status=status)
-    wait = wait_seconds(dropped, failures, call)
+    wait = wait_seconds(dropped, failures, call, "")
     assert 0.0 < wait <= LONGEST_WAIT_SECONDS
-    assert wait == wait_seconds(dropped, failures, call)
+    assert wait == wait_seconds(dropped, failures, call, "")
     if failures < 4:
-        assert wait < wait_seconds(dropped, failures + 1, call) * 1.7
+        assert wait < wait_seconds(dropped, failures + 1, call, "") * 1.7
