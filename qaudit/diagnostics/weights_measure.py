@@ -258,8 +258,6 @@ def _blocks_before(case: Case) -> Generator[Block, None, None]:
     yield from BlockModel(folder, weights, dtype=machine.dtype, device=machine.device).blocks()
 
 
-def measure_weights(case: Case) -> list[WeightRow]:
-    return cast(WeightWatch, case.observer or WeightWatch(case)).rows()
-
-
-MEASURE = Measure(measure_weights, watch=WeightWatch)
+MEASURE = Measure(
+    lambda case: cast(WeightWatch, case.observer or WeightWatch(case)).rows(), watch=WeightWatch
+)

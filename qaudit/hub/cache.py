@@ -62,11 +62,14 @@ _File = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class RepoCache:
-    """The folder of one repository in the shared cache, whether it exists or not."""
+class Snapshot:
+    """One commit of a repository in the shared cache, whether that has it or not."""
 
     repo: str
     kind: Kind = "model"
+    commit: str = ""
+    revision: str = ""
+    label: str = ""  # its name for messages
 
     @property
     def folder(self) -> Path:
@@ -88,15 +91,6 @@ class RepoCache:
     def lock(self, name: str) -> Path:
         """Return the path of the lock that the client takes before it fetches a blob."""
         return self.folder.parent / ".locks" / self.folder.name / f"{name}.lock"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot(RepoCache):
-    """One commit of a repository, and its name for messages."""
-
-    commit: str
-    revision: str
-    label: str
 
     @property
     def claim(self) -> Path:
@@ -311,7 +305,7 @@ def _opened(path: Path) -> int:
 
 
 def evict(
-    cache: RepoCache,
+    cache: Snapshot,
     ledger: Ledger,
     links: Collection[tuple[Path, str]],
     keep: Collection[tuple[Path, str]] = (),

@@ -52,7 +52,7 @@ from qaudit.checkpoints.stamps import (
     weights_of,
 )
 from qaudit.errors import HubError, Interrupted, MachineError, UnreachableError
-from qaudit.hub.answers import RESUME, DroppedError, HubFile, wait_seconds
+from qaudit.hub.answers import RESUME, DroppedError, HubFile, Kind, wait_seconds
 from qaudit.hub.api import Client
 from qaudit.hub.cache import Claims, Ledger, Snapshot, evict, file_size, locked, not_kept, not_read
 from qaudit.hub.listing import Listing
@@ -147,19 +147,22 @@ class Fetcher:
 
     def text(self, text: TextFile) -> Path:
         file = HubFile.identified(text.path, text.nbytes, text.sha256)
-        commit, label = text.commit, text.source
-        self._fetch(
-            Snapshot(text.repo, "dataset", commit=commit, revision=commit, label=label),
-            [(file, text.path)],
-        )
+        self.files(text.repo, text.commit, text.source, [file], kind="dataset")
         return text_path(text)
 
     def files(
-        self, repo: str, commit: str, what: str, files: Sequence[HubFile], *, show: bool = True
+        self,
+        repo: str,
+        commit: str,
+        what: str,
+        files: Sequence[HubFile],
+        *,
+        kind: Kind = "model",
+        show: bool = True,
     ) -> Path:
         placed = [(file, file.path) for file in files]
-        self._fetch(Snapshot(repo, commit=commit, revision=commit, label=what), placed, show=show)
-        return snapshot(repo, commit)
+        self._fetch(Snapshot(repo, kind, commit, commit, what), placed, show=show)
+        return snapshot(repo, commit, kind)
 
     def nbytes_missing(self, checkpoint: Checkpoint) -> int:
         if checkpoint.commit is None:
@@ -420,9 +423,8 @@ def require_room(what: str, nbytes: int, path: Path) -> None:
 
 def _snapshot(checkpoint: Checkpoint) -> Snapshot:
     commit = str(checkpoint.commit)
-    revision = checkpoint.ref.revision or commit
-    repo, label = checkpoint.ref.location, checkpoint.label
-    return Snapshot(repo, commit=commit, revision=revision, label=label)
+    ref = checkpoint.ref
+    return Snapshot(ref.location, "model", commit, ref.revision or commit, checkpoint.label)
 
 
 def _weights(checkpoint: Checkpoint) -> list[PlacedFile]:

@@ -43,7 +43,7 @@ from qaudit.hub.answers import (
     shapes_in,
 )
 from qaudit.hub.api import Client
-from qaudit.hub.cache import BLOB, RepoCache, file_size, not_read
+from qaudit.hub.cache import BLOB, Snapshot, file_size, not_read
 from qaudit.support.keys import nearest
 from qaudit.types import digest
 from qaudit.whole import write_whole
@@ -176,7 +176,7 @@ class Listing:
         """Return a range of a file's bytes, offline from the shared cache if they are there."""
         if stop <= start:
             return b""
-        blob = RepoCache(repo).blob(file.blob)
+        blob = Snapshot(repo).blob(file.blob)
         if self.client.offline and file_size(blob) == file.nbytes:
             try:
                 with blob.open("rb") as handle:

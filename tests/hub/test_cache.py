@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from qaudit.checkpoints.stamps import Stamp, folder_of, own_cache
 from qaudit.errors import MachineError
 from qaudit.hub import cache as holding_module
-from qaudit.hub.cache import Claims, Ledger, RepoCache
+from qaudit.hub.cache import Claims, Ledger, Snapshot
 from qaudit.types import Checkpoint
 from tests.support.fetching import REPO, REVISIONS, Desk, blobs, sha256
 from tests.support.hub import Hub
@@ -145,7 +145,7 @@ def test_a_blob_that_lies_in_a_store_of_all_repositories_is_used_and_replaced_he
 ) -> None:
     """The client links blobs into such a store where files come by their xet hash."""
     checkpoint = desk.checkpoint("step1")
-    stored, blob = tmp_path / "stored", RepoCache(REPO).blob(sha256(STEP1))
+    stored, blob = tmp_path / "stored", Snapshot(REPO).blob(sha256(STEP1))
     stored.write_bytes(STEP1)
     blob.parent.mkdir(parents=True)
     blob.symlink_to(stored)
@@ -198,7 +198,7 @@ def test_evicting_removes_what_was_brought_and_leaves_the_settings(desk: Desk, c
 
 
 def _claim(checkpoint: Checkpoint) -> Path:
-    return RepoCache(REPO).lock(f"{checkpoint.commit}.qaudit")
+    return Snapshot(REPO).lock(f"{checkpoint.commit}.qaudit")
 
 
 def test_what_another_scan_uses_stays(desk: Desk, hub: Hub) -> None:
@@ -260,7 +260,7 @@ def test_a_blob_that_the_user_downloaded_anew_is_theirs(desk: Desk, cache: Path)
 
 def test_what_is_half_there_is_evicted_too(desk: Desk, cache: Path) -> None:
     checkpoint = desk.checkpoint("step1")
-    partial = RepoCache(REPO).partial(sha256(STEP1))
+    partial = Snapshot(REPO).partial(sha256(STEP1))
     desk.hub.faults += [{"match": CDN, "cut": 5000, "times": 1}, {"match": CDN, "flip": 1}]
     with pytest.raises(Exception, match="fetched twice"):
         desk.fetcher.weights(checkpoint)
