@@ -52,6 +52,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -218,17 +219,6 @@ def _gradients(run: Run, grad: Tensor, inputs: Sequence[Tensor], *, create_graph
         )
 
 
-class _Inside(nn.Module):
-    """A block by its own forward, whatever replaces it."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block, self._run = block, block.forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
-
-
 @contextmanager
 def recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
     """Let blocks keep nothing of their inside, while a `with` body lasts."""
@@ -242,8 +232,8 @@ def recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _recomputing(block: nn.Module) -> Callable[..., Any]:
-    inside = _Inside(block)
-    names = [f"block.{name}" for name, _ in block.named_parameters()]
+    inside = copy(block)  # which keeps its own forward
+    names = [name for name, _ in block.named_parameters()]
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not args or not torch.is_grad_enabled() or _leads_on((args[1:], kwargs)):

@@ -142,18 +142,22 @@ def measure_sensitivity(case: Case) -> list[SensitivityRow]:
     store, key = ResultStore(case.store.folder.parent), case.task.identity(None, case.machine).key
     full = store.find(case.subject.label, FULL_PRECISION, key)
     assert full is not None, "a subject is measured before it is diagnosed"
-    files = {
-        variant: _write(
-            case,
-            scheme,
-            variant,
-            evidence_of(case.corpus, feed, tally),
+    files, identity = {}, vars(case.task.identity(scheme, case.machine))
+    for variant, tally in tallies.items():
+        bits = f"{variant.bits[0][1]}bit" if variant.part == "role" else "bits"
+        measured = Measurement(
+            subject=case.subject.label,
+            scheme=f"{scheme.short} {variant.part} {variant.name} {bits}",
+            spec=f"{scheme.spec} of {variant.spec}",
+            evidence=evidence_of(case.corpus, feed, tally),
             # Of some layers, the bits of all layers.
-            sum(stored[p] for p in variant.bits) / sum(weights_of[p] for p in variant.bits),
-            tally.seconds,
+            bits_per_weight=sum(stored[p] for p in variant.bits)
+            / sum(weights_of[p] for p in variant.bits),
+            seconds=tally.seconds,
+            calibration_seed=case.corpus.protocol.calibration_seed,
         )
-        for variant, tally in tallies.items()
-    }
+        parts = {**identity, "of": variant.spec, "sensitivity": VERSION}
+        files[variant] = case.store.write(measured, digest(parts))
     return _rows(case, scheme, model.num_blocks, full.measurement.evidence, files, weights_of)
 
 
@@ -206,30 +210,6 @@ def _rows(
             )
         )
     return rows
-
-
-def _write(
-    case: Case,
-    scheme: Scheme,
-    variant: Variant,
-    evidence: Evidence,
-    bits_per_weight: float,
-    seconds: float,
-) -> ResultFile:
-    bits = f"{variant.bits[0][1]}bit" if variant.part == "role" else "bits"
-    measured = Measurement(
-        subject=case.subject.label,
-        scheme=f"{scheme.short} {variant.part} {variant.name} {bits}",
-        spec=f"{scheme.spec} of {variant.spec}",
-        evidence=evidence,
-        bits_per_weight=bits_per_weight,
-        seconds=seconds,
-        calibration_seed=case.corpus.protocol.calibration_seed,
-    )
-    identity = vars(case.task.identity(scheme, case.machine))
-    return case.store.write(
-        measured, digest({**identity, "of": variant.spec, "sensitivity": VERSION})
-    )
 
 
 MEASURE = Measure(measure_sensitivity)
