@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import platform
 import re
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from qaudit.errors import not_written
 
@@ -110,3 +112,12 @@ def read_regular(path: Path, most_nbytes: int = LARGEST_NBYTES) -> bytes:
         if os.fstat(file.fileno()).st_size > most_nbytes:
             raise OSError(errno.EFBIG, f"larger than {most_nbytes:,} bytes", str(path))
         return file.read(most_nbytes)
+
+
+def read_table(path: Path, most_nbytes: int = LARGEST_NBYTES) -> dict[str, Any]:
+    """Return a table of JSON; empty where it cannot be read, which a later read refuses."""
+    try:
+        table = json.loads(read_regular(path, most_nbytes).decode())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return table if isinstance(table, dict) else {}

@@ -40,7 +40,7 @@ from typing import Literal, NamedTuple
 
 from qaudit.errors import MachineError, SourceError
 from qaudit.types import Checkpoint, Subject, TextFile, WeightFile, digest
-from qaudit.whole import open_regular, read_regular, write_whole
+from qaudit.whole import open_regular, read_regular, read_table, write_whole
 
 
 def hub_cache() -> Path:
@@ -211,7 +211,8 @@ def settings_in(folder: Path) -> tuple[WeightFile, ...]:
     pinned, paths = [], [*folder.glob("additional_chat_templates/*.jinja")]
     with suppress(OSError):
         paths += [p for p in folder.iterdir() if any(fnmatchcase(p.name, n) for n in _PINNED)]
-    if _names_code(folder / CONFIGURATION) or _names_code(folder / "tokenizer_config.json"):
+    tables = (folder / CONFIGURATION, folder / "tokenizer_config.json")
+    if any("auto_map" in read_table(path, LARGEST_SETTINGS_NBYTES) for path in tables):
         paths += folder.rglob("*.py")
     for path in sorted(paths):
         with suppress(OSError):
@@ -220,12 +221,6 @@ def settings_in(folder: Path) -> tuple[WeightFile, ...]:
                 name = path.relative_to(folder).as_posix()
                 pinned.append(WeightFile(name, nbytes, hash_of(path)))
     return tuple(pinned)
-
-
-def _names_code(path: Path) -> bool:
-    with suppress(OSError, ValueError, RecursionError):
-        return "auto_map" in json.loads(read_regular(path, LARGEST_SETTINGS_NBYTES).decode())
-    return False
 
 
 def refuse_changed_settings(checkpoint: Checkpoint) -> None:

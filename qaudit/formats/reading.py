@@ -6,12 +6,10 @@ needs nothing else; under a fixed scale it takes the one that is stored beside t
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -22,7 +20,7 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.errors import ConfigurationError, SourceError, UsageError
 from qaudit.support.foreign import slow_reason
 from qaudit.support.lazy import Tensor, torch
-from qaudit.whole import read_regular
+from qaudit.whole import read_table
 
 Config = Mapping[str, Any]
 """A quantization configuration, as the repository has it."""
@@ -306,10 +304,9 @@ VOCABULARY = "vocabulary"
 
 def read_tokenizer(folder: Path) -> Mapping[str, Any] | None:
     """Return the table of a folder's `tokenizer.json`; None where none can be compared."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        table: Mapping[str, Any] = json.loads(read_regular(folder / "tokenizer.json").decode())
-        return table if isinstance(table["model"]["vocab"], dict) else None
-    return None
+    table = read_table(folder / "tokenizer.json")
+    model = table.get("model")
+    return table if isinstance(model, dict) and isinstance(model.get("vocab"), dict) else None
 
 
 def differing_part(own: Mapping[str, Any], base: Mapping[str, Any]) -> str:

@@ -24,7 +24,6 @@ without their source, as version 4 took them, are made as version 4 made them.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,7 +46,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from qaudit.checkpoints.configuration import is_own_code, read_configuration, unreadable
 from qaudit.errors import ModelError, SourceError, is_out_of_memory
 from qaudit.model.routes import Weights, must_be_read, must_be_stored
-from qaudit.whole import read_regular
+from qaudit.whole import read_regular, read_table
 
 MODEL, CONFIG = "AutoModelForCausalLM", "AutoConfig"
 _CLASS = re.compile(r"[A-Za-z_]\w*(?:/[A-Za-z_]\w*)*\.[A-Za-z_]\w*", re.ASCII)
@@ -60,7 +59,7 @@ _FOREIGN = (
 
 def is_remote(folder: Path) -> bool:
     """Return whether a folder's model is code of its own and not one the library knows."""
-    return is_own_code(_config_of(folder))
+    return is_own_code(read_table(folder / "config.json"))
 
 
 def code_sha256(folder: Path) -> str:
@@ -82,7 +81,7 @@ def ran(folder: Path) -> str:
 
 def remote_class(folder: Path, auto: str, file: str = "config.json") -> Any:
     """Import the class that `auto_map` names from the folder, and from nowhere else."""
-    table = _config_of(folder, file)
+    table = read_table(folder / file)
     auto_map = table.get("auto_map")
     name = auto_map.get(auto) if isinstance(auto_map, dict) else auto_map
     if isinstance(name, list):  # of tokenizers: the slow one, then the fast one
@@ -156,15 +155,6 @@ def load_remote(config: PreTrainedConfig, folder: Path, weights: Weights, dtype:
     filled = {id(tensor) for name, tensor in needed.items() if name in tensors}
     must_be_stored([name for name, tensor in needed.items() if id(tensor) not in filled], folder)
     return model.eval().requires_grad_(False)
-
-
-def _config_of(folder: Path, file: str = "config.json") -> dict[str, Any]:
-    """Return a table of JSON; empty where it cannot be read, which a later read refuses."""
-    try:
-        table = json.loads(read_regular(folder / file).decode())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return table if isinstance(table, dict) else {}
 
 
 _NOT_COMPARED = frozenset({

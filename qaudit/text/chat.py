@@ -29,7 +29,7 @@ from qaudit.sandbox import TemplateError, Templates
 from qaudit.text.rollouts import TokenMarker
 from qaudit.text.tokenizer import Tokenizer, must_be_unicode
 from qaudit.types import ANSWER, CALL, PROMPT, REASONING, Document, RoleSpan
-from qaudit.whole import read_regular
+from qaudit.whole import read_regular, read_table
 
 OTHER_TEMPLATE = "give another template with `--set chat_template=FILE`"
 _TEMPLATE, _SETTINGS, _SPECIAL = (
@@ -108,7 +108,7 @@ def named_templates(folder: Path) -> dict[str, str]:
     named = {name: _text(path, OTHER_TEMPLATE) for name, path in files.items() if path.is_file()}
     if named:
         return named
-    value = _table(folder / _SETTINGS).get("chat_template")
+    value = read_table(folder / _SETTINGS).get("chat_template")
     if isinstance(value, str):
         return {"default": value}
     pairs = value if isinstance(value, list) else []
@@ -129,19 +129,11 @@ def _text(path: Path, hint: str) -> str:
 
 
 def _special_tokens(folders: Iterable[Path]) -> dict[str, str]:
-    tables = (_table(folder / _SPECIAL) | _table(folder / _SETTINGS) for folder in folders)
+    tables = (read_table(folder / _SPECIAL) | read_table(folder / _SETTINGS) for folder in folders)
     table = next(filter(None, tables), {})
     values = ((name, table.get(name)) for name in _TOKENS)
     texts = ((n, v.get("content") if isinstance(v, dict) else v) for n, v in values)
     return {name: text for name, text in texts if isinstance(text, str)}
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(read_regular(path).decode())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return table if isinstance(table, dict) else {}
 
 
 MESSAGES, TOOLS = "messages", "tools"

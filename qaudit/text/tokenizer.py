@@ -17,7 +17,6 @@ Modules that import torch are imported inside functions: plans are made without 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,7 +43,7 @@ from qaudit.types import (
     Window,
     digest,
 )
-from qaudit.whole import read_regular
+from qaudit.whole import read_table
 
 Tokens = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
@@ -132,11 +131,7 @@ def load_tokenizer(
 
 def has_own_code(folder: Path) -> bool:
     """Return whether the files of a tokenizer name code of their repository."""
-    try:
-        table = json.loads(read_regular(folder / _SETTINGS).decode())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(table, dict) and bool(table.get("auto_map"))
+    return bool(read_table(folder / _SETTINGS).get("auto_map"))
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
