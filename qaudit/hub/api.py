@@ -20,7 +20,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -236,20 +236,13 @@ class Client:
 
         return self.with_retries(request, attempt)
 
-    @contextmanager
     def download(
         self, repo: str, commit: str, file: HubFile, start: int, *, kind: Kind = "model"
-    ) -> Generator[Iterator[bytes]]:
+    ) -> AbstractContextManager[Iterator[bytes]]:
         """Stream a file from byte `start` in one attempt; `DroppedError` calls for another."""
         request = Request(f"`{file.path}` of `{repo}`", checked(repo), kind, commit, file.path)
         self._require_online(request)
-        if not 0 <= start <= file.nbytes:
-            raise ValueError(f"byte {start} of {file.nbytes}")
-        if start and start == file.nbytes:
-            yield iter(())
-            return
-        with self._body(request, start, file.nbytes, file.blob, whole=True) as pieces:
-            yield pieces
+        return self._body(request, start, file.nbytes, file.blob, whole=True)
 
     @contextmanager
     def _body(

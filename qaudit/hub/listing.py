@@ -135,9 +135,9 @@ class Listing:
             self._files[key] = files
         return self._files[key]
 
-    def is_partial(self, repo: str, commit: str, kind: Kind = "model") -> bool:
+    def is_partial(self, repo: str, commit: str) -> bool:
         """Return whether only files in the cache are known: the Hub may have more of them."""
-        return (repo, commit, kind) in self._incomplete
+        return (repo, commit, "model") in self._incomplete
 
     def file(self, repo: str, commit: str, path: str, kind: Kind = "model") -> HubFile:
         """Return one file at a commit, without the rest of its tree."""

@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from qaudit.errors import (
     AuditError,
     HubError,
-    MachineError,
     SourceError,
     UnreachableError,
     UsageError,
@@ -45,6 +44,7 @@ from qaudit.errors import (
 from qaudit.hub import Hub, open_hub
 from qaudit.hub.answers import LOG_IN, DroppedError, HubFile, Request, repository_of
 from qaudit.hub.api import GarbledAnswerError, checked
+from qaudit.hub.cache import not_read
 from qaudit.hub.metadata import metadata_of, with_metadata
 from qaudit.report import document as doc
 from qaudit.report.chart import dark
@@ -390,10 +390,7 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise MachineError(
-            f"`{path}` cannot be read: {why}", hint="check its permissions"
-        ) from error
+        raise not_read(path, error) from error
 
 
 # ------------------------------------------------------------------------- a published audit
