@@ -233,7 +233,7 @@ def test_a_blob_that_is_still_to_be_measured_or_is_being_brought_is_kept(desk: D
     desk.requests()
     desk.fetcher.weights(same)
     assert desk.requests(CDN) == 0
-    with FileLock(RepoCache(REPO).lock(sha256(STEP1))):
+    with FileLock(Snapshot(REPO).lock(sha256(STEP1))):
         assert desk.fetcher.evict(same) == 0
     assert desk.fetcher.evict(same) == NBYTES
 
