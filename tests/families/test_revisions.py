@@ -161,7 +161,7 @@ def test_a_name_means_something_in_its_own_repository_only() -> None:
 def test_what_a_family_lists_is_read_by_itself() -> None:
     for family in all_families():
         lists = (*family.known_duplicates, *family.known_bad)
-        listed = [name for one in lists for name in one.revisions if "*" not in name]
+        listed = [name for group in lists for name in group.revisions if "*" not in name]
         listed += [name for soup in family.soups for name in soup.of]
         named = {named.name for named in family.named} | {"main"}
         assert all(name in named or not family.place(name).named for name in listed)

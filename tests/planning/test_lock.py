@@ -265,8 +265,8 @@ def test_an_edit_that_leaves_the_digest_is_refused(written: Path) -> None:
 def test_a_hash_of_another_checkpoint_is_refused_under_a_known_commit() -> None:
     file = WeightFile("model.safetensors", 7, digest("step1"))
     pinned = replace(checkpoint("step1"), files=(file,))
-    for known, fits in ((["step1"], True), ([], True), (["step2"], False)):
-        files = [HubFile("model.safetensors", 7, 40 * "c", digest(name)) for name in known]
+    for names, fits in ((["step1"], True), ([], True), (["step2"], False)):
+        files = [HubFile("model.safetensors", 7, 40 * "c", digest(name)) for name in names]
         listing = SimpleNamespace(known_files=lambda repo, commit, files=files: files)
         hub: Any = SimpleNamespace(listing=listing)
         with nullcontext() if fits else pytest.raises(UsageError, match="no file at commit"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -244,18 +245,13 @@ def test_a_template_that_is_missing_or_refuses_is_named(tmp_path: Path) -> None:
         assert "no system role" in error.message
 
 
-@pytest.mark.parametrize(
-    ("settings", "wrong"),
-    [
-        ({"file": "none.jinja"}, "chat template `none.jinja` cannot be read"),
-        ({"reasoning": "<think>"}, "`--set reasoning=<think>` is not two markers"),
-    ],
-)
-def test_settings_of_conversations_are_refused_before_text_is_read(
-    tmp_path: Path, settings: dict[str, str], wrong: str
-) -> None:
-    with pytest.raises(QauditError, match=wrong), chat_of(tmp_path, CHATML, **settings):
-        pass
+def test_settings_of_conversations_are_refused_before_text_is_read(tmp_path: Path) -> None:
+    for name, value, wrong in (
+        ("file", "none.jinja", "chat template `none.jinja` cannot be read"),
+        ("reasoning", "<think>", "`--set reasoning=<think>` is not two markers"),
+    ):
+        with pytest.raises(QauditError, match=wrong), chat_of(tmp_path, CHATML, **{name: value}):
+            pass
 
 
 def test_an_answer_that_cannot_be_separated_from_its_prompt_is_refused(tmp_path: Path) -> None:
@@ -306,63 +302,52 @@ def spoken(file: str, chat: Chat) -> list[tuple[str, Any]]:
     return [(d.text, d.spans()) for d in documents if d.spans is not None]
 
 
-@pytest.mark.parametrize("as_text", [False, True])
-def test_rows_of_parquet_are_the_conversations_of_lines(tmp_path: Path, as_text: bool) -> None:
+def test_rows_of_parquet_are_the_conversations_of_lines(tmp_path: Path) -> None:
     other = json.loads(json.dumps(CALLED))
     other[1]["tool_calls"][0]["function"]["arguments"] = {"on": "the dog", "deep": {"yes": True}}
     rows = [{"messages": m, "tools": t} for m, t in ((TALK, None), (CALLED, [TOOL]), (other, []))]
-    lines = tmp_path / "talks.jsonl"
+    lines, file = tmp_path / "talks.jsonl", tmp_path / "talks.parquet"
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tools = [json.dumps(row["tools"]) if as_text else row["tools"] for row in rows]
-    table = pyarrow.table({"messages": [row["messages"] for row in rows], "tools": tools})
-    pyarrow.parquet.write_table(table, tmp_path / "talks.parquet")
     with chat_of(tmp_path, CHATML) as chat:
         wanted = spoken(str(lines), chat)
         assert "<tool_call>" in wanted[1][0]
         assert "Tools: " in wanted[1][0]
-        assert spoken(str(tmp_path / "talks.parquet"), chat) == wanted
-
-
-def test_a_row_of_parquet_that_is_no_conversation_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "talks.parquet"
-    table = pyarrow.table({"messages": [[said("user", "a")], [{"role": None, "content": "b"}]]})
-    pyarrow.parquet.write_table(table, file)
-    with chat_of(tmp_path, CHATML) as chat:
-        with pytest.raises(CorpusError, match=r"message 1 in row 2 of `.*talks.parquet` has no"):
-            list(read_documents(str(file), chat=chat))
-        pyarrow.parquet.write_table(pyarrow.table({"messages": ["a"]}), file)
-        with pytest.raises(CorpusError, match=r"`messages` in row 1 of .* is no list of messages"):
-            list(read_documents(str(file), chat=chat))
+        for tools in ([row["tools"] for row in rows], [json.dumps(row["tools"]) for row in rows]):
+            table = pyarrow.table({"messages": [row["messages"] for row in rows], "tools": tools})
+            pyarrow.parquet.write_table(table, file)
+            assert spoken(str(file), chat) == wanted
+        for messages, wrong in (
+            ([[said("user", "a")], [{"role": None, "content": "b"}]],
+             r"message 1 in row 2 of `.*talks.parquet` has no"),
+            (["a"], r"`messages` in row 1 of .* is no list of messages"),
+        ):  # fmt: skip
+            pyarrow.parquet.write_table(pyarrow.table({"messages": messages}), file)
+            with pytest.raises(CorpusError, match=wrong):
+                list(read_documents(str(file), chat=chat))
 
 
 def asked(number: int) -> list[Message]:
     return [said("user", f"what is {number}?"), said("assistant", f"{number} is {number + 1} - 1")]
 
 
+def corpus_of(
+    chat: Chat, path: str, fed: Iterable[Document] | None = None, **protocol: Any
+) -> Corpus:
+    fed = fed or [Document("c", "calibration text one")]
+    cut = Protocol(context=1024, **protocol)
+    return build_corpus(fed, read_documents(path, chat=chat), chat.tokenizer, cut)
+
+
 def test_a_corpus_scores_answers_and_the_bytes_of_answers(tmp_path: Path) -> None:
-    evaluation = written(tmp_path / "e.jsonl", asked(1), asked(2))
-    calibration = written(tmp_path / "c.jsonl", asked(3), asked(4))
+    path = written(tmp_path / "e.jsonl", asked(1), asked(2))
+    fed = written(tmp_path / "c.jsonl", asked(3), asked(4))
     with chat_of(tmp_path, CHATML) as chat:
-        corpus = build_corpus(
-            read_documents(calibration, chat=chat.without_spans()),
-            read_documents(evaluation, chat=chat),
-            chat.tokenizer,
-            PROTOCOL,
-        )
-    answer = "1 is 2 - 1<|im_end|>"
-    assert corpus.documents[0].nbytes == len(answer)
+        corpus = corpus_of(chat, path, read_documents(fed, chat=chat.without_spans()))
+    assert corpus.documents[0].nbytes == len("1 is 2 - 1<|im_end|>")
     window = corpus.evaluation[0]
     assert window.roles is not None
     assert window.scored == int((window.roles != UNSCORED).sum()) < len(window.tokens) - 1
     assert [w.roles for w in corpus.calibration] == [None, None]
-
-
-FED = [Document("c", "calibration text one")]
-
-
-def corpus_of(chat: Chat, path: str, **protocol: Any) -> Corpus:
-    cut = Protocol(context=1024, **protocol)
-    return build_corpus(FED, read_documents(path, chat=chat), chat.tokenizer, cut)
 
 
 def test_conversations_with_the_same_prompt_are_no_copies(tmp_path: Path) -> None:
@@ -394,21 +379,17 @@ def test_last_answers_are_counted_in_a_note(tmp_path: Path) -> None:
     assert any("of 1 of 3 conversations the last answer alone" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("line", "settings", "wrong"),
-    [
-        ({"text": "plain text"}, {}, "the evaluation text has conversations, and `e.jsonl:1`"),
-        ({"messages": asked(3)}, {"packed": True}, "packed windows run conversations together"),
-    ],
-)
-def test_conversations_stand_alone(
-    tmp_path: Path, line: dict[str, Any], settings: dict[str, Any], wrong: str
-) -> None:
-    path = tmp_path / "e.jsonl"
-    rest = [{"messages": asked(1)}, {"messages": asked(2)}]
-    path.write_text("".join(json.dumps(value) + "\n" for value in (line, *rest)))
-    with chat_of(tmp_path, CHATML) as chat, pytest.raises(CorpusError, match=wrong):
-        corpus_of(chat, str(path), **settings)
+def test_conversations_stand_alone(tmp_path: Path) -> None:
+    talks = [{"messages": asked(number)} for number in (1, 2, 3)]
+    mixed = "the evaluation text has conversations, and `e.jsonl:1`"
+    for first, settings, wrong in (
+        ({"text": "plain text"}, {}, mixed),
+        (talks[2], {"packed": True}, "packed windows run conversations together"),
+    ):
+        path = tmp_path / "e.jsonl"
+        path.write_text("".join(json.dumps(value) + "\n" for value in (first, *talks[:2])))
+        with chat_of(tmp_path, CHATML) as chat, pytest.raises(CorpusError, match=wrong):
+            corpus_of(chat, str(path), **settings)
 
 
 def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -24,58 +25,48 @@ ASKED = "Question: Sun?\nAnswer:"
 SUN = PromptedItem("choices", "items.jsonl:1", ((ASKED, " red"), (ASKED, " yellow")), (1,))
 
 
-@pytest.mark.parametrize(
-    "item",
-    [
+def test_an_item_is_read_under_its_usual_names(tmp_path: Path) -> None:
+    labelled = {"text": ["red", "yellow"], "label": ["1", "2"]}
+    for item in (
         {"question": "Sun?", "choices": ["red", "yellow"], "answer": 1},
         {"question": "Sun?", "options": ["red", "yellow"], "answer": "B"},
         {"question": "Sun?", "choices": [" red", " yellow"], "label": "1"},
-        {
-            "question": "Sun?",
-            "choices": {"text": ["red", "yellow"], "label": ["1", "2"]},
-            "answerKey": "2",
-        },
-        {"context": "Question: Sun?\nAnswer:", "endings": ["red", "yellow"], "gold": 1},
-    ],
-)
-def test_an_item_is_read_under_its_usual_names(tmp_path: Path, item: dict) -> None:
-    assert read_choices(write(tmp_path, item)) == (SUN,)
-
-
-def test_a_space_is_not_put_where_there_is_one(tmp_path: Path) -> None:
+        {"question": "Sun?", "choices": labelled, "answerKey": "2"},
+        {"context": ASKED, "endings": ["red", "yellow"], "gold": 1},
+    ):
+        assert read_choices(write(tmp_path, item)) == (SUN,)
     items = read_choices(
-        write(
-            tmp_path,
-            {"ctx": "He went ", "endings": ["home", "away"], "label": 0},
-            {"ctx": "", "endings": ["home", "away"], "label": 0},
-        )
+        write(tmp_path, *({"ctx": c, "endings": ["home", "away"], "label": 0} for c in ("He ", "")))
     )
     assert [[option for _, option in item.pairs] for item in items] == [["home", "away"]] * 2
 
 
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        ({"choices": ["a", "b"], "answer": 0}, "has no `context` or `ctx` or `question`"),
-        ({"question": "q", "answer": 0}, "has no `choices`"),
-        ({"question": "q", "choices": ["a", "b"]}, "has no `answer`"),
-        ({"question": 3, "choices": ["a", "b"], "answer": 0}, "`question` in line 2"),
-        ({"question": "q", "choices": "ab", "answer": 0}, "is not a list of texts"),
-        ({"question": "q", "choices": ["a", ""], "answer": 0}, "is not a list of texts"),
-        ({"question": "q", "choices": ["a"], "answer": 0}, "has 1 options, and 2 are needed"),
-        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "is `2`, which is none of 2"),
-        ({"question": "q", "choices": ["a", "b"], "answer": "C"}, "is `C`"),
-        ({"question": "q", "choices": ["a", "b"], "answer": True}, "is `True`"),
-        ({"question": "q", "choices": ["a", "b"], "answer": -1}, "is `-1`"),
-    ],
-)
-def test_a_wrong_item_is_named_by_its_line(tmp_path: Path, item: dict, message: str) -> None:
+WRONG = [
+    ({"choices": ["a", "b"], "answer": 0}, "has no `context` or `ctx` or `question`"),
+    ({"question": "q", "answer": 0}, "has no `choices`"),
+    ({"question": "q", "choices": ["a", "b"]}, "has no `answer`"),
+    ({"question": 3, "choices": ["a", "b"], "answer": 0}, "`question` in line 2"),
+    *(({"question": "q", "choices": found, "answer": 0}, "not a list of texts")
+      for found in ("ab", ["a", ""])),
+    ({"question": "q", "choices": ["a"], "answer": 0}, "has 1 options, and 2 are needed"),
+    *(({"question": "q", "choices": ["a", "b"], "answer": answer}, f"is `{answer}`")
+      for answer in ("C", True, -1)),
+    ({"question": "q", "choices": ["a", "b"], "answer": 2}, "is `2`, which is none of 2"),
+]  # fmt: skip
+
+
+def test_a_wrong_item_is_named_by_its_line(tmp_path: Path) -> None:
     good = {"question": "q", "choices": ["a", "b"], "answer": 0}
-    with pytest.raises(CorpusError) as caught:
-        read_choices(write(tmp_path, good, item))
-    assert message in caught.value.message
-    assert "line 2" in caught.value.message
-    assert caught.value.hint
+    for item, message in WRONG:
+        with pytest.raises(CorpusError) as caught:
+            read_choices(write(tmp_path, good, item))
+        assert message in caught.value.message
+        assert "line 2" in caught.value.message
+        assert caught.value.hint
+    with pytest.raises(CorpusError, match="is empty"):
+        read_choices(write(tmp_path))
+    with pytest.raises(CorpusError, match="no text file"):
+        read_choices(str(tmp_path / "none.jsonl"))
 
 
 def item(context: str, *options: str) -> PromptedItem:
@@ -86,38 +77,26 @@ def encode(text: str) -> list[int]:
     return BYTES(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-@pytest.mark.parametrize("context", ["the cat sat on", "the cat sat on ", "the cat"])
-@pytest.mark.parametrize("most", [64, 2])
-def test_an_option_is_what_the_whole_has_beyond_its_context(context: str, most: int) -> None:
+def test_an_option_is_what_the_whole_has_beyond_its_context() -> None:
     options = (" the mat", " the dog", "\u00e9")
-    text = item_text(BYTES, [item(context, *options)], most)
-    assert text.items == (Item("choices", "i", 3, (0,)),)
-    before = encode(context.rstrip())
-    for window, option in zip(text.windows, options, strict=True):
-        whole = encode(context + option)
-        assert window.tokens.tolist() == whole[-most - 1 :]  # the last is never read
-        assert window.tokens.tolist()[window.scored_from :] == whole[len(before) :][-most:]
-    assert any("lost the beginning" in note for note in text.notes) == (most == 2)
-
-
-def test_an_option_without_a_context_stands_behind_a_token() -> None:
+    contexts = ("the cat sat on", "the cat sat on ", "the cat")
+    for context, most in itertools.product(contexts, (64, 2)):
+        text = item_text(BYTES, [item(context, *options)], most)
+        assert text.items == (Item("choices", "i", 3, (0,)),)
+        before = encode(context.rstrip())
+        for window, option in zip(text.windows, options, strict=True):
+            whole = encode(context + option)
+            assert window.tokens.tolist() == whole[-most - 1 :]  # the last is never read
+            assert window.tokens.tolist()[window.scored_from :] == whole[len(before) :][-most:]
+        assert any("lost the beginning" in note for note in text.notes) == (most == 2)
     window, _ = item_text(BYTES, [item("", "the mat", "the dog")], 64).windows
     assert (window.tokens.tolist(), window.scored_from) == ([0, *encode("the mat")], 1)
 
 
-@pytest.mark.parametrize(
-    ("context", "option", "wrong"),
-    [("", "a", "neither BOS nor EOS"), ("a", " ", "option ` ` has no token of its own")],
-)
-def test_an_item_that_a_tokenizer_cannot_say_is_refused(
-    context: str, option: str, wrong: str
-) -> None:
-    with pytest.raises(CorpusError, match=wrong):
-        item_text(WORDS, [item(context, option)], 64)
-
-
-def test_no_items_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="is empty"):
-        read_choices(write(tmp_path))
-    with pytest.raises(CorpusError, match="no text file"):
-        read_choices(str(tmp_path / "none.jsonl"))
+def test_an_item_that_a_tokenizer_cannot_say_is_refused() -> None:
+    for context, option, wrong in (
+        ("", "a", "neither BOS nor EOS"),
+        ("a", " ", "option ` ` has no token of its own"),
+    ):
+        with pytest.raises(CorpusError, match=wrong):
+            item_text(WORDS, [item(context, option)], 64)

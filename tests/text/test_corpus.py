@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError, SourceError
-from qaudit.text.corpus import POOL, build_corpus
+from qaudit.text import corpus as corpus_module
+from qaudit.text.corpus import (
+    POOL,
+    SKETCH,
+    NearCopies,
+    build_corpus,
+)
 from qaudit.text.tokenizer import cuts, load_tokenizer, owned_nbytes
 from qaudit.types import Corpus, Document, Protocol
 from tests.support.filled import filled
@@ -77,11 +86,14 @@ def test_calibration_windows_never_overlap() -> None:
     assert fed == encode("the mat " * 9)[: len(fed)]
 
 
-def test_document_tokens_cap_every_document() -> None:
+def test_document_tokens_cap_every_document_and_leave_its_name_and_hash() -> None:
     fed = documents("one of them", "two of them", name="c")
     corpus = build(documents(*TEXTS), calibration=fed, context=64, document_tokens=3)
     assert [len(w.tokens) for w in corpus.evaluation] == [3, 3]
     assert [len(w.tokens) for w in corpus.calibration] == [3, 3]
+    assert [(d.name, d.sha256) for d in corpus.documents] == [
+        (d.name, d.sha256) for d in documents(*TEXTS)
+    ]
 
 
 # ---------------------------------------------------------------------------------------- bytes
@@ -120,44 +132,31 @@ def test_windows_side_by_side_count_the_bytes_they_score() -> None:
     assert corpus.documents[0].nbytes == len(text) - 3
 
 
-@pytest.mark.parametrize(
-    ("text", "ends", "nbytes"),
-    [
+def test_every_byte_is_owned_once() -> None:
+    for text, ends, nbytes in (
         ("a  bb  a ", [1, 5, 8], [1, 4, 3]),  # spaces that a tokenizer drops
         ("\U0001f600x", [1, 1, 1, 2], [4, 0, 0, 1]),  # a character that is split
         ("abc", [], []),
-    ],
-)
-def test_every_byte_is_owned_once(text: str, ends: list[int], nbytes: list[int]) -> None:
-    assert owned_nbytes(text, ends).tolist() == nbytes
+    ):
+        assert owned_nbytes(text, ends).tolist() == nbytes
 
 
 # ------------------------------------------------------------------------------------------ BOS
 
 
-def starts(corpus: Corpus) -> list[int]:
-    return [int(w.tokens[0]) for w in corpus.evaluation]
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "bos", "expected"),
-    [
+def test_bos_stands_where_the_policy_says() -> None:
+    for tokenizer, bos, expected in (
         (BYTES, "auto", False),
         (BYTES, "always", True),
         (OWN_BOS, "auto", True),
         (OWN_BOS, "always", True),
         (OWN_BOS, "never", False),
-    ],
-)
-def test_bos_stands_where_the_policy_says(tokenizer: Any, bos: str, expected: bool) -> None:
-    corpus = build(documents("the cat", "the dog"), tokenizer=tokenizer, bos=bos, context=64)
-    assert [start == 0 for start in starts(corpus)] == [expected] * 2
-    assert corpus.evaluation[0].tokens.tolist() == [0] * expected + encode("the cat")
-    assert any(note.startswith(f"bos={bos}: ") for note in corpus.notes)
-
-
-def test_bos_stands_once_before_a_document_of_many_windows() -> None:
-    corpus = build(documents(*TEXTS), bos="always")
+    ):
+        corpus = build(documents("the cat", "the dog"), tokenizer=tokenizer, bos=bos, context=64)
+        assert [int(w.tokens[0]) == 0 for w in corpus.evaluation] == [expected] * 2
+        assert corpus.evaluation[0].tokens.tolist() == [0] * expected + encode("the cat")
+        assert any(note.startswith(f"bos={bos}: ") for note in corpus.notes)
+    corpus = build(documents(*TEXTS), bos="always")  # once before a document of many windows
     assert [w.tokens.tolist().count(0) for w in corpus.evaluation if w.document == 0][:2] == [1, 0]
 
 
@@ -186,17 +185,12 @@ def calibrated(corpus: Corpus) -> list[str]:
     return ["".join(BYTES.decode(w.tokens)) for w in corpus.calibration]
 
 
-def test_no_more_documents_are_read_than_are_asked_for() -> None:
+def test_no_more_documents_are_read_than_are_asked_for_and_the_first_of_seed_zero() -> None:
     def endless() -> Iterator[Document]:
-        yield from many(3)
+        yield from many(4)
         raise AssertionError("read on")
 
-    corpus = build(many(9, "e"), calibration=endless(), calibration_documents=3, context=64)
-    assert len(corpus.calibration) == 3
-
-
-def test_seed_zero_takes_the_first_documents() -> None:
-    corpus = build(many(5, "e"), calibration=many(9), calibration_documents=4, context=64)
+    corpus = build(many(9, "e"), calibration=endless(), calibration_documents=4, context=64)
     assert calibrated(corpus) == [d.text for d in many(4)]
 
 
@@ -246,19 +240,16 @@ def test_draws_have_no_document_in_common_and_the_same_evaluation_text() -> None
     assert len({draw.sha256 for draw in draws}) == POOL
 
 
-@pytest.mark.parametrize(("documents", "gives"), [(11, 11), (3, 3), (8, 8)])
-def test_too_little_text_for_so_many_draws_is_refused(documents: int, gives: int) -> None:
-    with pytest.raises(CorpusError, match="3 calibration draws of 4 documents need 12") as refusal:
-        drawn(0, 3, many(documents))
-    assert f"gives {gives}" in refusal.value.message
-    assert "--set repeats=N" in refusal.value.hint
+def test_too_little_text_for_so_many_draws_is_refused() -> None:
+    for count in (11, 3, 8):
+        with pytest.raises(CorpusError, match="3 calibration draws of 4 documents need 12") as no:
+            drawn(0, 3, many(count))
+        assert f"gives {count}" in no.value.message
+        assert "--set repeats=N" in no.value.hint
     assert len(drawn(0, 3, many(12)).draws) == 3
-
-
-def test_a_document_of_a_later_draw_may_not_be_evaluated_either() -> None:
     fed = [*many(4), *many(1, "e")]
     drawn(0, 1, fed)
-    with pytest.raises(CorpusError, match="share 1 documents"):
+    with pytest.raises(CorpusError, match="share 1 documents"):  # a later draw, too
         drawn(0, 2, [*fed, *many(3, "x")])
 
 
@@ -275,41 +266,26 @@ def test_the_same_text_gives_the_same_corpus_and_another_cut_another() -> None:
     assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), bos="always").sha256
 
 
-def test_a_document_keeps_its_name_and_the_hash_of_its_whole_text() -> None:
-    corpus = build(documents(*TEXTS), document_tokens=3)
-    assert [(d.name, d.sha256) for d in corpus.documents] == [
-        (d.name, d.sha256) for d in documents(*TEXTS)
-    ]
-
-
 # ------------------------------------------------------------------------------------ refusals
 
 
-@pytest.mark.parametrize(
-    ("texts", "settings", "wrong"),
-    [
+def test_text_that_cannot_be_measured_is_refused() -> None:
+    renamed = [Document("under another name", TEXTS[0]), *many(2)]
+    shared = "calibration and evaluation share 1 documents, the first is `under another name`$"
+    for texts, changes, wrong in (
         (TEXTS, {"tokenizer": WORDS, "bos": "always"}, "no BOS"),
         (TEXTS, {"packed": True, "context": 512}, "0 usable packed windows"),
         ([], {}, "0 usable documents, and 2 are needed"),
-        (["the cat"], {}, "1 usable document, and 2 are needed"),
-        (["the cat", ""], {}, "1 usable document, and 2 are needed"),
-        (["the cat", "x", "the cat"], {}, "1 usable document, and 2 are needed"),
+        *((few, {}, "1 usable document, and 2 are needed")
+          for few in (["the cat"], ["the cat", ""], ["the cat", "x", "the cat"])),
         (TEXTS, {"calibration": documents("", "x")}, "calibration text"),
         (TEXTS, {"context": 1}, "context"),
-        (
-            TEXTS,
-            {"calibration": [Document("under another name", TEXTS[0]), *many(2)]},
-            "calibration and evaluation share 1 documents, the first is `under another name`$",
-        ),
-    ],
-)
-def test_text_that_cannot_be_measured_is_refused(
-    texts: list[str], settings: dict[str, Any], wrong: str
-) -> None:
-    with pytest.raises(CorpusError, match=wrong) as caught:
-        build(documents(*texts), **settings)
-    assert caught.value.code == 2
-    assert caught.value.hint
+        (TEXTS, {"calibration": renamed}, shared),
+    ):  # fmt: skip
+        with pytest.raises(CorpusError, match=wrong) as caught:
+            build(documents(*texts), **changes)
+        assert caught.value.code == 2
+        assert caught.value.hint
 
 
 # ------------------------------------------------------------------------------------ tokenizer
@@ -324,14 +300,12 @@ def test_a_text_longer_than_the_model_is_cut_without_a_warning(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(
-    "raw", ["{", json.dumps({"model": {"type": "BPE"}}), json.dumps({"version": "9"})]
-)
-def test_a_damaged_tokenizer_is_named(tmp_path: Path, raw: str) -> None:
+def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     BYTES.save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(raw)
-    with pytest.raises(SourceError, match="cannot be read"):
-        load_tokenizer(tmp_path)
+    for raw in ("{", json.dumps({"model": {"type": "BPE"}}), json.dumps({"version": "9"})):
+        (tmp_path / "tokenizer.json").write_text(raw)
+        with pytest.raises(SourceError, match="cannot be read"):
+            load_tokenizer(tmp_path)
 
 
 def test_code_beside_a_tokenizer_is_not_run(tmp_path: Path) -> None:
@@ -346,3 +320,123 @@ def test_code_beside_a_tokenizer_is_not_run(tmp_path: Path) -> None:
     except SourceError as error:
         assert "is not run unless asked for" in error.message
     assert not (tmp_path / "ran").exists()
+
+
+# --------------------------------------------------------------------------------------------------
+# Documents with the same tokens, and documents with nearly the same.
+
+
+def text(seed: int, words: int = 60) -> str:
+    draw = random.Random(seed)
+    return " ".join("".join(draw.choices(ascii_lowercase, k=6)) for _ in range(words))
+
+
+def of_words(evaluation: list[str], *, searches: bool = False, **protocol: Any) -> Corpus:
+    settings = {"context": 512, "calibration_documents": 2, **protocol}
+    fed = [Document(f"c{k}", text(1000 + k)) for k in range(2)]
+    scored = [Document(f"e{k}", words) for k, words in enumerate(evaluation)]
+    return build_corpus(fed, scored, BYTES, Protocol(**settings), searches=searches)
+
+
+def test_texts_that_differ_behind_the_cut_are_one_document() -> None:
+    tails = [text(k % 4) + f" tail {k}" for k in range(16)]
+    cut = of_words(tails, document_tokens=200)
+    assert len(cut.documents) == 4
+    assert "12 duplicate evaluation documents were left out" in cut.notes
+    with pytest.raises(CorpusError, match="share 1 documents"):
+        of_words([text(1000) + " tail", text(1), text(2)], document_tokens=200)
+
+
+def test_near_copies_are_one_unit() -> None:
+    texts = [text(k // 2) + (" further words" if k % 2 else "") for k in range(12)]
+    cut = of_words(texts)
+    assert len(cut.documents) == 6
+    assert any("6 evaluation documents are near-copies of others" in note for note in cut.notes)
+    scored = {window.document for window in cut.evaluation}
+    assert scored == set(range(6))
+    assert len(cut.evaluation) == 12
+    whole = sum(len(words.encode()) for words in texts)
+    assert whole - 12 <= sum(document.nbytes for document in cut.documents) <= whole
+
+
+def test_no_more_near_copies_are_read_than_sixteen_for_each_document() -> None:
+    texts = [text(1), *(text(0) + f" further words {k}" for k in range(200))]
+    cut = of_words(texts, evaluation_documents=4)
+    assert len(cut.evaluation) == 16 * 4
+
+
+def test_documents_of_other_words_and_short_ones_stay_apart() -> None:
+    cut = of_words([text(k) for k in range(8)] + ["a phrase of 8", "a phrase of 9"])
+    assert len(cut.documents) == 10
+    assert [window.document for window in cut.evaluation] == list(range(10))
+
+
+def test_the_copies_of_a_copy_are_found_by_any_of_them() -> None:
+    copies, tokens = NearCopies(), list(range(100))
+    shifted = [tokens[k:] + [1000 + j for j in range(k)] for k in (0, 20, 40)]
+    clusters = [copies.add(np.array(one, dtype=np.int32)) for one in shifted]
+    assert clusters == [0, 0, 0]
+    assert copies.count == 1
+
+
+def test_a_search_reads_documents_behind_those_that_are_judged_and_no_copies_of_them() -> None:
+    texts = [text(k) for k in range(9)]
+    copies = [texts[0] + " further words", text(1000), texts[1]]  # near, calibrated on, the same
+    plain = of_words(texts[:4] + copies + texts[4:], evaluation_documents=4)
+    cut = of_words(texts[:4] + copies + texts[4:], evaluation_documents=4, searches=True)
+    assert [d.name for d in cut.search_documents] == ["e7", "e8", "e9", "e10"]
+    assert {window.document for window in cut.search} == set(range(4))
+    found = cut.of_search()
+    assert (found.documents, found.evaluation) == (cut.search_documents, cut.search)
+    # What subjects are measured on is the same with a search and without.
+    assert (plain.sha256, plain.documents) == (cut.sha256, cut.documents)
+    assert (plain.text_sha256, cut.text_sha256) == ((cut.sha256,), (cut.sha256, found.sha256))
+
+
+def test_a_search_without_half_as_many_further_documents_reads_those_that_are_judged() -> None:
+    assert of_words([text(k) for k in range(9)], evaluation_documents=4).available == 9
+    for behind, further in ((1, 0), (2, 2), (9, 4)):
+        texts = [text(k) for k in range(4 + behind)]
+        cut = of_words(texts, evaluation_documents=4, searches=True)
+        assert len(cut.search_documents) == further
+        assert cut.available == 4 + behind
+        assert (cut.of_search().documents == cut.documents) == (not further)
+        counted = [n for n in cut.notes if "its trials count where its soup is judged" in n]
+        assert len(counted) == (not further)
+
+
+def test_documents_with_one_header_are_compared_by_a_count_alone(monkeypatch) -> None:
+    compared: list[object] = []
+    monkeypatch.setattr("qaudit.text.corpus._overlap", lambda *pair: compared.append(pair) or 0.0)
+    copies, header = NearCopies(), list(range(30))
+    for k in range(50):
+        copies.add(np.array([*header, *range(1000 * k + 1000, 1000 * k + 1100)], dtype=np.int32))
+    assert copies.count == 50
+    assert not compared
+
+
+def test_what_most_documents_have_is_no_work_and_copies_behind_it_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work: list[int] = []  # documents that are looked at, one for each shingle that they share
+
+    class Counted(Counter[int]):
+        def __init__(self, numbers: Iterable[int]) -> None:
+            numbers = list(numbers)
+            work.append(len(numbers))
+            super().__init__(numbers)
+
+    overlap = corpus_module._overlap
+    monkeypatch.setattr(corpus_module, "COMMON", 10)
+    monkeypatch.setattr(corpus_module, "Counter", Counted)
+    monkeypatch.setattr(corpus_module, "_overlap", lambda *pair: work.append(1) or overlap(*pair))
+    copies, header = NearCopies(), list(range(40))
+    documents = [[*header, *range(1000 * k + 1000, 1000 * k + 1100)] for k in range(100)]
+    for tokens in documents:
+        copies.add(np.array(tokens, dtype=np.int32))
+    assert copies.count == 100
+    assert max(work) <= 10 * SKETCH
+    assert sum(work[20:]) < sum(work[:20])  # a hundredth document is as much work as a twentieth
+    for tokens in documents[::9]:
+        copies.add(np.array([*tokens[:130], *range(10**6, 10**6 + 10)], dtype=np.int32))
+    assert copies.clusters[100:] == list(range(0, 100, 9))

@@ -7,14 +7,26 @@ import io
 import itertools
 import json
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from qaudit.errors import CorpusError, MachineError
-from qaudit.text.documents import part_of, read_documents, text_of
+from qaudit.text.corpus import MOST_STRATA, build_corpus
+from qaudit.text.documents import (
+    LONGEST_STRATUM,
+    part_of,
+    python_documents,
+    python_part,
+    read_documents,
+    text_of,
+)
+from qaudit.types import Corpus, Document, Protocol
+from tests.support.texts import BYTES
 
 
 def lines(*objects: object) -> bytes:
@@ -53,10 +65,19 @@ def refusal(source: str) -> CorpusError:
     return caught.value
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.md", "A.TXT"])
-def test_a_plain_file_is_one_document(tmp_path: Path, name: str) -> None:
-    source = write(tmp_path / name, "caf\u00e9\r\n\n two\n".encode())
-    assert texts(source) == [(name, "caf\u00e9\r\n\n two\n")]
+def test_a_plain_file_is_one_document_and_a_line_of_json_too(tmp_path: Path) -> None:
+    for name in ("a.txt", "a.md", "A.TXT"):
+        source = write(tmp_path / name, "caf\u00e9\r\n\n two\n".encode())
+        assert texts(source) == [(name, "caf\u00e9\r\n\n two\n")]
+    raw = lines({"text": "one", "url": "x"}, {"text": "two\n"}) + b"\n" + lines({"text": "three"})
+    for name in ("a.jsonl", "a.jsonl.gz", "c4-train.00001.json.gz", "a.json"):
+        expected = [(f"{name}:1", "one"), (f"{name}:2", "two\n"), (f"{name}:4", "three")]
+        assert texts(write(tmp_path / name, raw)) == expected
+    # A byte order mark is no text.
+    assert texts(write(tmp_path / "b.txt", b"\xef\xbb\xbfx")) == [("b.txt", "x")]
+    marked = write(tmp_path / "b.jsonl", b"\xef\xbb\xbf" + lines({"content": "c", "body": "b"}))
+    assert texts(marked) == [("b.jsonl:1", "c")]
+    assert texts(f"{marked}::body") == [("b.jsonl:1", "b")]
 
 
 def test_a_folder_is_all_its_files_in_order(tmp_path: Path) -> None:
@@ -72,32 +93,12 @@ def test_a_folder_is_all_its_files_in_order(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "c4-train.00001.json.gz", "a.json"])
-def test_a_line_of_json_is_a_document(tmp_path: Path, name: str) -> None:
-    raw = lines({"text": "one", "url": "x"}, {"text": "two\n"}) + b"\n" + lines({"text": "three"})
-    source = write(tmp_path / name, raw)
-    assert texts(source) == [(f"{name}:1", "one"), (f"{name}:2", "two\n"), (f"{name}:4", "three")]
-
-
-def test_a_field_is_found_by_its_usual_name_or_by_the_one_given(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.jsonl", lines({"content": "c", "body": "b"}))
-    assert texts(source) == [("a.jsonl:1", "c")]
-    assert texts(f"{source}::body") == [("a.jsonl:1", "b")]
-
-
-def test_text_in_front_of_a_byte_order_mark_is_kept(tmp_path: Path) -> None:
-    assert texts(write(tmp_path / "a.txt", b"\xef\xbb\xbfx")) == [("a.txt", "x")]
-    assert texts(write(tmp_path / "a.jsonl", b"\xef\xbb\xbf" + lines({"text": "y"}))) == [
-        ("a.jsonl:1", "y")
-    ]
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_what_is_not_asked_for_is_not_read(tmp_path: Path, name: str) -> None:
+def test_what_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
     good = lines(*({"text": f"{k}"} for k in range(3)))
-    source = write(tmp_path / name, good + b"this is not JSON\n")
-    assert [d.text for d in itertools.islice(read_documents(source), 3)] == ["0", "1", "2"]
-    assert "line 4" in refusal(source).message
+    for name in ("a.jsonl", "a.jsonl.gz"):
+        source = write(tmp_path / name, good + b"this is not JSON\n")
+        assert [d.text for d in itertools.islice(read_documents(source), 3)] == ["0", "1", "2"]
+        assert "line 4" in refusal(source).message
 
 
 def test_a_file_cut_short_gives_what_came_before(tmp_path: Path) -> None:
@@ -110,42 +111,35 @@ def test_a_file_cut_short_gives_what_came_before(tmp_path: Path) -> None:
     assert error.hint == "download the file again"
 
 
-@pytest.mark.parametrize(
-    ("name", "raw", "message"),
-    [
-        ("a.jsonl.gz", b"<html>not found</html>", "is damaged"),
-        ("a.jsonl", lines({"text": "x"}) + b"{", "line 2 of `a.jsonl` is not JSON"),
-        ("a.jsonl", b"[" * 100_000, "line 1 of `a.jsonl` is not JSON"),
-        ("a.jsonl", lines(["text"]), "line 1 of `a.jsonl` is a list and not an object"),
-        ("a.jsonl", lines({"text": 3}), "in line 1 of `a.jsonl` is not a text"),
-        ("a.jsonl", lines({"title": "x"}), "line 1 of `a.jsonl` has no field `text` or `content`"),
-        ("a.jsonl", b'{"text": "\\ud800"}', "line 1 of `a.jsonl` holds half a character"),
-        ("a.jsonl", lines({"text": "x"}) + b'{"text": "\xff"}', "line 2 of `a.jsonl` is not UTF-8"),
-        ("a.txt", b"one\ntwo\nthr\xffee", "line 3 of `a.txt` is not UTF-8"),
-        ("a.txt", b"", "`a.txt` is empty"),
-        ("a.jsonl", b"\n \n", "`a.jsonl` is empty"),
-        ("a.pdf", b"%PDF", "`a.pdf` is not text that can be read"),
-        ("a.parquet", b"PAR", "`a.parquet` cannot be read as Parquet"),
-        ("a.parquet", rows(text=["one", None]), "row 2"),
-        ("a.parquet", rows(title=["x"]), "its fields are title;"),
-        ("a.txt::body", b"x", "no field `body`"),
-        ("a.jsonl::text", lines({"title": "x", "body": "y"}), NAME_ONE),
-        ("nothing/..", b"", "there is no text in"),
-    ],
-)
-def test_what_cannot_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, raw: bytes, message: str
-) -> None:
+UNREADABLE = [
+    ("a.jsonl.gz", b"<html>not found</html>", "is damaged"),
+    ("a.jsonl", lines({"text": "x"}) + b"{", "line 2 of `a.jsonl` is not JSON"),
+    ("a.jsonl", b"[" * 100_000, "line 1 of `a.jsonl` is not JSON"),
+    ("a.jsonl", lines(["text"]), "line 1 of `a.jsonl` is a list and not an object"),
+    ("a.jsonl", lines({"text": 3}), "in line 1 of `a.jsonl` is not a text"),
+    ("a.jsonl", lines({"title": "x"}), "line 1 of `a.jsonl` has no field `text` or `content`"),
+    ("a.jsonl", b'{"text": "\\ud800"}', "line 1 of `a.jsonl` holds half a character"),
+    ("a.jsonl", lines({"text": "x"}) + b'{"text": "\xff"}', "line 2 of `a.jsonl` is not UTF-8"),
+    ("a.txt", b"one\ntwo\nthr\xffee", "line 3 of `a.txt` is not UTF-8"),
+    ("a.txt", b"", "`a.txt` is empty"),
+    ("a.jsonl", b"\n \n", "`a.jsonl` is empty"),
+    ("a.pdf", b"%PDF", "`a.pdf` is not text that can be read"),
+    ("a.parquet", b"PAR", "`a.parquet` cannot be read as Parquet"),
+    ("a.parquet", rows(text=["one", None]), "row 2"),
+    ("a.parquet", rows(title=["x"]), "its fields are title;"),
+    ("a.txt::body", b"x", "no field `body`"),
+    ("a.jsonl::text", lines({"title": "x", "body": "y"}), NAME_ONE),
+]
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    file = Path(name.partition("::")[0])
-    file.parent.mkdir(exist_ok=True)
-    if not file.is_dir():
-        file.write_bytes(raw)
-    error = refusal(name)
-    assert message in f"{error.message}; {error.hint}"
-
-
-def test_a_file_that_is_not_there_is_refused_with_its_neighbour(tmp_path: Path) -> None:
+    for name, raw, message in UNREADABLE:
+        Path(name.partition("::")[0]).write_bytes(raw)
+        error = refusal(name)
+        assert message in f"{error.message}; {error.hint}"
+    Path("empty").mkdir()
+    assert "there is no text in" in refusal("empty").message
     write(tmp_path / "wikitext.jsonl", b"")
     error = refusal(str(tmp_path / "wikitxt.jsonl"))
     assert "there is no text file" in error.message
@@ -171,3 +165,136 @@ def test_without_a_source_the_text_is_python_s_own(tmp_path: Path) -> None:
     assert {part_of(document.name) for document in fed} == {"calibration", "training"}
     source = write(tmp_path / "a.txt", b"x")
     assert text_of(source, "evaluation")[0] == source
+
+
+# --------------------------------------------------------------------------------------------------
+# The documents every Python carries, and the part each belongs to for ever.
+
+
+def test_a_document_s_part_never_changes() -> None:
+    # A trained series depends on these: they were held out of its training by name.
+    assert [part_of(f"python:{name}.py") for name in ("graphlib", "linecache", "site")] == [
+        "evaluation"
+    ] * 3
+    parts = Counter(part_of(f"python:{n}") for n in range(600))
+    assert parts == {"training": 382, "calibration": 116, "evaluation": 102}
+
+
+def test_the_parts_are_all_documents_and_share_none() -> None:
+    parts = [python_part(part) for part in ("evaluation", "calibration", "training")]  # type: ignore[arg-type]
+    names = [d.name for part in parts for d in part]
+    assert len(names) == len(set(names))
+    everything = [d.name for d in python_documents()]
+    assert set(names) <= set(everything)
+    assert len(names) >= len(everything) - 5  # those that stand in two parts under two names
+    texts = [{d.sha256 for d in part} for part in parts]
+    assert not texts[0] & (texts[1] | texts[2])
+    assert min(map(len, parts)) >= 64
+    assert all(len(d.text) >= 400 for d in python_documents())
+    first = [d.name for d in parts[0][:64]]  # not all of one package
+    assert Counter(name.partition("/")[0] for name in first).most_common(1)[0][1] <= 16
+    assert any(name.startswith("python-topic:") for name in first)
+    assert first != sorted(first)
+
+
+def test_a_text_that_stands_under_two_names_is_left_to_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    documents = [Document(f"d{n}", "same text") for n in range(50)]
+    monkeypatch.setattr(
+        "qaudit.text.documents.python_documents",
+        lambda *, part: (d for d in documents if part_of(d.name) == part),
+    )
+    uncached = python_part.__wrapped__
+    assert uncached("evaluation")
+    assert uncached("calibration") == ()
+
+
+# --------------------------------------------------------------------------------------------------
+# Groups of documents: read from a field, refused where the field groups nothing.
+
+
+def strata(source: str, field: str = "source") -> list[str]:
+    return [document.stratum for document in read_documents(source, strata=field)]
+
+
+def unstratified(source: str, field: str = "source") -> CorpusError:
+    with pytest.raises(CorpusError) as caught:
+        strata(source, field)
+    assert caught.value.hint
+    assert caught.value.code == 2
+    return caught.value
+
+
+def build(names: list[str], field: str | None = "source", **protocol: Any) -> Corpus:
+    documents = [
+        Document(f"d{k}", f"document number {k} of many", name) for k, name in enumerate(names)
+    ]
+    cut = Protocol(8, evaluation_documents=1000, **protocol)
+    fed = [Document("c", "calibration text one")]
+    return build_corpus(fed, documents, BYTES, cut, strata=field)
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+def test_a_field_of_json_lines_or_a_column_of_parquet_groups_documents(tmp_path: Path) -> None:
+    found = [{"text": "a", "source": "web"}, {"text": "b", "source": 2024}]
+    assert strata(write(tmp_path / "a.jsonl", lines(*found))) == ["web", "2024"]
+    write(tmp_path / "b.jsonl", lines({"text": "b", "source": "code"}))
+    assert strata(str(tmp_path)) == ["web", "2024", "code"]
+    columns = {"text": ["a", "b", "c"], "source": ["web", "code", "web"]}
+    source = parquet(tmp_path / "a.parquet", **columns)
+    assert strata(source) == ["web", "code", "web"]
+    assert strata(source, "text") == ["a", "b", "c"]
+
+
+MISSING, NO_NAME = "has no value of the field `source`", "no name that documents can be grouped by"
+
+
+def test_a_value_that_names_no_group_is_refused(tmp_path: Path) -> None:
+    for value, wrong in (
+        *((value, MISSING) for value in (None, "")),
+        *((value, NO_NAME) for value in (0.5, ["web"], {}, "a\nb", "\ud800")),
+        ("x" * (LONGEST_STRATUM + 1), NO_NAME),
+    ):
+        found = [{"text": "a", "source": "web"}, {"text": "b", "source": value}]
+        error = unstratified(write(tmp_path / "a.jsonl", lines(*found)))
+        assert "line 2 of" in error.message
+        assert wrong in error.message
+    other = lines({"text": "a", "source": "web"}, {"text": "b", "origin": "web"})
+    error = unstratified(write(tmp_path / "a.jsonl", other))
+    assert "line 2 of" in error.message
+    assert "its fields are text, origin;" in error.hint
+
+
+def test_text_without_the_field_is_refused(tmp_path: Path) -> None:
+    source = parquet(tmp_path / "a.parquet", text=["a"])
+    assert unstratified(source).hint.startswith("its fields are text;")
+    assert "--evaluation" in unstratified(write(tmp_path / "a.txt", b"words")).hint
+    with pytest.raises(CorpusError, match="the text that Python carries"):
+        text_of(None, "evaluation", strata="source")
+
+
+# --------------------------------------------------------------------------------------- grouping
+
+
+def test_groups_change_no_identity() -> None:
+    grouped, other = build(["a", "b", "a", "b"]), build(["a", "a", "b", "b"])
+    assert grouped.strata == ("a", "b", "a", "b")
+    assert build(["", "", "", ""], None).strata == ()
+    assert grouped.sha256 == other.sha256 == build(["", "", "", ""], None).sha256
+
+
+def test_too_many_groups_are_refused() -> None:
+    names = [f"{k}" for k in range(MOST_STRATA + 1)]
+    assert len(set(build(names[1:] * 2).strata)) == MOST_STRATA
+    with pytest.raises(CorpusError, match=f"{MOST_STRATA + 1} values in {2 * len(names)}"):
+        build(names * 2)
+
+
+def test_what_limits_a_group_is_noted() -> None:
+    assert not [note for note in build(["a", "a", "b", "b"]).notes if "`" in note]
+    notes = build(["a", "a", "a", "b"]).notes
+    assert "1 of 2 strata have one document, and no interval" in notes
+    assert any("all evaluation documents have the value `a`" in n for n in build(["a"] * 4).notes)

@@ -25,9 +25,6 @@ from qaudit.text.texts import find_text, is_hub_text, parse_source, pinned
 from qaudit.types import TextFile
 from tests.support.hub import Hub
 
-C4 = "hf://datasets/allenai/c4/en/c4-train.00001-of-01024.json.gz"
-WIKITEXT = "hf://datasets/Salesforce/wikitext/wikitext-2-raw-v1/test-00000-of-00001.parquet"
-
 
 def lines(*texts: str) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
@@ -90,26 +87,26 @@ def refusal(source: str) -> UsageError:
 # ------------------------------------------------------------------------------------- sources
 
 
-@pytest.mark.parametrize(
-    ("source", "parts"),
-    [
-        (C4, ("allenai/c4", None, "en/c4-train.00001-of-01024.json.gz")),
-        (WIKITEXT, ("Salesforce/wikitext", None, "wikitext-2-raw-v1/test-00000-of-00001.parquet")),
-        ("hf://datasets/a/b@v1.2/c.txt", ("a/b", "v1.2", "c.txt")),
-        ("hf://datasets/a/b@refs/convert/pq/c.parquet", ("a/b", "refs/convert/pq", "c.parquet")),
-        ("hf://datasets/a/b@refs%2Fpr%2F3/c.md", ("a/b", "refs/pr/3", "c.md")),
-        ("hf://datasets/a/b/c.jsonl::body", ("a/b", None, "c.jsonl")),
-        ("hf://datasets/a/b/deep/er/c d.jsonl", ("a/b", None, "deep/er/c d.jsonl")),
-    ],
-)  # fmt: skip
-def test_a_source_is_a_file_of_a_dataset(source: str, parts: tuple[str, str | None, str]) -> None:
-    assert is_hub_text(source)
-    assert parse_source(source) == parts
+def test_a_source_is_a_file_of_a_dataset() -> None:
+    c4, web = "en/c4-train.00001-of-01024.json.gz", "wikitext-2-raw-v1/test-00000.parquet"
+    for source, parts in (
+        (f"allenai/c4/{c4}", ("allenai/c4", None, c4)),
+        (f"Salesforce/wikitext/{web}", ("Salesforce/wikitext", None, web)),
+        ("a/b@v1.2/c.txt", ("a/b", "v1.2", "c.txt")),
+        ("a/b@refs/convert/pq/c.parquet", ("a/b", "refs/convert/pq", "c.parquet")),
+        ("a/b@refs%2Fpr%2F3/c.md", ("a/b", "refs/pr/3", "c.md")),
+        ("a/b/c.jsonl::body", ("a/b", None, "c.jsonl")),
+        ("a/b/deep/er/c d.jsonl", ("a/b", None, "deep/er/c d.jsonl")),
+    ):
+        assert is_hub_text(f"hf://datasets/{source}")
+        assert parse_source(f"hf://datasets/{source}") == parts
+    for path in ("text.jsonl", "/data/a.txt", "hf/a.txt", "datasets/a/b/c.txt"):
+        assert not is_hub_text(path)
 
 
-@pytest.mark.parametrize(
-    ("source", "hint"),
-    [
+def test_what_is_no_file_of_a_dataset_is_answered_with_what_was_meant() -> None:
+    write_it = "write it as hf://datasets/org/name"
+    for source, hint in (
         ("hf://models/org/name/a.txt", "text comes from datasets: hf://datasets/"),
         ("hf://spaces/org/name/a.txt", "text comes from datasets: hf://datasets/"),
         ("hf://allenai/c4/en/a.json.gz", "write hf://datasets/allenai/c4/en/a.json.gz"),
@@ -118,52 +115,27 @@ def test_a_source_is_a_file_of_a_dataset(source: str, parts: tuple[str, str | No
         ("hf://datasets/allenai/c4/", "name a file in it: hf://datasets/allenai/c4/path"),
         ("hf://datasets/allenai/c4/en", "name a file in it: hf://datasets/allenai/c4/en/FILE"),
         ("hf://datasets/allenai/c4/en/", "name a file in it: hf://datasets/allenai/c4/en/FILE"),
-        ("hf://datasets/c4", "write it as hf://datasets/org/name"),
-        ("hf:datasets/a/b/c.txt", "write it as hf://datasets/org/name"),
-        ("HF://datasets/a/b/c.txt", "write it as hf://datasets/org/name"),
-        ("hf://", "write it as hf://datasets/org/name"),
-    ],
-)
-def test_what_is_no_file_of_a_dataset_is_answered_with_what_was_meant(
-    source: str, hint: str
-) -> None:
-    assert is_hub_text(source)
-    error = refusal(source)
-    assert re.search("not a file of|not text that|not name a file", error.message)
-    assert hint in error.hint
+        *((s, write_it) for s in ("hf://datasets/c4", "hf:datasets/a/b/c.txt", "hf://")),
+        ("HF://datasets/a/b/c.txt", write_it),
+    ):
+        assert is_hub_text(source)
+        error = refusal(source)
+        assert re.search("not a file of|not text that|not name a file", error.message)
+        assert hint in error.hint
+    for name in ("picture.png", "data.jsonl.zst", "weights.safetensors", "README"):
+        error = refusal(f"hf://datasets/a/b/{name}")
+        assert "is not text that can be read" in error.message
+        assert ".parquet" in error.hint
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "hf://datasets/a/b/../../etc/passwd.txt",
-        "hf://datasets/a/b//etc/passwd.txt",
-        "hf://datasets/a/b/./c.txt",
-        "hf://datasets/a/b/c\\..\\d.txt",
-        "hf://datasets/a/b/c\x00.txt",
-        "hf://datasets/a/b/c\n.txt",
-        "hf://datasets/a/b/c\u202etxt.txt",
-        "hf://datasets/../b/c.txt",
-        "hf://datasets/a/..@v1/c.txt",
-        "hf://datasets/.a/b/c.txt",
-        "hf://datasets/a--b/c/d.txt",
-        "hf://datasets/a/b@../c.txt",
-        "hf://datasets/a/b@%2e%2e%2fx/c.txt",
-        "hf://datasets/a/b@v1%00/c.txt",
-        "hf://datasets/a/b@v 1/c.txt",
-        "hf://datasets/a/b@/c.txt",
-        "hf://datasets/a/b/" + "c" * 2000 + ".txt",
-    ],
-)
-def test_a_source_that_could_lead_elsewhere_is_refused_and_shown_plain(source: str) -> None:
-    assert refusal(source).message.isprintable()
-
-
-@pytest.mark.parametrize("name", ["picture.png", "data.jsonl.zst", "weights.safetensors", "README"])
-def test_a_file_that_is_no_text_is_refused_before_anything_is_asked(name: str) -> None:
-    error = refusal(f"hf://datasets/a/b/{name}")
-    assert "is not text that can be read" in error.message
-    assert ".parquet" in error.hint
+def test_a_source_that_could_lead_elsewhere_is_refused_and_shown_plain() -> None:
+    for source in (
+        *(f"a/b/{path}.txt" for path in ("../../etc/x", "/etc/x", "./c", "c\\..\\d", "c\x00")),
+        *(f"a/b/{path}.txt" for path in ("c\n", "c\u202etxt", "c" * 2000)),
+        *("../b/c.txt", "a/..@v1/c.txt", ".a/b/c.txt", "a--b/c/d.txt"),
+        *(f"a/b@{name}/c.txt" for name in ("..", "%2e%2e%2fx", "v1%00", "v 1", "")),
+    ):
+        assert refusal(f"hf://datasets/{source}").message.isprintable()
 
 
 @given(st.text(max_size=60), st.sampled_from(["", "hf:", "hf://datasets/", "hf://datasets/a/b/"]))
@@ -177,11 +149,6 @@ def test_any_text_at_all_is_a_plain_path_or_a_sentence(text: str, start: str) ->
     assert ".." not in (revision or "")
     inside = Path("/cache") / path
     assert inside.resolve().is_relative_to("/cache")
-
-
-@pytest.mark.parametrize("source", ["text.jsonl", "/data/a.txt", "hf/a.txt", "datasets/a/b/c.txt"])
-def test_a_local_path_is_not_on_the_hub(source: str) -> None:
-    assert not is_hub_text(source)
 
 
 # ------------------------------------------------------------------------------------- finding
@@ -203,35 +170,29 @@ def test_a_text_is_pinned_to_a_commit_and_to_its_bytes(hub: Hub, tmp_path: Path)
     assert pinned(field).endswith("/en/odd.jsonl::body")
 
 
-@pytest.mark.parametrize(
-    ("place", "texts"),
-    [
+def test_a_text_is_read_as_a_local_one_is(hub: Hub, tmp_path: Path) -> None:
+    for place, texts in (
         ("@v1/en/a.jsonl", ["old one", "old two"]),
         ("/en/odd.jsonl::body", ["the body"]),
         ("/en/b.json.gz", ["new zipped"]),
         ("/en/rows.parquet", ["", " = Title = \n", "words\n"]),
-    ],
-)
-def test_a_text_is_read_as_a_local_one_is(
-    hub: Hub, tmp_path: Path, place: str, texts: list[str]
+    ):
+        file = place.rpartition("/")[2].partition("::")[0]
+        wanted = [(f"{file}:{number}", text) for number, text in enumerate(texts, 1)]
+        assert documents(hub, tmp_path, f"hf://datasets/acme/text{place}") == wanted
+
+
+def test_a_missing_file_is_answered_with_its_neighbour_and_a_missing_folder_named(
+    hub: Hub, tmp_path: Path
 ) -> None:
-    file = place.rpartition("/")[2].partition("::")[0]
-    wanted = [(f"{file}:{number}", text) for number, text in enumerate(texts, 1)]
-    assert documents(hub, tmp_path, f"hf://datasets/acme/text{place}") == wanted
-
-
-def test_a_missing_file_is_answered_with_its_neighbour(hub: Hub, tmp_path: Path) -> None:
     asked = listing(hub, tmp_path)
     with pytest.raises(HubError) as caught:
         find_text(asked, "hf://datasets/acme/text/en/b.jsonl.gz")
     assert "`en/b.jsonl.gz`" in caught.value.message
     assert caught.value.hint == "did you mean `b.json.gz`?"
     assert asked.client.calls == 3
-
-
-def test_a_missing_folder_is_named(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(HubError, match=r"`fr/a\.jsonl`"):
-        find_text(listing(hub, tmp_path), "hf://datasets/acme/text/fr/a.jsonl")
+        find_text(asked, "hf://datasets/acme/text/fr/a.jsonl")
 
 
 def test_what_was_found_once_is_found_offline(hub: Hub, tmp_path: Path) -> None:
@@ -260,23 +221,18 @@ def test_a_text_lies_in_the_cache_that_other_tools_share(hub: Hub, tmp_path: Pat
     assert Path(found) == path
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("bad.json.gz", "`hf://datasets/acme/text/en/bad.json.gz` is damaged or cut short"),
-        ("odd.jsonl", "line 1 of `hf://datasets/acme/text/en/odd.jsonl` has no field"),
-        ("a.jsonl::body", "line 1 of `hf://datasets/acme/text/en/a.jsonl` has no field `body`"),
-        ("rows.parquet::body", "`hf://datasets/acme/text/en/rows.parquet` has no field `body`"),
-    ],
-)
-def test_what_cannot_be_read_is_named_as_it_was_asked_for(
-    hub: Hub, tmp_path: Path, name: str, said: str
-) -> None:
-    with pytest.raises(CorpusError) as caught:
-        documents(hub, tmp_path, f"hf://datasets/acme/text/en/{name}")
-    assert said in caught.value.message
-    assert "download" not in caught.value.hint
-    assert str(tmp_path) not in caught.value.message + caught.value.hint
+def test_what_cannot_be_read_is_named_as_it_was_asked_for(hub: Hub, tmp_path: Path) -> None:
+    for name, said in (
+        ("bad.json.gz", "`{en}bad.json.gz` is damaged or cut short"),
+        ("odd.jsonl", "line 1 of `{en}odd.jsonl` has no field"),
+        ("a.jsonl::body", "line 1 of `{en}a.jsonl` has no field `body`"),
+        ("rows.parquet::body", "`{en}rows.parquet` has no field `body`"),
+    ):
+        with pytest.raises(CorpusError) as caught:
+            documents(hub, tmp_path, f"hf://datasets/acme/text/en/{name}")
+        assert said.format(en="hf://datasets/acme/text/en/") in caught.value.message
+        assert "download" not in caught.value.hint
+        assert str(tmp_path) not in caught.value.message + caught.value.hint
 
 
 def test_choices_come_from_a_dataset_too(hub: Hub, tmp_path: Path) -> None:
@@ -288,14 +244,13 @@ def test_choices_come_from_a_dataset_too(hub: Hub, tmp_path: Path) -> None:
         read_choices(other, fetched(hub, tmp_path, other)[1])
 
 
-def test_an_address_of_the_hub_is_answered_with_the_source_that_it_is(tmp_path: Path) -> None:
+def test_an_address_of_the_hub_or_a_text_that_is_not_there_yet_is_answered_with_what_to_do(
+    tmp_path: Path,
+) -> None:
     address = "https://huggingface.co/datasets/acme/text/blob/v1/en/a.jsonl"
     with pytest.raises(CorpusError) as caught:
         list(read_documents(address))
     assert caught.value.hint == "write `hf://datasets/acme/text@v1/en/a.jsonl`"
-
-
-def test_a_text_that_is_not_there_yet_says_what_fetches_it(tmp_path: Path) -> None:
     with pytest.raises(CorpusError) as caught:
         list(read_documents("hf://datasets/a/b/c.jsonl", tmp_path / "c.jsonl"))
     assert caught.value.message == "there is no text file `hf://datasets/a/b/c.jsonl`"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from qaudit.errors import CorpusError
 from qaudit.text.rollouts import (
     HEADER,
     LINES,
-    Rollout,
     Sampler,
     TokenMarker,
     line_of,
@@ -35,9 +33,6 @@ from tests.support.rollouts import SAMPLES, written
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert written(tmp_path) == read_rollouts(tmp_path)
-
-
-def test_marks_are_scores_or_correctness() -> None:
     assert [sample.mark for sample in SAMPLES] == [None, 1.0, 0.25]
     assert not Sampler(temperature=0.2, top_k=5, top_p=0.9).has_penalties
     assert Sampler(repetition_penalty=1.1).has_penalties
@@ -50,53 +45,31 @@ def refusal(folder: Path) -> CorpusError:
     return caught.value
 
 
-def without_header(folder: Path) -> None:
-    (folder / HEADER).unlink()
-
-
-def cut_in_half(folder: Path) -> None:
-    lines = (folder / LINES).read_bytes()
-    (folder / LINES).write_bytes(lines[: len(lines) // 2])
-
-
-def of_a_later_format(folder: Path) -> None:
-    header = read_rollouts(folder).header
-    (folder / HEADER).write_text(text_of(replace(header, format=2)))
-
-
-@pytest.mark.parametrize(
-    ("damage", "wrong"),
-    [
-        (shutil.rmtree, "there is no folder"),
-        (without_header, HEADER),
-        (cut_in_half, "has the hash of"),
-        (of_a_later_format, "format 2"),
-    ],
-)
-def test_a_damaged_folder_is_refused(
-    tmp_path: Path, damage: Callable[[Path], None], wrong: str
-) -> None:
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    header = written(tmp_path).header
+    (tmp_path / HEADER).write_text(text_of(replace(header, format=2)))
+    assert "format 2" in refusal(tmp_path).message
     written(tmp_path)
-    damage(tmp_path)
-    assert wrong in refusal(tmp_path).message
+    lines = (tmp_path / LINES).read_bytes()
+    (tmp_path / LINES).write_bytes(lines[: len(lines) // 2])
+    assert "has the hash of" in refusal(tmp_path).message
+    (tmp_path / HEADER).unlink()
+    assert HEADER in refusal(tmp_path).message
+    shutil.rmtree(tmp_path)
+    assert "there is no folder" in refusal(tmp_path).message
 
 
-@pytest.mark.parametrize(
-    ("samples", "wrong"),
-    [
-        ((replace(SAMPLES[0], ids=()),), "needs a prompt"),
-        ((replace(SAMPLES[0], new_ids=()),), "no token in `new_ids`"),
-        ((replace(SAMPLES[0], new_ids=(-1,)),), "no token id"),
-        ((replace(SAMPLES[0], new_ids=(2**31,)),), "no token id"),
-        ((replace(SAMPLES[0], prompt=-1),), "below zero"),
-        ((SAMPLES[0], SAMPLES[0]), "has sample 0 of prompt 0 again"),
-    ],
-)
-def test_a_sample_that_cannot_be_is_refused(
-    tmp_path: Path, samples: tuple[Rollout, ...], wrong: str
-) -> None:
-    written(tmp_path, samples)
-    assert wrong in refusal(tmp_path).message
+def test_a_sample_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    first = SAMPLES[0]
+    for samples, wrong in (
+        ((replace(first, ids=()),), "needs a prompt"),
+        ((replace(first, new_ids=()),), "no token in `new_ids`"),
+        *(((replace(first, new_ids=(token,)),), "no token id") for token in (-1, 2**31)),
+        ((replace(first, prompt=-1),), "below zero"),
+        ((first, first), "has sample 0 of prompt 0 again"),
+    ):
+        written(tmp_path, samples)
+        assert wrong in refusal(tmp_path).message
 
 
 def test_a_field_of_another_type_is_named(tmp_path: Path) -> None:
@@ -144,9 +117,8 @@ def test_prompts_that_calibration_begins_with_are_refused(tmp_path: Path) -> Non
 THINK, CALLS = TokenMarker(REASONING, (1,), (2,)), TokenMarker(CALL, (3, 30, 4), ())
 
 
-@pytest.mark.parametrize(
-    ("prompt", "written", "wanted"),
-    [
+def test_markers_tell_roles() -> None:
+    for prompt, new, wanted in (
         ((9,), (9, 9), "aa"),
         ((9,), (1, 9, 2, 9), "rrra"),
         ((9, 1, 9), (9, 2, 9), "rra"),  # the template begins the reasoning
@@ -157,14 +129,10 @@ THINK, CALLS = TokenMarker(REASONING, (1,), (2,)), TokenMarker(CALL, (3, 30, 4),
         ((9,), (1, 9, 2, 9, 3, 30, 4, 9), "rrracccc"),
         ((9,), (3, 30, 9), "aaa"),
         ((9,), (1, 9, 2, 1, 9), "rrrrr"),
-    ],
-)
-def test_markers_tell_roles(prompt: tuple[int, ...], written: tuple[int, ...], wanted: str) -> None:
-    roles = roles_of(prompt, written, (THINK, CALLS))
-    assert "".join(ROLES[role][0] for role in roles) == wanted
-
-
-def test_markers_that_other_tokens_may_join_tell_nothing() -> None:
+    ):
+        roles = roles_of(prompt, new, (THINK, CALLS))
+        assert "".join(ROLES[role][0] for role in roles) == wanted, (prompt, new)
+    # Markers that other tokens may join tell nothing.
     assert separable((THINK,), ()) == (THINK,)
     assert separable((THINK, CALLS), {3, 4}) == (THINK, CALLS)
     assert separable((THINK, CALLS), {3}) == ()

@@ -43,21 +43,17 @@ def recipe(*targets: str, **asked: Any) -> Recipe:
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "calibration", "evaluation"),
-    [
+def test_models_of_the_hub_alone_are_measured_on_published_text() -> None:
+    for given, calibration, evaluation in (
         ({}, DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION),
         ({"calibration": "mine.txt"}, "mine.txt", DEFAULT_HUB_EVALUATION),
         ({"evaluation": "mine.txt"}, DEFAULT_HUB_CALIBRATION, "mine.txt"),
-    ],
-)
-def test_models_of_the_hub_alone_are_measured_on_published_text(
-    given: dict[str, str], calibration: str, evaluation: str
-) -> None:
-    with_texts = with_default_texts(recipe("org/name", **given), on_hub=True)
-    wanted = (calibration, evaluation, None)
-    assert (with_texts.calibration, with_texts.evaluation, with_texts.choices) == wanted
-    assert with_default_texts(recipe("folder", **given), on_hub=False) == recipe("folder", **given)
+    ):
+        found = with_default_texts(recipe("org/name", **given), on_hub=True)
+        wanted = (calibration, evaluation, None)
+        assert (found.calibration, found.evaluation, found.choices) == wanted
+        local = recipe("folder", **given)
+        assert with_default_texts(local, on_hub=False) == local
 
 
 # ------------------------------------------------------------------------------- no more than asked
@@ -175,25 +171,20 @@ def test_one_text_for_two_roles_is_looked_up_once_and_shares_documents(
 
 
 @pytest.mark.parametrize("role", ["calibration", "evaluation", "choices"])
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
+def test_a_text_that_cannot_be_found_ends_the_scan_with_the_plan(hub: Hub, role: str) -> None:
+    what = "multiple-choice items" if role == "choices" else f"{role} text"
+    for source, said in (
         ("hf://datasets/acme/none/a.jsonl", "dataset `acme/none` does not exist, or is private"),
         ("hf://datasets/acme/text/feed.jsonl", "there is no `feed.jsonl`"),
         ("hf://datasets/acme/text@v7/fed.jsonl", "has no revision `v7`"),
-    ],
-)
-def test_a_text_that_cannot_be_found_ends_the_scan_with_the_plan(
-    hub: Hub, role: str, source: str, said: str
-) -> None:
-    texts = {"calibration": FED, "evaluation": SCORED, role: source}
-    with pytest.raises(HubError) as caught:
-        make_plan(recipe("acme/tiny", **texts), hub=opened(hub))
-    assert caught.value.code == 4
-    what = "multiple-choice items" if role == "choices" else f"{role} text"
-    assert caught.value.message.startswith(f"the {what} `{source}` cannot be had: ")
-    assert said in caught.value.message
-    assert caught.value.hint.endswith(f"or give another text with `--{role}`")
+    ):
+        texts = {"calibration": FED, "evaluation": SCORED, role: source}
+        with pytest.raises(HubError) as caught:
+            make_plan(recipe("acme/tiny", **texts), hub=opened(hub))
+        assert caught.value.code == 4
+        assert caught.value.message.startswith(f"the {what} `{source}` cannot be had: ")
+        assert said in caught.value.message
+        assert caught.value.hint.endswith(f"or give another text with `--{role}`")
     assert weights_asked_for(hub) == []
 
 
