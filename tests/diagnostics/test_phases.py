@@ -336,7 +336,7 @@ def audit(few: int) -> AuditRecord:
     found = measurements([s.label for s in made], LEARNING[:few], errors)
     files = {(m.subject, m.spec, 0): ("evidence/x.npz", "0" * 64) for m in found}
     tables, advice = phases.judge(Measurements.of(made, found, 0.95), Diagnostics())
-    put = sample.put_together(found, made, judge_all(made, found, files))
+    put = sample.put_together(found, made, judge_all(Measurements.of(made, found, 0.95), files))
     return replace(put, diagnostics=tables, findings=(*put.findings, *advice))
 
 

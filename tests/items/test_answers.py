@@ -91,7 +91,7 @@ def test_another_prompt_another_item_and_fewer_items_do_not_pair(files: Path) ->
     assert "cannot be imported" in refusal(files / "base", files / "q3")
 
 
-def test_greedy_answers_are_not_compared_with_sampled_ones(files: Path) -> None:
+def test_greedy_answers_are_not_compared_with_sampled_ones_nor_other_settings(files: Path) -> None:
     def sampled(line: dict[str, Any]) -> None:
         line["arguments"]["gen_args_0"]["arg_1"].update(do_sample=True, temperature=0.7)
 
@@ -100,9 +100,6 @@ def test_greedy_answers_are_not_compared_with_sampled_ones(files: Path) -> None:
     edited(files / "base" / SAMPLES, sampled)
     before, _ = tasks(files / "base", files / "q3")["arguments"]
     assert before.imported.about.endswith("sampled")
-
-
-def test_other_settings_of_the_sampler_are_refused(files: Path) -> None:
     edited(
         files / "q3" / SAMPLES,
         lambda line: line["arguments"]["gen_args_0"]["arg_1"].update(max_gen_toks=7),
@@ -110,21 +107,16 @@ def test_other_settings_of_the_sampler_are_refused(files: Path) -> None:
     assert "was generated with" in refusal(files / "base", files / "q3")
 
 
-@pytest.mark.parametrize(
-    ("settings", "greedy"),
-    [
+def test_greedy_is_what_model_classes_of_lm_eval_take_for_it() -> None:
+    for settings, greedy in (
         ({}, True),
         ({"temperature": 0.0}, True),
         ({"temperature": 0.6}, False),
         ({"temperature": 0.6, "do_sample": False}, True),
         ({"temperature": 0, "do_sample": True}, True),
         ({"do_sample": True}, False),
-    ],
-)
-def test_greedy_is_what_model_classes_of_lm_eval_take_for_it(
-    settings: dict[str, Any], greedy: bool
-) -> None:
-    assert is_greedy(settings) is greedy
+    ):
+        assert is_greedy(settings) is greedy
 
 
 def test_several_metrics_must_be_named_and_marks_are_right_or_wrong(files: Path) -> None:
@@ -187,6 +179,9 @@ def test_numbers_that_decide_are_named_by_item_and_field(files: Path) -> None:
 
 
 def test_other_versions_other_tasks_and_two_runs_are_refused(files: Path) -> None:
+    odd = (files / "q3" / SAMPLES).rename(files / "q3" / "samples_<b>.jsonl")
+    assert "has the name" in refusal(files / "base", files / "q3")  # that no tool writes
+    odd.rename(files / "q3" / SAMPLES)
     results = next((files / "q3").glob("results_*"))
     table = json.loads(results.read_text("utf-8"))
     results.write_text(json.dumps({**table, "lm_eval_version": "0.4.9"}), "utf-8")
@@ -198,16 +193,11 @@ def test_other_versions_other_tasks_and_two_runs_are_refused(files: Path) -> Non
     assert "both have answers of the task" in refusal(files, files / "q3")
 
 
+NAN = b'{"filter": "f", "metrics": ["m"], "m": NaN, "doc": 1, "arguments": {}}\n'
+
+
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff\xfe",
-        b"[1]\n",
-        b'{"filter": 1}\n',
-        b'{"filter": "f", "metrics": ["m"], "m": NaN, "doc": 1, "arguments": {}}\n',
-        b"{" * 100_000,
-    ],
+    "content", [b"", b"\xff\xfe", b"[1]\n", b'{"filter": 1}\n', NAN, b"{" * 100_000]
 )
 @pytest.mark.parametrize("ending", ["jsonl", "json", "eval"])
 def test_files_of_anything_else_end_in_a_sentence(
@@ -216,11 +206,6 @@ def test_files_of_anything_else_end_in_a_sentence(
     path = tmp_path / f"samples_x.{ending}"
     path.write_bytes(content)
     assert "cannot be imported" in refusal(path, path)
-
-
-def test_names_that_no_tool_writes_are_refused(files: Path) -> None:
-    (files / "q3" / SAMPLES).rename(files / "q3" / "samples_<b>.jsonl")
-    assert "has the name" in refusal(files / "base", files / "q3")
 
 
 def archived(log: Path) -> Path:
@@ -275,10 +260,7 @@ def test_an_archive_that_python_cannot_unpack_names_what_can() -> None:
         (lambda log: log["eval"]["config"].update(epochs=4), "it has 4 epochs"),
         (lambda log: log["samples"][2].update(error={"message": "x"}), "ended in an error"),
         (lambda log: log["plan"]["config"].update(temperature=0.6), "are greedy and those"),
-        (
-            lambda log: log["samples"][0]["messages"][0].update(content="Be brief."),
-            "1 of the 6 items",
-        ),
+        (lambda log: log["samples"][0]["messages"][0].update(content="Be."), "1 of the 6 items"),
         (lambda log: log["samples"][0]["scores"]["match"].update(value="P"), "a mark is 0 or 1"),
         (lambda log: log["samples"][0].update(scores={}), "marked by nothing"),
     ],

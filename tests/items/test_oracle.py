@@ -7,6 +7,9 @@ tokens of the order of 100 nats, of which 1e-4 is ten times the last bit.
 
 from __future__ import annotations
 
+import random
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +19,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.core.items import Marked, drop
 from qaudit.engine.batches import make_item_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
+from qaudit.errors import SourceError
 from qaudit.items import harness
+from qaudit.items.files import Data, source_of, split_files
 from qaudit.items.prepare import Reading, read_items
 from qaudit.judge.tasks import answers
 from qaudit.model.blocks import BlockModel
 from qaudit.settings import Recipe
 from qaudit.types import FULL_PRECISION, TaskEvidence
+from tests.support import toys
 from tests.support.models import save_model
 from tests.support.toys import TASKS, tokenizer
 
@@ -67,12 +74,7 @@ def theirs(
 
 def loaded(leaf: harness.Leaf, data: Path) -> Any:
     """Have lm-eval load a task and build its requests, without our own room in between."""
-    import tempfile
-
-    from qaudit.items.files import Data, source_of
-    from qaudit.items.prepare import Reading as _Reading
-
-    place = _Reading(Recipe((), tasks=TASKS, task_data=str(data)), (), "", CONTEXT).folder(leaf)
+    place = reading(data, TASKS).folder(leaf)
     assert place is not None
     source = source_of(Data.of(leaf), *place, Path(tempfile.mkdtemp()))
     manager = harness._manager(*harness._where(leaf.name, leaf.file))
@@ -85,8 +87,12 @@ def loaded(leaf: harness.Leaf, data: Path) -> Any:
     return task
 
 
+# Easy items of ARC and a second subject of MMLU have the shape of their neighbours.
+SHAPES = tuple(name for name in TASKS if name not in ("arc_easy", "mmlu_virology"))
+
+
 @pytest.mark.parametrize(
-    ("family", "adds_bos", "tasks"), [("llama", True, TASKS), ("olmo2", False, TASKS[:3])]
+    ("family", "adds_bos", "tasks"), [("llama", True, SHAPES), ("olmo2", False, SHAPES[:1])]
 )
 def test_every_log_likelihood_and_every_mark_is_that_of_lm_eval(
     family: str, adds_bos: bool, tasks: tuple[str, ...], data: Path, tmp_path: Path
@@ -96,13 +102,11 @@ def test_every_log_likelihood_and_every_mark_is_that_of_lm_eval(
     text, failed = read_items(reading(data, tasks), vocabulary, {})
     assert failed == {}
     folder = tmp_path / "model"
-    streamed = BlockModel(
-        folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
-    )
-    with HiddenStates(tmp_path / "spill", 2**30, torch.device("cpu")) as states:
-        tally = run_blocks(streamed, Feed((), (), items=(text.windows,)), [], states)[
-            FULL_PRECISION
-        ]
+    device = torch.device("cpu")
+    streamed = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=device)
+    with HiddenStates(tmp_path / "spill", 2**30, device) as states:
+        tallies = run_blocks(streamed, Feed((), (), items=(text.windows,)), [], states)
+    tally = tallies[FULL_PRECISION]
     assert tally.options is not None
     nll, greedy = tally.options
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -121,3 +125,67 @@ def test_every_log_likelihood_and_every_mark_is_that_of_lm_eval(
     plain = sum(len(window.tokens) - 1 for window in text.windows)
     batches = make_item_batches([text.windows], branches=True)
     assert sum(int((batch.positions_BT > 0).sum()) for batch in batches) < 0.6 * plain
+
+
+# ------------------------------------------------- a group that lm-eval weights by size is one task
+
+
+GROUP = "mmlu"
+
+
+def test_subjects_of_other_sizes_weigh_by_their_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_eval.api.metrics import aggregate_subtask_metrics
+
+    (definition,) = harness.definitions([GROUP])
+    few = replace(definition, leaves=definition.leaves[:2])  # each loads a data set for seconds
+    monkeypatch.setattr(harness, "definitions", lambda names: (few,))
+    names = [str(leaf.config["dataset_name"]) for leaf in few.leaves]
+    rng, sizes = random.Random(1), [2, 25]
+    toys.write(tmp_path, tuple(names), documents=5)
+    for name, size in zip(names, sizes, strict=True):
+        path = tmp_path / "cais/mmlu" / name / "test-00000-of-00001.parquet"
+        toys._parquet(path, [toys._mmlu(rng) for _ in range(size)])
+    recipe = Recipe((), tasks=(GROUP,), task_data=str(tmp_path), task_items="all")
+    text, failed = read_items(Reading(recipe, (), "t", 4096), tokenizer(adds_bos=False), {})
+    assert (failed, len(text.items)) == ({}, sum(sizes))
+    assert {item.task for item in text.items} == {GROUP}
+    nll = np.random.default_rng(2).random(len(text.windows))
+    # Later and larger subjects are easier, so that a mean over subjects is another number.
+    first, right = 0, list[bool]()
+    for item in text.items:
+        right += [k in item.right for k in range(item.options)]
+        nll[first + item.right[0]] -= len(right) / len(nll)
+        first += item.options
+    items = np.repeat(np.arange(len(text.items)), [item.options for item in text.items])
+    marks = np.array(right)
+    own = answers(TaskEvidence(GROUP, nll, items, marks, np.zeros(len(nll), np.bool_))).right_N
+    each = np.split(own, np.cumsum(sizes)[:-1])
+    accuracies = [float(part.mean()) for part in each]
+    assert own.mean() == pytest.approx(aggregate_subtask_metrics(accuracies, sizes))
+    assert abs(own.mean() - np.mean(accuracies)) > 0.02
+    found = drop([Marked(own, np.ones_like(own))], 0.95, normalized=False)
+    assert found is not None
+    assert found.estimate == pytest.approx(1 - own.mean())
+
+
+def test_a_group_and_its_parts_are_found_without_reading_all_of_lm_eval() -> None:
+    assert harness._where("mmlu_anatomy") == harness._where("mmlu") != (None,)
+    assert harness._where("mmlu_pro_math") == harness._where("gsm8k") == (None,)
+    (definition,) = harness.definitions(["mmlu_anatomy"])
+    assert [leaf.name for leaf in definition.leaves] == ["mmlu_anatomy"]
+    (definition,) = harness.definitions(["mmlu"])
+    assert (definition.name, len(definition.leaves)) == ("mmlu", 57)
+    assert len({leaf.name for leaf in definition.leaves}) == 57
+
+
+OUTSIDE = ("/etc/passwd", "../x.json", "reference::x.json", "http://x/y.json", "~/x.json")
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+@pytest.mark.parametrize("shape", ['"{}"', '["{}"]', '[{{split: test, path: ["{}"]}}]'])
+def test_a_readme_names_no_data_outside_of_its_data_set(path: str, shape: str) -> None:
+    text = f"---\nconfigs: [{{config_name: x, data_files: {shape.format(path)}}}]\n---\n"
+    with pytest.raises(SourceError, match="names data outside of it"):
+        split_files(Data("org/name", None, ("test",)), ("x.json",), text.encode())

@@ -1,20 +1,38 @@
+"""Saved audits as JSON: their schema, what others build on, and what is refused."""
+
 from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
+import qaudit
 from qaudit.errors import AuditError
-from qaudit.saved.audits import from_json, plan_to_json, to_json
+from qaudit.judge import judge
+from qaudit.judge.table import Measurements
+from qaudit.saved.audits import (
+    DOCUMENTS,
+    from_json,
+    path_of,
+    plan_to_json,
+    text_of_schema,
+    to_json,
+)
 from qaudit.saved.codec import text_of
+from qaudit.saved.evidence import read_saved
+from qaudit.saved.results import ResultStore, sha256_of
 from qaudit.types import AuditRecord, Finding, Interval, Subject, TextFile, Traffic
 from tests.support import sample
 from tests.support.items import answered
+from tests.support.saved_audits import identity_of, save
 from tests.support.schemas import SCHEMA, violations
 
 
@@ -22,61 +40,41 @@ def document(audit: AuditRecord | None = None) -> dict[str, Any]:
     return json.loads(to_json(audit or sample.audit()))
 
 
-def test_the_schema_knows_every_column_of_the_noise() -> None:
-    rows = document(sample.repeated())["diagnostics"]["noise"]
-    assert {frozenset(row) for row in rows} == {frozenset(SCHEMA["$defs"]["Noise"]["properties"])}
-
-
-def test_the_columns_of_tasks_keep_their_names() -> None:
+def test_the_columns_of_tasks_and_of_noise_keep_their_names() -> None:
     tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
     rows = document(replace(sample.audit(), tasks=tasks))["tasks"]
-    columns = {
-        *("subject", "scheme", "task", "items", "accuracy", "accuracy_low", "accuracy_high"),
-        *("drop", "drop_low", "drop_high", "flips", "right_to_wrong", "wrong_to_right"),
-        *("p_value", "margin_factor"),
-    }
+    names = """subject scheme task items accuracy accuracy_low accuracy_high drop drop_low drop_high
+        flips right_to_wrong wrong_to_right p_value margin_factor"""
+    columns = set(names.split())
     assert {row["task"] for row in rows} == {"a", "b", "mean"}
     assert all(columns <= row.keys() for row in rows)
-    (one,) = (
-        row
-        for row in rows
-        if [row[name] for name in ("subject", "scheme", "task")] == ["soup", "rtn-4bit", "a"]
-    )
+    place = ["soup", "rtn-4bit", "a"]
+    (one,) = (r for r in rows if [r[name] for name in ("subject", "scheme", "task")] == place)
     assert all(one[name] is not None for name in columns)
     assert (one["items"], one["right_to_wrong"], one["wrong_to_right"]) == (400, 30, 0)
     assert one["drop_low"] < one["drop"] == one["flips"] == 0.075 < one["drop_high"]
+    noise = document(sample.repeated())["diagnostics"]["noise"]
+    assert {frozenset(row) for row in noise} == {frozenset(SCHEMA["$defs"]["Noise"]["properties"])}
 
 
 def test_names_that_others_build_on_are_all_there() -> None:
     written = document()
-    assert set(written) >= {
-        "schema", "qaudit", "plan", "environment", "subjects", "measurements", "comparisons",
-        "diagnostics", "findings", "pick", "skipped",
-    }  # fmt: skip
-    assert set(written["measurements"][0]) >= {
-        "subject", "scheme", "spec", "ce", "ce_low", "ce_high", "relative_error",
-        "relative_error_low", "relative_error_high", "perplexity", "bits_per_byte", "documents",
-        "tokens", "bits_per_weight", "seconds", "notes", "evidence", "evidence_sha256",
-        "calibration_seed",
-    }  # fmt: skip
-    assert set(written["subjects"][0]) >= {
-        "label", "kind", "revision", "commit", "stage", "step", "tokens_seen", "learning_rate",
-        "members", "merge",
-    }  # fmt: skip
-    assert set(written["pick"]) >= {
-        "subject", "scheme", "objective", "runner_up", "low", "high",
-    }  # fmt: skip
-
-
-def test_full_precision_has_no_relative_error_and_a_soup_names_its_members() -> None:
-    written = document()
+    for table, names in (
+        (written, """schema qaudit plan environment subjects measurements comparisons diagnostics
+            findings pick skipped"""),
+        (written["measurements"][0], """subject scheme spec ce ce_low ce_high relative_error
+            relative_error_low relative_error_high perplexity bits_per_byte documents tokens
+            bits_per_weight seconds notes evidence evidence_sha256 calibration_seed"""),
+        (written["subjects"][0], """label kind revision commit stage step tokens_seen learning_rate
+            members merge"""),
+        (written["pick"], "subject scheme objective runner_up low high"),
+    ):  # fmt: skip
+        assert set(names.split()) <= set(table)
     full = next(m for m in written["measurements"] if m["scheme"] == "fp")
+    assert full["relative_error"] is full["relative_error_low"] is None
     soup = next(s for s in written["subjects"] if s["kind"] == "soup")
-    assert full["relative_error"] is None
-    assert full["relative_error_low"] is None
-    assert [m["label"] for m in soup["members"]] == [
-        f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)
-    ]
+    members = [f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)]
+    assert [m["label"] for m in soup["members"]] == members
     assert sum(m["weight"] for m in soup["members"]) == pytest.approx(1)
     assert soup["revision"] is None
 
@@ -96,11 +94,8 @@ def test_a_loss_that_is_not_finite_is_written_as_null_and_comes_back() -> None:
     assert again.findings == audit.findings
     assert again.environment["load"] is None
     assert violations(json.loads(text)) == []
-
-
-def test_numbers_that_are_not_finite_are_null_in_any_document() -> None:
-    document = {"high": math.inf, "rows": [math.nan, 1.5]}
-    assert json.loads(text_of(document)) == {"high": None, "rows": [None, 1.5]}
+    rows = {"high": math.inf, "rows": [math.nan, 1.5]}
+    assert json.loads(text_of(rows)) == {"high": None, "rows": [None, 1.5]}
 
 
 def of_the_hub() -> AuditRecord:
@@ -154,23 +149,31 @@ def test_the_schema_refuses_what_no_audit_has() -> None:
     assert len(violations(broken)) == 4
 
 
-def test_a_plan_on_its_own_has_the_names_it_has_in_an_audit() -> None:
+def test_a_plan_on_its_own_has_the_names_it_has_in_an_audit_and_keeps_its_schema() -> None:
     alone = json.loads(plan_to_json(sample.audit().plan))
     inside = document()["plan"]
     del inside["protocol"]
     assert alone == inside
+    schema = json.loads(path_of("plan").read_text(encoding="utf-8"))
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(alone)) == []
 
 
-def test_names_added_later_are_ignored() -> None:
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_schema_file_is_what_the_types_say(name: str) -> None:
+    written = path_of(name).read_text(encoding="utf-8")
+    assert written == text_of_schema(name), "run `python -m qaudit.saved.audits`"
+    jsonschema.Draft202012Validator.check_schema(json.loads(written))
+    files = {path.name for path in path_of(name).parent.glob("*.schema.json")}
+    assert files == {path_of(name).name for name in DOCUMENTS}
+
+
+def test_names_added_later_are_ignored_and_a_later_schema_is_refused_with_its_version() -> None:
     newer = document()
     newer["measurements"][0]["sharpness"] = 3
     newer["weather"] = "fine"
     assert from_json(json.dumps(newer)) == sample.audit()
-
-
-def test_an_audit_from_the_future_is_refused_with_the_version_to_install() -> None:
     with pytest.raises(AuditError, match="schema version 7") as refusal:
-        from_json(json.dumps(document() | {"schema": "7", "qaudit": "4.2.0"}))
+        from_json(json.dumps(newer | {"schema": "7", "qaudit": "4.2.0"}))
     assert "4.2.0" in refusal.value.hint
 
 
@@ -200,9 +203,57 @@ def test_an_audit_edited_by_hand_is_refused_by_name(path: tuple[Any, ...], value
         from_json(json.dumps(edited))
 
 
-@pytest.mark.parametrize("name", sorted(SCHEMA["required"]))
-def test_an_audit_with_a_part_cut_out_is_refused(name: str) -> None:
-    cut = document()
-    del cut[name]
-    with pytest.raises(AuditError):
-        from_json(json.dumps(cut))
+def test_an_audit_with_a_part_cut_out_is_refused() -> None:
+    whole = document()
+    for name in SCHEMA["required"]:
+        with pytest.raises(AuditError):
+            from_json(json.dumps({key: whole[key] for key in whole if key != name}))
+
+
+# ----------------------------------------------------- schemes that are not installed here
+
+
+@pytest.fixture(scope="module")
+def unknown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an audit as another installation writes it, under a scheme of its own."""
+    out = tmp_path_factory.mktemp("unknown")
+    save(out / "plain")
+    saved = read_saved(out / "plain")
+    contents = {subject.label: subject.content for subject in saved.audit.subjects}
+    files, measurements = {}, []
+    for m in saved.measurements:
+        if m.scheme == "gptq-4bit":
+            m = replace(m, scheme="newq", spec="newq:turns=3", bit_class="w4a4", calibrates=True)
+        identity = identity_of(contents[m.subject], m.spec, "0")
+        path = ResultStore(out / "evidence").write(m, identity.key, identity).path
+        files[m.subject, m.spec, 0] = (f"evidence/{path.name}", sha256_of(path))
+        measurements.append(m)
+    judgement = judge(Measurements.of(saved.audit.subjects, measurements, 0.95), files)
+    plan = replace(saved.audit.plan, specs=("newq:turns=3",))
+    written = replace(saved.audit, plan=plan, **judgement.fields)
+    (out / "audit.json").write_text(to_json(written), encoding="utf-8")
+    return out
+
+
+def test_an_audit_is_judged_alike_where_its_scheme_is_not_installed(
+    unknown: Path, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    rule = "{name: new, metric: relative_error, subjects: '@ships', bits: w4a4, margin: 9%}"
+    policy.write_text(f"rules: [{rule}]\n")
+    gate = qaudit.gate(unknown, policy=str(policy))
+    assert gate.exit_code == 0
+    assert [(c.bit_class, c.scheme) for c in gate.classes] == [("w4a4", "newq")]
+
+
+@pytest.mark.parametrize(("column", "value"), [("bit_class", "4"), ("calibrates", False)])
+def test_a_class_that_was_edited_is_refused(
+    unknown: Path, tmp_path: Path, column: str, value: object
+) -> None:
+    out = shutil.copytree(unknown, tmp_path / "out")
+    table = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    row = next(m for m in table["measurements"] if m["scheme"] == "newq")
+    row[column] = value
+    (out / "audit.json").write_text(json.dumps(table), encoding="utf-8")
+    with pytest.raises(AuditError, match=f"`{column}` of .* disagrees with its evidence"):
+        qaudit.gate(out, policy="release")
