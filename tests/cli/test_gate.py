@@ -80,28 +80,22 @@ def test_no_format_changes_the_exit_code(gate: Callable[..., Any], form: str) ->
         assert done.out.strip() and (form != "terminal" or done.out.startswith(verdict))
 
 
-def test_formats_go_to_files_and_the_terminal_s_stays_on_stdout(gate: Callable[..., Any]) -> None:
+def test_formats_go_to_files_and_the_terminal_s_stays_on_stdout(
+    gate: Callable[..., Any], audit: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = gate("--format", "junit=out/gate.xml", "--format", "json=gate.json", margin="0.01%")
     assert done.out.startswith("HOLD")
     assert done.err == "wrote out/gate.xml\nwrote gate.json\n"
     assert Xml.parse("out/gate.xml").getroot().find(".//failure") is not None
     assert json.loads(Path("gate.json").read_text(encoding="utf-8"))["exit_code"] == 1
     assert gate("-q", "--format", "json=gate.json").err == ""
-
-
-def test_on_github_the_step_summary_is_written_beside_the_annotations(
-    gate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    refused(gate("--format", "json=gate.json/gate.json"), 4, "cannot be written", "")
+    # On GitHub the summary of the step is written beside the annotations.
     Path("summary.md").write_text("before\n", encoding="utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
-    done = gate("--format", "github", margin="0.01%")
-    assert "::error " in done.out
+    assert "::error " in gate("--format", "github", margin="0.01%").out
     assert Path("summary.md").read_text(encoding="utf-8").startswith("before\n## qaudit gate")
-
-
-def test_options_stand_in_the_environment(
-    audit: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # Options stand in the environment.
     monkeypatch.setenv("QAUDIT_POLICY", "explore")
     monkeypatch.setenv("QAUDIT_FORMAT", "json")
     assert json.loads(qaudit("gate", audit).out)["policy"]["name"] == "explore"
@@ -120,18 +114,10 @@ def test_a_breach_that_the_baseline_has_is_told_from_a_new_one(
     Path("milder.yaml").write_text(POLICY.format(margin="0.01%") + "known: warn\n", "utf-8")
     assert qaudit("gate", audit, "--policy", "milder.yaml", "--baseline", "old").code == 0
     assert qaudit("gate", audit, "--policy", "milder.yaml").code == 1
-
-
-def test_a_baseline_measured_otherwise_is_refused(gate: Callable[..., Any], audit: Path) -> None:
-    Path("old").mkdir()
-    save(Path("old"), documents=30)
-    refused(gate("--baseline", "old"), 2, "on 40 documents and `old` on 30", "measure both")
-
-
-def test_a_rule_without_its_baseline_is_incomplete(audit: Path, qaudit: Run) -> None:
+    save(Path("other"), documents=30)
+    refused(gate("--baseline", "other"), 2, "on 40 documents and `other` on 30", "measure both")
     done = qaudit("gate", audit, "--policy", "strict", "--format", "json")
-    assert done.code == 3
-    assert json.loads(done.out)["verdict"] == "incomplete"
+    assert (done.code, json.loads(done.out)["verdict"]) == (3, "incomplete")  # it needs a baseline
 
 
 # ----------------------------------------------------------------------- saved audits gone wrong
@@ -290,33 +276,21 @@ def test_a_wrong_policy_is_refused_before_anything_is_read(audit: Path, qaudit: 
     assert json.loads(done.out)["verdict"] == "error"
 
 
-def test_a_file_that_cannot_be_written_is_no_finding(gate: Callable[..., Any]) -> None:
-    Path("there").write_text("", encoding="utf-8")
-    refused(gate("--format", "json=there/gate.json"), 4, "cannot be written", "")
-
-
 # ----------------------------------------------------------------------- where formats go
 
 
-def test_formats_say_where_they_go() -> None:
+def test_formats_say_where_they_go_and_those_that_go_nowhere_are_refused() -> None:
     assert outputs_of(()) == (("terminal", None),)
     assert outputs_of(("md",)) == (("md", None),)
     assert outputs_of(("md=a=b.md",)) == (("terminal", None), ("md", Path("a=b.md")))
-
-
-@pytest.mark.parametrize(
-    ("forms", "said"),
-    [
+    for forms, said in (
         (("junitt",), "there is no format `junitt`"),
         (("md=",), "names no file"),
         (("md=/",), "names no file"),
         (("md", "json"), "`md` and `json` would both be printed"),
-    ],
-)
-def test_formats_that_go_nowhere_are_refused(forms: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UsageError) as error:
-        outputs_of(forms)
-    assert said in error.value.message
+    ):
+        with pytest.raises(UsageError, match=said):
+            outputs_of(forms)
 
 
 # ----------------------------------------------------------------------- scans

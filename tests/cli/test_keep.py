@@ -1,20 +1,28 @@
-"""`scan --keep`: `export` writes the weights that were judged, without the checkpoint."""
+"""What a scan keeps: weights for `export`, and a pass for a scan that was killed within it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from qaudit.engine.kept_weights import kept_groups
 from qaudit.errors import SourceError
+from qaudit.model.blocks import Block, BlockModel
 from qaudit.saved.exports import read_export
 from qaudit.support.sizes import size
-from tests.support.cli import AUDITED, ROUNDED, TEXT, Outcome, Run, refused
+from qaudit.text.rollouts import Rollout
+from qaudit.text.tokenizer import tokenizer_sha256
+from tests.support import released, toys
+from tests.support.cli import AUDITED, QUICK, ROUNDED, TEXT, Outcome, Run, audit_of, refused
 from tests.support.filled import filled
+from tests.support.parts import start
+from tests.support.rollouts import written
 
 GPTQ, RTN = "gptq-4bit:group=32", "rtn-3bit:group=32"
 SCAN = ("scan", "series", *TEXT, "--schemes", f"{GPTQ},{RTN}", "--out", "out")
@@ -118,3 +126,71 @@ def test_parts_keep_and_copies_of_them_are_collected(qaudit: Run, place: Path) -
     assert qaudit("collect", "out", "other", "-q").code == 0
     assert kept(place / "out")
     assert KEPT in export(qaudit, "new").err
+
+
+# Keeps its pass at every block, says so at the entrance of the second, and waits to be killed.
+STOPS = """
+import time
+import qaudit.engine.block_pass
+from qaudit.cli import main
+from qaudit.cli.progress import Progress
+
+qaudit.engine.block_pass.EVERY_SECONDS = 0.0
+
+def block(self, done, total, what):
+    if done == 1:
+        print("in the middle", flush=True)
+        time.sleep(600)
+
+Progress.block = block
+main()
+"""
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    other = ("seconds", "evidence_sha256")
+    audit: Any = audit_of(folder)
+    rows = audit["measurements"] + audit["tasks"]
+    rows += [
+        each for name in ("rollouts", "routing") for each in audit["diagnostics"].get(name, ())
+    ]
+    return [{name: value for name, value in row.items() if name not in other} for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # lm-eval's own
+def test_a_subject_that_is_killed_goes_on_at_its_block_with_experts_tasks_and_rollouts(
+    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = released.save(place / "model", "olmoe", max_position_embeddings=1024)
+    toys.tokenizer(adds_bos=False).save_pretrained(model)
+    toys.write(place / "data", ("anatomy",), documents=6)
+    samples = [
+        Rollout(prompt=k, prompt_sha256=f"{k}", ids=(1, 2, 3), new_ids=(4 + k, 5, 6), greedy=True)
+        for k in range(4)
+    ]
+    written(place / "rolls", samples, tokenizer_sha256=tokenizer_sha256([model]))
+    items = ("--tasks", "arc_easy,piqa", "--set", "task_data=data", "--set", "task_items=4")
+    scan = ("scan", *QUICK, "model", *items, "--set", "rollouts=rolls")
+    process = start(place, *scan, main=STOPS)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in the middle\n", process.communicate()[1]
+    process.kill()
+    process.communicate()
+    passes = place / "out" / "evidence" / "passes"
+    assert [path.suffix for path in passes.iterdir()] == [".kept"]
+    begun: list[int] = []
+    blocks_of = BlockModel.blocks
+
+    def blocks(self: Any, first: int = 0) -> Iterator[Block]:
+        begun.append(first)
+        return blocks_of(self, first)
+
+    monkeypatch.setattr(BlockModel, "blocks", blocks)
+    done = qaudit(*scan)
+    assert done.code == 0, done.err
+    assert begun[0] == 1
+    assert not passes.exists()
+    assert qaudit(*scan, "--out", "whole").code == 0
+    assert numbers(place / "out") == numbers(place / "whole")
+    assert len(numbers(place / "out")) > 2 + 4  # two streams, two tasks of each, and the rest

@@ -53,7 +53,9 @@ def files_of(hub: Hub, branch: str) -> dict[str, bytes]:
     return {path: b"".join(one.contents.read(0, one.nbytes)) for path, one in files.items()}
 
 
-def test_a_dry_run_sums_up_files_and_writes_nothing(hub: Hub, saved: Path, qaudit: Run) -> None:
+def test_a_dry_run_sums_up_files_writes_nothing_and_needs_no_account(
+    hub: Hub, saved: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = qaudit("publish", saved, "alice/m", "--dry-run")
     assert done.code == 0
     lines = done.out.splitlines()
@@ -71,22 +73,17 @@ def test_a_dry_run_sums_up_files_and_writes_nothing(hub: Hub, saved: Path, qaudi
     assert " license: mit" in lines  # around the change
     assert any(line.startswith("note: nothing is written to `.eval_results/`") for line in lines)
     assert "\x1b" not in done.out
-    assert {entry["method"] for entry in hub.log} == {"GET"}
-    assert hub.repos["alice/m"].discussions == []
-
-
-def test_a_dry_run_needs_no_account_and_says_what_that_leaves_out(
-    hub: Hub, saved: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.delenv("HF_TOKEN")
-    done = qaudit("publish", saved, "alice/m", "--dry-run", "--json")
-    told = json.loads(done.out)
+    assert "not logged in" in qaudit("publish", saved, "alice/m", "--dry-run").out
+    told = json.loads(qaudit("publish", saved, "alice/m", "--dry-run", "--json").out)
     assert told["url"] is None
     assert {f["state"] for f in told["files"]} == {"new", "changed"}
-    paths = {f["path"] for f in told["files"]}
-    assert {f"qaudit/evidence/{p.name}" for p in (saved / "evidence").glob("*.npz")} <= paths
+    assert {f"qaudit/evidence/{path.name}" for path in evidence} <= {
+        f["path"] for f in told["files"]
+    }
     assert "+<!-- qaudit:begin -->" in told["readme_diff"].splitlines()
-    assert "not logged in" in qaudit("publish", saved, "alice/m", "--dry-run").out
+    assert {entry["method"] for entry in hub.log} == {"GET"}
+    assert hub.repos["alice/m"].discussions == []
 
 
 def test_the_address_goes_to_stdout_a_second_run_finds_it_and_the_token_is_only_in_requests(
@@ -186,19 +183,23 @@ def test_an_export_becomes_one_pull_request(hub: Hub, written: Path, qaudit: Run
 
 
 @pytest.mark.slow
-def test_a_push_that_was_cut_off_goes_on_without_quantizing_again(
+def test_a_push_that_was_refused_keeps_the_export_and_goes_on_without_quantizing_again(
     hub: Hub, written: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the folder is whole")
+
+    with monkeypatch.context() as patched:
+        patched.setenv("HF_TOKEN", "hf_reader")
+        done = qaudit(*PUSH, "alice/m")
+        assert (done.code, done.err.count("error: ")) == (4, 1)
+    assert hub.repos["alice/m"].discussions == []
+    assert (written / "qaudit-export.json").is_file()
+    monkeypatch.setattr("qaudit.export.folder.export_quantized", never)
     hub.faults = [{"match": "/commit/", "status": 403, "times": 9}]
     done = qaudit(*PUSH, "alice/m")
     assert done.code != 0
     assert TOKEN not in done.out + done.err
-    assert (written / "qaudit-export.json").is_file()
-
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("the folder is whole")
-
-    monkeypatch.setattr("qaudit.export.folder.export_quantized", never)
     hub.faults = []
     done = qaudit(*PUSH, "alice/m")
     assert (done.code, done.out.splitlines()[1].split(":")[0]) == (0, "opened"), done.err
@@ -217,18 +218,6 @@ def test_what_cannot_be_pushed_is_refused_before_any_work(
     refuses("alice/none", 4, "alice/none", "")
     monkeypatch.delenv("HF_TOKEN")
     refuses("alice/m", 4, "not logged in", "hf auth login")
-
-
-@pytest.mark.slow
-def test_a_token_that_may_only_read_keeps_the_export(
-    hub: Hub, written: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_reader")
-    done = qaudit(*PUSH, "alice/m")
-    assert done.code == 4
-    assert done.err.count("error: ") == 1
-    assert (written / "qaudit-export.json").is_file()
-    assert hub.repos["alice/m"].discussions == []
 
 
 def test_a_checkpoint_of_the_hub_is_exported(

@@ -40,8 +40,6 @@ SETTINGS = (
 
 Stream = tuple[str, str, str]  # the subject, which pass of it, and the scheme
 
-every_scheme = pytest.mark.parametrize("text", (*CALIBRATED, *DATA_FREE))
-
 
 def run(*arguments: object, interrupted_at: str | None = None) -> tuple[int, list[Stream]]:
     """Run the command line; return its exit code and every stream that it measured."""
@@ -113,10 +111,11 @@ def of_scheme(audit: Path, text: str) -> tuple[dict[Any, bytes], list[tuple[str,
 
 
 @pytest.mark.slow
-@every_scheme
-def test_a_scan_that_was_interrupted_measures_nothing_twice(
+@pytest.mark.parametrize("text", (*CALIBRATED, *DATA_FREE))
+def test_interrupted_scans_and_parts_give_the_numbers_of_one_process_and_draw_what_calibrates(
     whole: tuple[Path, list[Stream]],
     resumed: tuple[Path, list[Stream], list[Stream]],
+    collected: Path,
     text: str,
 ) -> None:
     spec = parse_scheme(text).spec
@@ -125,26 +124,10 @@ def test_a_scan_that_was_interrupted_measures_nothing_twice(
         for streams in (whole[1], *resumed[1:])
     )
     assert {subject for subject, *_ in before} == {LABELS[0]}
-    assert before + after == every
-    assert of_scheme(resumed[0], text) == of_scheme(whole[0], text)
-
-
-@pytest.mark.slow
-@every_scheme
-def test_parts_give_the_numbers_of_one_process(
-    whole: tuple[Path, list[Stream]], collected: Path, text: str
-) -> None:
-    assert of_scheme(collected, text) == of_scheme(whole[0], text)
-
-
-@pytest.mark.slow
-@every_scheme
-def test_only_what_calibrates_is_drawn_again_and_differs(
-    whole: tuple[Path, list[Stream]], text: str
-) -> None:
-    documents, _ = of_scheme(whole[0], text)
+    assert before + after == every  # nothing is measured twice
+    documents, rows = of_scheme(whole[0], text)
+    assert of_scheme(resumed[0], text) == of_scheme(collected, text) == (documents, rows)
     draws = (0, 1) if text in CALIBRATED else (0,)
-    spec = parse_scheme(text).spec
     assert set(documents) == {(label, spec, draw) for label in LABELS for draw in draws}
     if text in CALIBRATED:
         assert all(documents[label, spec, 0] != documents[label, spec, 1] for label in LABELS)

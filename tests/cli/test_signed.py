@@ -1,4 +1,4 @@
-"""Signed audits and exports: edits that renew every hash are found by a signature."""
+"""Evidence that is not what its record says is found, and what renews hashes by a signature."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import pytest
 
 from qaudit.saved.results import SEAL, seal_of, sha256_of
 from tests.support.cli import QUICK, TEXT, Run, audit_of, refused, run_in
+
+Row = dict[str, Any]
+Change = Callable[[Row, Row], object]
 
 KEY = "0123456789abcdef" * 2
 NAMED = ("--subject", "step10", "--scheme", "rtn-4bit:group=32")
@@ -53,7 +56,8 @@ def forged(folder: Path) -> None:
     edited(folder, lambda audit: audit["measurements"][1].update(evidence_sha256=digest))
 
 
-def edited(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edited(folder: Path, change: Callable[[Row], object]) -> None:
+    """Change an audit."""
     audit = audit_of(folder)
     change(audit)
     (folder / "audit.json").write_text(json.dumps(audit))
@@ -156,3 +160,131 @@ def test_what_parts_measured_is_signed_when_it_is_collected(
     assert qaudit("part", "out", "--part", "0/1").code == 0
     assert qaudit("collect", "out", "--set", "sign=true").code == 0
     assert "error: " not in qaudit("gate", "out", "--signed").err
+
+
+# ------------------------------------------------------------- without a key
+
+ASKED = (
+    "series", "--checkpoints", "step10", "--checkpoints", "step200", *TEXT, "--schemes",
+    "rtn-4bit:group=32,rtn-3bit:group=32", "--set", "context=32", "--out", "out",
+)  # fmt: skip
+
+
+def halved(path: Path) -> None:
+    """Halve the losses in a file of evidence, and leave what it says of itself."""
+    with np.load(path) as arrays:
+        columns = {name: arrays[name] for name in arrays.files}
+    np.savez_compressed(path, **{**columns, "nll_sum": columns["nll_sum"] / 2})
+
+
+@pytest.fixture(scope="module")
+def part(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a plan whose one part is measured."""
+    folder = tmp_path_factory.mktemp("part") / "place"
+    shutil.copytree(shipped, folder)
+    assert run_in(folder, "plan", *ASKED) == 0
+    assert run_in(folder, "part", "out", "--part", "0/1") == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def audited_part(part: Path, place: Path) -> Path:
+    """Return the folder of the plan with its audit."""
+    shutil.copytree(part, place / "out")
+    assert run_in(place, "collect", "out") == 0
+    return place / "out"
+
+
+@pytest.fixture
+def measured(part: Path, place: Path) -> Path:
+    return Path(shutil.copytree(part, place / "out"))
+
+
+def with_records(out: Path, change: Change) -> None:
+    """Change the records of the two subjects."""
+    paths = sorted((out / "parts" / "units").glob("*.json"))
+    records = [json.loads(path.read_text()) for path in paths]
+    change(*records)
+    for path, record in zip(paths, records, strict=True):
+        path.write_text(json.dumps(record))
+
+
+def exchange(a: Row, b: Row, *names: str) -> None:
+    for name in names:
+        a[name], b[name] = b[name], a[name]
+
+
+def with_a_renewed_hash(one: Row, other: Row) -> None:
+    path = Path("out", one["results"][1]["evidence"])
+    halved(path)
+    one["results"][1]["sha256"] = sha256_of(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_a_renewed_hash,
+        lambda one, other: exchange(one, other, "results"),
+        lambda one, other: exchange(*one["results"][1:3], "evidence", "sha256"),
+        lambda one, other: one["results"].pop(1),
+        lambda one, other: one["results"].__setitem__(1, one["results"][2]),
+    ],
+    ids=["hash renewed", "another subject", "another scheme", "without one", "twice the same"],
+)
+def test_a_record_that_is_not_of_its_unit_is_not_measured_yet(
+    measured: Path, qaudit: Run, change: Change
+) -> None:
+    with_records(measured, change)
+    refused(qaudit("collect", measured), 3, "not measured yet", "qaudit part")
+    assert qaudit("part", measured, "--part", "0/1").code == 0
+    assert qaudit("collect", measured).code == 0
+    assert len(audit_of(measured)["measurements"]) == 6
+
+
+def test_an_edited_file_is_measured_again_in_a_copied_folder_with_an_empty_cache(
+    place: Path, qaudit: Run, audited_part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [row["ce"] for row in audit_of(place / "out")["measurements"]]
+    halved(next((place / "out" / "evidence").glob("step10--rtn-3bit*.npz")))
+    (place / "out").rename(place / "copy")
+    monkeypatch.setenv("QAUDIT_CACHE", str(place / "empty"))
+    assert qaudit("scan", *ASKED, "--out", "copy").code == 0
+    assert [row["ce"] for row in audit_of(place / "copy")["measurements"]] == before
+
+
+def test_rows_that_name_each_others_evidence_are_refused(audited_part: Path, qaudit: Run) -> None:
+    def change(audit: Row) -> None:
+        rows = {(row["subject"], row["scheme"]): row for row in audit["measurements"]}
+        exchange(rows["step10", "fp"], rows["step200", "fp"], "evidence", "evidence_sha256")
+
+    edited(audited_part, change)
+    refused(qaudit("gate", "out"), 2, "of other weights than those of `step10`", "edited by hand")
+
+
+def test_a_scheme_that_failed_in_a_part_is_skipped_with_its_reason(
+    place: Path, qaudit: Run, measured: Path
+) -> None:
+    def change(one: Row, other: Row) -> None:
+        scheme = one["results"].pop(1)["scheme"]
+        one["failed_schemes"] = {scheme: {"message": "it ran out of scales", "hint": ""}}
+
+    with_records(measured, change)
+    assert qaudit("collect", measured).code == 3
+    (skipped,) = audit_of(measured)["skipped"]
+    assert (skipped["subject"], skipped["reason"]) == ("step10", "it ran out of scales")
+
+
+def test_a_measurement_cut_out_of_an_audit_is_missing(audited_part: Path, qaudit: Run) -> None:
+    audit = audit_of(audited_part)
+    shipped = {(one["subject"], one["scheme"]) for one in audit["verdict"]["classes"]}
+    cells = [(r["subject"], r["scheme"]) for r in audit["measurements"] if r["scheme"] != "fp"]
+    cut = next(cell for cell in cells if cell not in shipped)
+    kept = {
+        name: [r for r in audit[name] if (r.get("subject"), r.get("scheme")) != cut]
+        for name in ("measurements", "comparisons")
+    }
+    edited(audited_part, lambda audit: audit.update(kept))
+    done = qaudit("gate", "out", "--policy", "explore", "--format", "json")
+    assert done.code == 3, done.err
+    sentence = f"`{cut[0]}` was planned under {cut[1]}, and the audit has no result of it"
+    assert sentence in [check["message"] for check in json.loads(done.out)["checks"]]

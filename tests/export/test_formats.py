@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from hypothesis import given
+from hypothesis import strategies as st
 
-from qaudit.core.linears import IntegerCodes
+from qaudit.core.linears import FoldSource, IntegerCodes
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import SchemeError, SourceError
+from qaudit.export.packed import divided, divided_codes, refuse_rounded, scale_of_rows
+from qaudit.formats.arithmetic import pack
 from qaudit.formats.packing import format_named
 from tests.support.filled import filled
 from tests.support.formats import stored_of, weight
@@ -135,3 +140,76 @@ def test_scales_that_are_no_numbers_are_refused() -> None:
     stored.scales_RG[0, 0] = float("nan")
     with pytest.raises(SourceError, match="zero or not finite"):
         format_named("gptq", scheme).pack("a", stored)
+
+
+# ------------------------------------------------------------- codes
+
+BITS = st.integers(2, 8)
+
+
+def codes_of(bits: int, rows: int, count: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 2**bits, (rows, count), dtype=torch.uint8, generator=generator)
+
+
+@given(BITS, st.integers(1, 5), st.integers(1, 100), st.integers(0, 99))
+def test_a_row_of_words_is_one_long_integer(bits: int, rows: int, count: int, seed: int) -> None:
+    codes_RN = codes_of(bits, rows, count, seed)
+    for codes_N, words_W in filled(zip(codes_RN, pack(codes_RN, bits), strict=True)):
+        integer = sum(int(code) << (k * bits) for k, code in enumerate(codes_N))
+        words = [int(word) & 0xFFFFFFFF for word in words_W]
+        assert sum(word << (32 * k) for k, word in enumerate(words)) == integer
+        assert len(words) == -(-count * bits // 32)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("count", [32, 77, 96])
+def test_compressed_tensors_packs_alike(bits: int, count: int) -> None:
+    codes_RN = codes_of(bits, 6, count)
+    signed_RN = (codes_RN.int() - 2 ** (bits - 1)).to(torch.int8)
+    assert torch.equal(pack(codes_RN, bits), pack_to_int32(signed_RN, bits))
+
+
+# ------------------------------------------------------------- scales of columns
+
+AWQ = parse_scheme("awq-4bit:exact_fold=true")
+
+
+@given(
+    st.lists(st.integers(-6, 6), min_size=1, max_size=8),
+    st.sampled_from(["bfloat16", "float16", "float32"]),
+)
+def test_powers_of_two_divide_every_type_exactly(exponents: list[int], dtype: str) -> None:
+    tensor_R = torch.linspace(-2, 3, len(exponents) + 2).to(getattr(torch, dtype))
+    scale_R = torch.tensor([2.0**one for one in exponents])
+    held_R = divided("norm.weight", tensor_R, scale_R)
+    assert held_R.dtype == tensor_R.dtype
+    assert torch.equal(held_R[: len(exponents)].double() * scale_R, tensor_R.double()[:-2])
+    assert torch.equal(held_R[-2:], tensor_R[-2:])  # rows behind those that are scaled
+
+
+def test_query_heads_divide_the_rows_that_they_share() -> None:
+    source = FoldSource("v_proj", is_norm=False, offset=1)
+    scale_R = scale_of_rows(AWQ, source, torch.tensor([0, 1, 0, 1]), torch.tensor([2.0, 4, 2, 4]))
+    assert scale_R.tolist() == [1, 2, 4]
+
+
+def test_what_would_be_rounded_is_refused() -> None:
+    source = FoldSource("norm", is_norm=True)
+    with pytest.raises(SchemeError, match="a file would round") as refusal:
+        scale_of_rows(AWQ, source, torch.arange(2), torch.tensor([2.0, 3.0]))
+    assert "exact_fold=true" in refusal.value.hint
+    ones = torch.ones(2, dtype=torch.bfloat16)
+    with pytest.raises(SchemeError, match=r"`norm\.weight` is stored in bfloat16") as refusal:
+        divided("norm.weight", ones / 128, torch.full((2,), 8.0), one_plus=True)  # 1.0078 / 8 - 1
+    assert "scales no columns" in refusal.value.hint
+    with pytest.raises(SchemeError, match="no scales that could take"):
+        divided_codes("v_proj", parse_scheme("fp8").quantize, torch.ones(2))  # type: ignore[arg-type]
+
+
+def test_parameters_alone_refuse_most() -> None:
+    refuse_rounded(AWQ)
+    refuse_rounded(parse_scheme("gptq-4bit"))
+    for spec in ("awq-4bit", "smoothquant", "awq-4bit:unfolded=true:exact_fold=true"):
+        with pytest.raises(SchemeError):
+            refuse_rounded(parse_scheme(spec))
