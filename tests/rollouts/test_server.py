@@ -63,16 +63,15 @@ def served() -> Iterator[Served]:
             if code == 302:
                 self.send_header("Location", f"{state.url}/elsewhere")
             self.end_headers()
-            self.wfile.write(
-                content if isinstance(content, bytes) else json.dumps(content).encode()
-            )
+            raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.wfile.write(raw)
 
         def log_message(self, *_: object) -> None:
             """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_port}/v1"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield state
     server.shutdown()
@@ -80,9 +79,16 @@ def served() -> Iterator[Served]:
     server.server_close()
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "model"
+    save_tokenizer(save_model(folder, 1, eos_token_id=270))
+    return folder
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    save_tokenizer(save_model(tmp_path / "model", 1, eos_token_id=270))
+def place(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "model").symlink_to(model)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the quick fox"}', "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QAUDIT_SERVER_KEY", KEY)
@@ -113,11 +119,8 @@ def test_text_becomes_the_ids_that_the_server_counted(
     assert [list(r.new_ids) for r in rollouts.samples] == [[*ids, 270]] * 2
     assert all(r.finished for r in rollouts.samples)
     greedy, sampled = sorted(served.requests, key=lambda request: request["temperature"])
-    assert (greedy["path"], greedy["model"], greedy["temperature"]) == (
-        "/v1/completions",
-        "small",
-        0,
-    )
+    assert (greedy["path"], greedy["model"]) == ("/v1/completions", "small")
+    assert greedy["temperature"] == 0
     assert greedy["prompt"] == list(rollouts.samples[0].ids)
     assert (sampled["temperature"], sampled["top_k"], sampled["max_tokens"]) == (0.7, 20, 9)
     assert (greedy["top_k"], greedy["top_p"], sampled["repetition_penalty"]) == (-1, 1, 1)
@@ -136,15 +139,6 @@ def test_requests_are_sent_at_once(write: Callable[..., Outcome], served: Served
     assert write().code == 0
 
 
-def test_text_that_is_not_its_tokens_is_refused(
-    write: Callable[..., Outcome], served: Served
-) -> None:
-    served.answer = lambda _: (200, completion(" a lazy dog", 99))
-    refused(write(), 2, "does not tokenize back to what was generated", "without `--server`")
-    served.answer = lambda _: (200, completion("", 0, "stop"))
-    assert write().code == 0
-
-
 def test_ids_that_a_server_returns_are_kept_as_they_are(
     write: Callable[..., Outcome], served: Served, place: Path
 ) -> None:
@@ -157,14 +151,28 @@ def test_ids_that_a_server_returns_are_kept_as_they_are(
     assert all(request["return_token_ids"] is True for request in served.requests)
 
 
-def test_ids_of_another_tokenizer_are_refused(
+def test_tokens_that_are_not_those_of_its_text_or_of_the_request_are_refused(
     write: Callable[..., Outcome], served: Served
 ) -> None:
-    for ids in ([10**6], [-1], ["9"], [True]):
-        answer = completion("text")
-        answer["choices"][0]["token_ids"] = ids
+    asked = "wrote 400 tokens behind prompt 0, and 9 were asked for"
+    for ids, prompt, sentence, hint in (
+        (None, None, "does not tokenize back to what was generated", "without `--server`"),
+        *(
+            (ids, None, "are not of this tokenizer", "serve the checkpoint")
+            for ids in ([10**6], [-1], ["9"], [True])
+        ),
+        ([9] * 400, None, asked, "generate here"),
+        ([9] * 400, 1, "the server reads prompt 0 as 1 tokens", "generate here"),
+    ):
+        answer = completion(" a lazy dog", 99 if ids is None else None, "stop")
+        if ids is not None:
+            answer["choices"][0]["token_ids"] = ids
+        if prompt is not None:
+            answer["usage"] = {"prompt_tokens": prompt}
         served.answer = lambda _, answer=answer: (200, answer)  # type: ignore[misc]
-        refused(write(), 2, "are not of this tokenizer", "serve the checkpoint")
+        refused(write(), 2, sentence, hint)
+    served.answer = lambda _: (200, completion("", 0, "stop"))
+    assert write().code == 0
 
 
 def of_text_alone(tokens: int) -> Answer:
@@ -245,15 +253,6 @@ def test_the_first_token_is_left_to_a_server_that_reads_text(served: Served) -> 
     assert "without `--server`" in refusal.value.hint
 
 
-def test_what_a_server_says_of_a_refusal_is_printed_without_the_key(
-    write: Callable[..., Outcome], served: Served
-) -> None:
-    served.answer = lambda _: (400, {"error": {"message": f"no model `small`\n for {KEY}"}})
-    refused(write(), 4, "answers with 400: no model `small`", "`--set served_model=NAME`")
-    served.answer = lambda _: (503, b"\xff")
-    refused(write(), 4, "answers with 503", "`--set served_model=NAME`")
-
-
 def test_answers_of_anything_else_end_in_a_sentence(
     write: Callable[..., Outcome], served: Served
 ) -> None:
@@ -274,58 +273,42 @@ def test_answers_of_anything_else_end_in_a_sentence(
         served.answer = lambda _, code=code, content=content: (code, content)  # type: ignore[misc]
         refused(write(), 4, sentence, "QAUDIT_SERVER_KEY")
     assert all(request["path"] == "/v1/completions" for request in served.requests)
-
-
-@pytest.mark.parametrize(
-    ("raw", "sentence"),
-    [
+    for message, said in (
+        ({"error": {"message": f"no model `small`\n for {KEY}"}}, "400: no model `small`"),
+        (b"\xff", "400"),
+    ):
+        served.answer = lambda _, message=message: (400, message)  # type: ignore[misc]
+        refused(write(), 4, f"answers with {said}", "`--set served_model=NAME`")
+    for raw, sentence in (
         (b"ICY 200 fine\r\n\r\n", "does not answer: "),
         (b"HTTP/1.1 2x0 OK\r\n\r\n", "does not answer: "),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "does not answer: "),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", "answers with something"),
         (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200, "does not answer: "),
         (b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "answers with 500"),
-    ],
-)
-def test_broken_http_is_an_error(
-    write: Callable[..., Outcome], served: Served, raw: bytes, sentence: str
-) -> None:
-    served.raw = raw
-    refused(write(), 4, sentence, "QAUDIT_SERVER_KEY")
+    ):
+        served.raw = raw  # which is no HTTP, or broken
+        refused(write(), 4, sentence, "QAUDIT_SERVER_KEY")
 
 
 def test_an_answer_that_never_ends_is_ended(
     write: Callable[..., Outcome], served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qaudit.rollouts.server._SECONDS", 1.0)
+    monkeypatch.setattr("qaudit.rollouts.server._SECONDS", 0.3)
     for begin in (b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"):
         served.raw, served.drips = begin, True
         refused(write(), 4, "does not answer: ", "QAUDIT_SERVER_KEY")
 
 
-def test_more_tokens_than_were_asked_for_and_another_prompt_are_refused(
-    write: Callable[..., Outcome], served: Served
+def test_a_key_that_no_header_holds_and_an_address_with_a_key_in_it_are_refused(
+    write: Callable[..., Outcome], served: Served, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = completion("text", 400, "stop")
-    answer["choices"][0]["token_ids"] = [9] * 400
-    served.answer = lambda _: (200, answer)
-    refused(write(), 2, "wrote 400 tokens behind prompt 0, and 9 were asked for", "generate here")
-    answer["usage"]["prompt_tokens"] = 1
-    refused(write(), 2, "the server reads prompt 0 as 1 tokens", "generate here")
-
-
-def test_a_key_that_no_header_holds_is_refused(
-    write: Callable[..., Outcome], served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QAUDIT_SERVER_KEY", f"{KEY}\n")
-    refused(write(), 2, "holds characters that no key has", "line break")
-    assert not served.requests
-
-
-def test_an_address_with_a_key_in_it_is_refused(place: Path, qaudit: Run) -> None:
     files = ("--prompts", "prompts.jsonl", "--out", "out")
     for url in (f"http://me:{KEY}@127.0.0.1/v1", "file:///etc/passwd", "127.0.0.1:8000",
                 "http://127.0.0.1:99999", "http://127.0.0.1/v1\tx"):  # fmt: skip
         ended = qaudit("rollouts", "model", *files, "--server", url)
         refused(ended, 2, "is no address of a server", "QAUDIT_SERVER_KEY")
         assert KEY not in ended.err
+    monkeypatch.setenv("QAUDIT_SERVER_KEY", f"{KEY}\n")
+    refused(write(), 2, "holds characters that no key has", "line break")
+    assert not served.requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,22 @@ PROMPTS = ("the quick fox", "a lazy dog jumps", "wizards", "over the lazy box wh
 END = 270
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working directory with a model and prompts."""
-    save_tokenizer(save_model(tmp_path / "model", 1, eos_token_id=END, max_position_embeddings=48))
+SIZES = {"eos_token_id": END, "max_position_embeddings": 48}
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model and prompts; whoever changes them uses `place`."""
+    root = tmp_path_factory.mktemp("shipped")
+    save_tokenizer(save_model(root / "model", 1, **SIZES))
     lines = [json.dumps({"prompt": text}) for text in PROMPTS]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines), "utf-8")
+    (root / "prompts.jsonl").write_text("\n".join(lines), "utf-8")
+    return root
+
+
+@pytest.fixture
+def place(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(shipped, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -59,14 +70,6 @@ def test_greedy_samples_are_those_of_transformers(place: Path, qaudit: Run) -> N
     assert "text" in (place / "out" / "answers.jsonl").read_text("utf-8")
 
 
-def test_a_sample_ends_with_the_token_that_ends_it(place: Path, qaudit: Run) -> None:
-    rollouts = write(qaudit, "out", "--temperature", 3, "--samples", 40)
-    finished = [r for r in rollouts.samples if r.finished]
-    assert finished
-    assert all(r.new_ids[-1] == END and END not in r.new_ids[:-1] for r in finished)
-    assert all(len(r.new_ids) == 12 for r in rollouts.samples if not r.finished)
-
-
 def test_samples_are_drawn_by_the_checkpoints_own_sampler(place: Path, qaudit: Run) -> None:
     own = {"do_sample": True, "temperature": 0.5, "top_k": 1, "top_p": 0.9}
     (place / "model" / "generation_config.json").write_text(json.dumps(own), "utf-8")
@@ -74,10 +77,14 @@ def test_samples_are_drawn_by_the_checkpoints_own_sampler(place: Path, qaudit: R
     assert (rollouts.header.sampler.temperature, rollouts.header.sampler.top_k) == (0.5, 1)
     samples = by_key(rollouts)
     assert all(r.new_ids == samples[r.prompt, 0, True].new_ids for r in rollouts.samples)
-    other = write(qaudit, "other", "--set", "top_k=0", "--temperature", 2)
+    other = write(qaudit, "other", "--set", "top_k=0", "--temperature", 3, "--samples", 40)
     assert other.header.sampler.top_k is None
     drawn = {r.new_ids for r in other.samples if r.prompt == 0 and not r.greedy}
-    assert len(drawn) == 3
+    assert len(drawn) == 40
+    finished = [r for r in other.samples if r.finished]
+    assert finished
+    assert all(r.new_ids[-1] == END and END not in r.new_ids[:-1] for r in finished)
+    assert all(len(r.new_ids) == 12 for r in other.samples if not r.finished)
 
 
 def test_the_same_command_goes_on_after_a_kill(
@@ -119,7 +126,7 @@ def test_a_folder_of_another_request_is_refused(place: Path, qaudit: Run) -> Non
     write(qaudit, "out")
     other = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "seed=1")
     refused(other, 2, "was begun with another `seed`: 0, not 1", "--out")
-    save_tokenizer(save_model(place / "model", 2, eos_token_id=END, max_position_embeddings=48))
+    save_tokenizer(save_model(place / "model", 2, **SIZES))
     refused(qaudit("rollouts", *COMMAND, "--out", "out"), 2, "another `weights`", "--out")
     (place / "out" / "begun.json").write_text("{", "utf-8")
     refused(qaudit("rollouts", *COMMAND, "--out", "out"), 2, "`out/begun.json` cannot", "--out")
@@ -139,15 +146,10 @@ def test_messages_are_rendered_by_the_chat_template(place: Path, qaudit: Run) ->
     assert list(rollouts.samples[0].ids) == list(expected)
 
 
-def test_marks_that_cannot_be_read_are_refused_before_anything_is_written(
-    place: Path, qaudit: Run
-) -> None:
+def test_marks_are_put_beside_their_samples(place: Path, qaudit: Run) -> None:
     done = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=none.jsonl")
     refused(done, 2, "`none.jsonl` cannot be read: no such file or directory", "on each line")
-    assert not (place / "out").exists()
-
-
-def test_marks_are_put_beside_their_samples(place: Path, qaudit: Run) -> None:
+    assert not (place / "out").exists()  # before anything is written
     write(qaudit, "out")
     marks = [
         {"prompt": 1, "sample": 2, "correct": True},
@@ -166,9 +168,14 @@ def test_marks_are_put_beside_their_samples(place: Path, qaudit: Run) -> None:
     refused(wrong, 2, "line 1 is no mark", "correct")
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
+def test_prompts_that_cannot_be_read_and_a_model_that_does_not_fit_are_refused(
+    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("qaudit.model.device.available_nbytes", lambda: 100_000)
+        ended = qaudit("rollouts", *COMMAND, "--out", "out")
+    refused(ended, 4, "`model` does not fit in memory as a whole", "--server")
+    for content, sentence in (
         ("", "there is no prompt in"),
         ("{", "line 1 of `prompts.jsonl` is not JSON"),
         ('{"text": "x"}', "has no text"),
@@ -176,15 +183,11 @@ def test_marks_are_put_beside_their_samples(place: Path, qaudit: Run) -> None:
         ("[]", "is a list and not an object"),
         (json.dumps({"prompt": "the " * 60}), "tokens, and the model reads 48"),
         (json.dumps({"messages": [{"role": "user", "content": "x"}]}), "chat template"),
-    ],
-)
-def test_prompts_that_cannot_be_read_are_refused(
-    content: str, sentence: str, place: Path, qaudit: Run
-) -> None:
-    (place / "prompts.jsonl").write_text(content, "utf-8")
-    ended = qaudit("rollouts", *COMMAND, "--out", "out")
-    assert ended.code == 2
-    assert sentence in ended.err
+    ):
+        (place / "prompts.jsonl").write_text(content, "utf-8")
+        ended = qaudit("rollouts", *COMMAND, "--out", f"out-{len(content)}")
+        assert ended.code == 2
+        assert sentence in ended.err
 
 
 def test_one_checkpoint_writes_rollouts(place: Path, qaudit: Run) -> None:
@@ -205,11 +208,3 @@ def test_one_checkpoint_writes_rollouts(place: Path, qaudit: Run) -> None:
     assert read_rollouts(Path("recipe")).header.target == "series/step20"
     nothing = qaudit("rollouts", *COMMAND, "--out", "y", "--temperature", 0)
     refused(nothing, 2, "draws nothing", "--samples 0")
-
-
-def test_a_model_that_does_not_fit_is_not_loaded(
-    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qaudit.model.device.available_nbytes", lambda: 100_000)
-    ended = qaudit("rollouts", *COMMAND, "--out", "out")
-    refused(ended, 4, "`model` does not fit in memory as a whole", "--server")
