@@ -69,25 +69,19 @@ def below(room: str) -> frozenset[str]:
     return frozenset({room}.union(*FLOORS[floor + 1 :]))
 
 
+def named(words: str) -> tuple[str, ...]:
+    return tuple(f"qaudit.{word}" for word in words.split())
+
+
 ANYWHERE = ("*",)
 MAY_LOAD: dict[str, tuple[str, ...]] = {
     "numpy": ANYWHERE,
     "scipy": ("qaudit.core.*", "qaudit.diagnostics.*"),
     "torch": (
-        "qaudit.support.lazy",
-        "qaudit.core.*",
-        "qaudit.diagnostics.*",
-        "qaudit.engine.*",
-        "qaudit.model.*",
-        "qaudit.executors.*",
-        "qaudit.downloads.*",
-        "qaudit.export.*",
-        "qaudit.rollouts.generate",
+        *named("""support.lazy core.* diagnostics.* engine.* model.* executors.* downloads.*
+        export.* rollouts.generate planning.price checkpoints.safetensors formats.*
+        checkpoints.adapters"""),
         "qaudit.planning.machine",  # only where there is a GPU
-        "qaudit.planning.price",
-        "qaudit.checkpoints.safetensors",
-        "qaudit.formats.*",
-        "qaudit.checkpoints.adapters",
         "qaudit.checkpoints.header",  # pieces of DCP are pickles, too
     ),
     "triton": ("qaudit.core.*",),
@@ -98,16 +92,10 @@ MAY_LOAD: dict[str, tuple[str, ...]] = {
     "vllm": ("qaudit.export.runs",),
     "tqdm": ("qaudit.export.runs",),  # where bars of other libraries are left out
     "transformers": (
-        "qaudit.model.blocks",
-        "qaudit.model.skeleton",
-        "qaudit.model.groups",
-        "qaudit.model.config",
-        "qaudit.model.routes",
+        *named("""model.blocks model.skeleton model.groups model.config model.routes text.tokenizer
+        export.runs rollouts.generate"""),
         "qaudit.engine.doctor",  # makes a model of one block
         "qaudit.checkpoints.configuration",  # a table of names, without torch
-        "qaudit.text.tokenizer",
-        "qaudit.export.runs",
-        "qaudit.rollouts.generate",
     ),
     "tokenizers": ("qaudit.text.tokenizer", "qaudit.planning.sizes"),
     "safetensors": ("qaudit.checkpoints.safetensors", "qaudit.engine.kept_weights"),

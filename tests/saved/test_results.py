@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -229,13 +228,6 @@ def test_a_damaged_file_is_absent_or_what_it_was_and_never_an_error(data):
         assert found is None or plain(found.measurement)["evidence"]["tokens"].tolist() == [3, 4]
 
 
-def without_seal(path):
-    with np.load(path) as arrays:
-        about = json.loads(str(arrays["about"]))
-    del about["sha256"]
-    return np.array(json.dumps(about))
-
-
 def swapped(path, **columns):
     with np.load(path) as arrays:
         every = {name: arrays[name] for name in arrays.files} | columns
@@ -244,74 +236,68 @@ def swapped(path, **columns):
     )
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({"nll_sum": np.array([0.75, 1.25])}, "it is not as it was written"),
-        ({"nll_sum": np.array(["1.0", "2.0"])}, "`nll_sum` is no column of such values"),
-        ({"nll_sum": np.array([1j, 2j])}, "`nll_sum` is no column"),
-        ({"nll_sum": np.array(1.0)}, "`nll_sum` is no column"),
-        ({"tokens": np.array([1.5, 2.5])}, "`tokens` is no column"),
-        ({"bytes": np.array([1, -1])}, "`bytes` are below zero"),
-        ({"strata": np.array(["one"])}, "`strata` is no column"),
-        ({"bytes": None}, "it lacks `bytes`"),
-        ({"calibration_seed": np.array([1, 2])}, "it is damaged"),
-        ({"about": np.array("[1]")}, "`about` is not an object"),
-        ({"about": np.array("{}")}, "`about.key` is missing"),
-        ({"about": np.array("{")}, "property name"),
-        ({"choice_nll": np.ones(3), "choice_items": np.arange(3), "choice_answers": np.arange(9)},
-         "it lacks `choice_task`"),
-    ],
-    ids=range(13),
-)  # fmt: skip
-def test_columns_that_statistics_cannot_take_are_refused(tmp_path, columns, said):
-    path = ResultStore(tmp_path).write(measurement(), IDENTITY.key).path
-    swapped(path, **columns)
-    with pytest.raises(ValueError) as refused:
-        read_measurement(path)
-    assert said in str(refused.value)
-    assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is None
-
-
 COUNTS = np.zeros((2, BINS), dtype=np.uint8)
+
+
+PLAIN = [
+    ({"nll_sum": np.array([0.75, 1.25])}, "it is not as it was written"),
+    ({"nll_sum": np.array(["1.0", "2.0"])}, "`nll_sum` is no column of such values"),
+    ({"nll_sum": np.array([1j, 2j])}, "`nll_sum` is no column"),
+    ({"nll_sum": np.array(1.0)}, "`nll_sum` is no column"),
+    ({"tokens": np.array([1.5, 2.5])}, "`tokens` is no column"),
+    ({"bytes": np.array([1, -1])}, "`bytes` are below zero"),
+    ({"strata": np.array(["one"])}, "`strata` is no column"),
+    ({"bytes": None}, "it lacks `bytes`"),
+    ({"calibration_seed": np.array([1, 2])}, "it is damaged"),
+    ({"about": np.array("[1]")}, "`about` is not an object"),
+    ({"about": np.array("{}")}, "`about.key` is missing"),
+    ({"about": np.array("{")}, "property name"),
+    (
+        {"choice_nll": np.ones(3), "choice_items": np.arange(3), "choice_answers": np.arange(9)},
+        "it lacks `choice_task`",
+    ),
+]
+COMPARED = [
+    ({"kl_sum": None}, "it lacks `kl_sum`"),
+    ({"position_edges": None}, "it lacks `position_edges`"),
+    ({"position_kl_sum": None}, "position_kl_sum"),
+    ({"kl_sum": np.array([0.1, np.nan])}, "`kl_sum` is not finite, or below zero"),
+    ({"kl_sum": np.array([0.1, -1e-9])}, "`kl_sum` is not finite, or below zero"),
+    ({"kl_sum": np.ones(3)}, "`kl_sum` is no column of such values"),
+    ({"kl_max": np.array(["a", "b"])}, "`kl_max` is no column of such values"),
+    ({"kl_max": np.array([np.inf, 1.0])}, "`kl_max` is not finite, or below zero"),
+    ({"squared_dp_sum": np.ones((2, 2))}, "`squared_dp_sum` is no column of such values"),
+    ({"kl_counts": COUNTS}, "`kl_counts` are not of its tokens"),
+    ({"kl_counts": COUNTS[:, :5]}, "`kl_counts` is no column of such values"),
+    ({"kl_counts": COUNTS.astype(float)}, "`kl_counts` is no column of such values"),
+    ({"kl_counts": COUNTS.astype(np.int8) - 1}, "`kl_counts` are below zero"),
+    ({"same_top": np.array([4, 0])}, "`same_top` are more than its tokens"),
+    ({"same_top": np.array([-1, 0])}, "`same_top` are below zero"),
+    ({"position_edges": np.array([0])}, "`position_"),
+    ({"position_edges": np.arange(100)}, "`position_"),
+    ({"position_edges": np.array([1, 16, 20])}, "`position_edges` are no bins"),
+    ({"position_edges": np.array([0, 16, 16])}, "`position_edges` are no bins"),
+    ({"position_tokens": np.array([[1, 0], [2, 2]])}, "`position_tokens` are not"),
+    ({"position_nll_sum": np.ones(2)}, "`position_nll_sum` is no column of such values"),
+    ({"position_kl_sum": -np.ones((2, 2))}, "`position_kl_sum` is not finite, or below"),
+]  # fmt: skip
 
 
 @pytest.mark.property
 @pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({"kl_sum": None}, "it lacks `kl_sum`"),
-        ({"position_edges": None}, "it lacks `position_edges`"),
-        ({"position_kl_sum": None}, "position_kl_sum"),
-        ({"kl_sum": np.array([0.1, np.nan])}, "`kl_sum` is not finite, or below zero"),
-        ({"kl_sum": np.array([0.1, -1e-9])}, "`kl_sum` is not finite, or below zero"),
-        ({"kl_sum": np.ones(3)}, "`kl_sum` is no column of such values"),
-        ({"kl_max": np.array(["a", "b"])}, "`kl_max` is no column of such values"),
-        ({"kl_max": np.array([np.inf, 1.0])}, "`kl_max` is not finite, or below zero"),
-        ({"squared_dp_sum": np.ones((2, 2))}, "`squared_dp_sum` is no column of such values"),
-        ({"kl_counts": COUNTS}, "`kl_counts` are not of its tokens"),
-        ({"kl_counts": COUNTS[:, :5]}, "`kl_counts` is no column of such values"),
-        ({"kl_counts": COUNTS.astype(float)}, "`kl_counts` is no column of such values"),
-        ({"kl_counts": COUNTS.astype(np.int8) - 1}, "`kl_counts` are below zero"),
-        ({"same_top": np.array([4, 0])}, "`same_top` are more than its tokens"),
-        ({"same_top": np.array([-1, 0])}, "`same_top` are below zero"),
-        ({"position_edges": np.array([0])}, "`position_"),
-        ({"position_edges": np.arange(100)}, "`position_"),
-        ({"position_edges": np.array([1, 16, 20])}, "`position_edges` are no bins"),
-        ({"position_edges": np.array([0, 16, 16])}, "`position_edges` are no bins"),
-        ({"position_tokens": np.array([[1, 0], [2, 2]])}, "`position_tokens` are not"),
-        ({"position_nll_sum": np.ones(2)}, "`position_nll_sum` is no column of such values"),
-        ({"position_kl_sum": -np.ones((2, 2))}, "`position_kl_sum` is not finite, or below"),
-    ],
-    ids=range(22),
-)  # fmt: skip
-def test_sums_that_cannot_be_are_refused(tmp_path, columns, said):
-    path = ResultStore(tmp_path).write(measurement(**compared()), IDENTITY.key).path
+    ("has_fidelity", "columns", "said"),
+    [*((False, *row) for row in PLAIN), *((True, *row) for row in COMPARED)],
+    ids=range(len(PLAIN) + len(COMPARED)),
+)
+def test_columns_that_statistics_cannot_take_are_refused(tmp_path, has_fidelity, columns, said):
+    parts = compared() if has_fidelity else {}
+    path = ResultStore(tmp_path).write(measurement(**parts), IDENTITY.key).path
     read_measurement(path)
     swapped(path, **columns)
     with pytest.raises(ValueError) as refused:
         read_measurement(path)
     assert said in str(refused.value)
+    assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is None
 
 
 def test_what_was_edited_or_is_no_file_of_this_identity_is_not_read(tmp_path):

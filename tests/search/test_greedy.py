@@ -51,10 +51,8 @@ def plainly(candidates: list[str], loss: Loss) -> set[str]:
 def test_the_next_best_goes_in_only_if_the_mean_gets_better() -> None:
     found = greedy("ABC", table(A=3.0, B=1.0, C=2.0, BC=1.5, AB=0.9))
     assert [candidate.label for candidate in found.candidates] == ["B", "C", "A"]
-    assert [(t.added, t.loss, t.taken) for t in found.trials] == [
-        ("C", 1.5, False),
-        ("A", 0.9, True),
-    ]
+    trials = [(t.added, t.loss, t.taken) for t in found.trials]
+    assert trials == [("C", 1.5, False), ("A", 0.9, True)]
     assert (found.members, found.loss) == (("A", "B"), 0.9)
 
 
@@ -168,32 +166,18 @@ def test_trials_cost_no_rollouts_and_the_soup_does() -> None:
     assert prices[0].flops(schemes, items=True) < prices[1].flops(schemes, items=True)
 
 
-def evidence(nll: list[float]) -> Evidence:
-    tokens = np.array([4, 2, 0, 2])
-    return Evidence(("a", "b", "c", "d"), np.array(nll), tokens, tokens)
-
-
-def test_all_documents_choose() -> None:
-    assert loss_per_token(evidence([8.0, 2.0, 0.0, 6.0])) == 2.0
-
-
-def test_what_is_kept_is_plain_json() -> None:
+def test_what_is_kept_is_plain_json_and_all_documents_choose() -> None:
     row = greedy("ABC", table(A=math.nan, B=2.0, C=1.0, BC=0.5))
     row = replace(row, label="best", scheme="gptq-3bit", documents=7, further=True)
+    losses = {"C": 1.0, "B": 2.0, "A": None}
     assert json.loads(json.dumps(encode(row), allow_nan=False)) == {
-        "label": "best",
-        "scheme": "gptq-3bit",
-        "spec": "",
-        "documents": 7,
-        "candidates": [
-            {"label": "C", "loss": 1.0},
-            {"label": "B", "loss": 2.0},
-            {"label": "A", "loss": None},
-        ],
+        "label": "best", "scheme": "gptq-3bit", "spec": "", "documents": 7,
+        "candidates": [{"label": name, "loss": loss} for name, loss in losses.items()],
         "trials": [{"added": "B", "loss": 0.5, "taken": True}],
-        "members": ["B", "C"],
-        "loss": 0.5,
-        "further": True,
-    }
+        "members": ["B", "C"], "loss": 0.5, "further": True,
+    }  # fmt: skip
     # Documents that judge are flattered by every mean that was tried on them.
     assert (row.counted, replace(row, further=False).counted) == (0, 1)
+    tokens = np.array([4, 2, 0, 2])
+    nll = np.array([8.0, 2.0, 0.0, 6.0])
+    assert loss_per_token(Evidence(("a", "b", "c", "d"), nll, tokens, tokens)) == 2.0
