@@ -6,8 +6,8 @@
 
     python -m tests.support.hub ROOT --port 8765 --token hf_alice=alice
 
-Folders are served as repos (folders.py), every id is the one that git would give (contents.py), and
-what goes wrong is said by the test (faults.py). What the real Hub has and this one lacks: the
+Folders are served as repos (folders.py), every file has the id that git would give (contents.py),
+and what goes wrong is said by the test (wire.py). What the real Hub has and this one lacks: the
 content-addressed xet storage, git over HTTP, spaces, renamed repos, and the making of repos.
 """
 

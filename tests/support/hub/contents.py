@@ -13,9 +13,8 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -161,10 +160,10 @@ def write_headers(
 
 
 # --------------------------------------------------------------------------------------------------
-# The ids that git itself would give: of blobs, LFS pointers, trees and commits.
+# The ids that git itself would give to blobs and LFS pointers.
 #
-# Real ids, because they are what a client stores, compares and calls its files by; a made-up one
-# would let a wrong hash in our own code pass.
+# Real ids, because they are what a client compares and calls its files by; a made-up one would let
+# a wrong hash in our own code pass. Those of folders and commits are made up.
 
 
 LFS_SUFFIXES = (
@@ -247,64 +246,27 @@ def blob_in_memory(name: str, data: bytes) -> Blob:
     return blob_of(name, InMemory(data))
 
 
-def tree_ids(files: Mapping[str, Blob]) -> dict[str, str]:
-    """Return the git id of every folder; the root's name is empty."""
-    ids: dict[str, str] = {}
-
-    def note(folder: str, inside: Mapping[str, Blob]) -> str:
-        entries: list[tuple[bytes, bytes, str]] = []  # sort key, mode and name, id
-        folders: dict[str, dict[str, Blob]] = {}
-        for path, blob in inside.items():
-            head, slash, rest = path.partition("/")
-            if slash:
-                folders.setdefault(head, {})[rest] = blob
-            else:
-                entries.append((head.encode(), b"100644 " + head.encode(), blob.git_id))
-        for head, below in folders.items():  # git sorts a folder as if its name ended in a slash
-            child = note(f"{folder}/{head}".lstrip("/"), below)
-            entries.append((f"{head}/".encode(), b"40000 " + head.encode(), child))
-        text = b"".join(named + b"\0" + bytes.fromhex(id_) for _, named, id_ in sorted(entries))
-        ids[folder] = git_id("tree", text)
-        return ids[folder]
-
-    note("", files)
-    return ids
-
-
 @dataclass(frozen=True)
 class Commit:
     """The files of a repo at one moment."""
 
     id: str
     files: Mapping[str, Blob]
-    folders: Mapping[str, str]  # folder -> git id; the root's name is empty
-    title: str
-    message: str
-    date: datetime
-    author: str
-    parent: str | None
+    folders: Mapping[str, str]  # folder -> an id; the root's name is empty
 
 
-def commit_of(
-    files: Mapping[str, Blob],
-    title: str,
-    *,
-    message: str = "",
-    date: datetime,
-    author: str,
-    parent: str | None,
-) -> Commit:
-    """Return a commit with the id that git would give it."""
-    folders = tree_ids(files)
-    who = f"{author} <{author}@hub.test> {int(date.timestamp())} +0000"
-    lines = [f"tree {folders['']}", *([f"parent {parent}"] if parent else [])]
-    lines += [f"author {who}", f"committer {who}", "", title, *(["", message] if message else [])]
-    oid = git_id("commit", "\n".join([*lines, ""]).encode())
-    return Commit(oid, dict(files), folders, title, message, date, author, parent)
+def commit_of(files: Mapping[str, Blob], title: str, parent: str | None) -> Commit:
+    """Return a commit with an id that nothing else has, and the same in every run."""
+    parents = {folder for path in files for folder in PurePosixPath(path).parents}
+    names = {"" if folder == PurePosixPath() else str(folder) for folder in parents} | {""}
+    folders = {name: git_id("tree", name.encode()) for name in names}
+    listing = {path: blob.git_id for path, blob in sorted(files.items())}
+    oid = git_id("commit", json.dumps([title, parent, listing]).encode())
+    return Commit(oid, dict(files), folders)
 
 
 # --------------------------------------------------------------------------------------------------
-# A repo as git knows it: commits, and the branches and tags that point at them.
+# A repo: commits, and the branches and tags that point at them.
 
 
 Kind = Literal["model", "dataset"]
@@ -339,16 +301,12 @@ class Repository:
         files: Mapping[str, Blob],
         title: str,
         *,
-        message: str = "",
-        date: datetime | None = None,
-        author: str = "hub",
         parent: str | None = None,
         branch: str | None = "main",
     ) -> Commit:
         """Add a commit and move a branch there; without a `parent`, on top of its head."""
         parent = parent or (self.branches.get(branch) if branch else None)
-        date = date or datetime.now(UTC)
-        new = commit_of(files, title, message=message, date=date, author=author, parent=parent)
+        new = commit_of(files, title, parent)
         self.commits[new.id] = new
         self.large |= {blob.sha256: blob for blob in files.values() if blob.sha256}
         if branch:

@@ -15,7 +15,6 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -41,7 +40,6 @@ SETTINGS = {
     "main": "the revision where main points; null is a main with a README alone",
 }
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def natural(text: str) -> list[tuple[int, str]]:
@@ -77,9 +75,8 @@ def repository_of(folder: Path, id_: str, kind: Kind) -> Repository:
     base = _begin(repo)
     commits: dict[str, Commit] = {}
     for path in sorted(_folders(folder), key=lambda p: p.name == "main"):
-        name, date = unquote(path.name), EPOCH + timedelta(hours=len(commits) + 1)
-        files = base | files_in(path)
-        commits[name] = repo.commit(files, f"checkpoint {name}", date=date)
+        name = unquote(path.name)
+        commits[name] = repo.commit(base | files_in(path), f"checkpoint {name}")
     named = repo.branches if settings.get("branch_per_revision") else repo.tags
     named |= {name: commit.id for name, commit in commits.items() if name != "main"}
     if "main" in settings:
@@ -92,19 +89,8 @@ def repository_of(folder: Path, id_: str, kind: Kind) -> Repository:
 def _begin(repo: Repository) -> dict[str, Blob]:
     """Make the commit that every repo of the Hub begins with; return its files."""
     base = {".gitattributes": blob_in_memory(".gitattributes", ATTRIBUTES)}
-    repo.commit(base, "initial commit", date=EPOCH, author="system")
+    repo.commit(base, "initial commit")
     return base
-
-
-def _aliases(
-    repo: Repository, aliases: Mapping[str, str], commits: Mapping[str, Commit]
-) -> dict[str, str]:
-    ids = {}
-    for name, other in aliases.items():
-        same, date = commits[other], EPOCH + timedelta(hours=len(repo.commits))
-        title = f"checkpoint {name}"
-        ids[name] = repo.commit(same.files, title, date=date, parent=same.parent, branch=None).id
-    return ids
 
 
 def _point_main(repo: Repository, revision: str | None) -> None:
@@ -113,8 +99,7 @@ def _point_main(repo: Repository, revision: str | None) -> None:
         return
     first = next(iter(repo.commits.values()))
     readme = blob_in_memory("README.md", f"# {repo.id}\n\nSee the revisions.\n".encode())
-    date = EPOCH + timedelta(hours=len(repo.commits))
-    repo.commit({**first.files, "README.md": readme}, "Say what it is", date=date, parent=first.id)
+    repo.commit({**first.files, "README.md": readme}, "Say what it is", parent=first.id)
 
 
 def files_in(folder: Path, without: Collection[Path] = ()) -> dict[str, Blob]:
@@ -143,17 +128,19 @@ def add_names(
     extents = _extents(weights, pretend_nbytes)
     shared = base | files_in(folder, without=weights)
     commits = {}
-    for number, name in enumerate(names):
+    for name in names:
         own = {}
         for path, (header_nbytes, nbytes) in extents.items():
             inside = path.relative_to(folder).as_posix()
             contents = Varied(path, f"{repo.key}@{name}/{inside}", header_nbytes, nbytes)
             made_up = None if hashed and pretend_nbytes is None else _made_up(contents.name)
             own[inside] = blob_of(path.name, contents, sha256=made_up)
-        date, title = EPOCH + timedelta(hours=number + 1), f"checkpoint {name}"
-        commits[name] = repo.commit(shared | own, title, date=date, parent=first, branch=None)
+        title = f"checkpoint {name}"
+        commits[name] = repo.commit(shared | own, title, parent=first, branch=None)
     repo.branches |= {name: commit.id for name, commit in commits.items()}
-    repo.branches |= _aliases(repo, aliases or {}, commits)
+    for name, other in (aliases or {}).items():
+        files, title = commits[other].files, f"checkpoint {name}"
+        repo.branches[name] = repo.commit(files, title, parent=first, branch=None).id
     _point_main(repo, main)
 
 

@@ -312,9 +312,10 @@ def _serve(hub: Hub, request: Request, blob: Blob, headers: Headers) -> Reply:
     """Return a file or the range of it that is asked for."""
     kind = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes"}
     headers = {**kind, **headers}
-    found = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("range", "").strip())
-    ranged = found and any(found.groups()) and not request.fault.get("norange")
-    start, stop = _span(found, blob.nbytes) if found and ranged else (0, blob.nbytes)
+    found = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("range", "").strip())
+    ranged, start, stop = found and not request.fault.get("norange"), 0, blob.nbytes
+    if found and ranged:
+        start, stop = int(found[1]), min(stop, int(found[2] or stop) + 1)
     if ranged and start >= blob.nbytes:
         raise RefusedError(Reply(416, b"", {"Content-Range": f"bytes */{blob.nbytes}"}))
     if ranged:
@@ -322,10 +323,3 @@ def _serve(hub: Hub, request: Request, blob: Blob, headers: Headers) -> Reply:
     stop = min(stop, start + request.fault.get("short", stop))
     headers["Content-Length"] = stop - start
     return Reply(206 if ranged else 200, blob.read(start, stop), headers)
-
-
-def _span(found: re.Match[str], nbytes: int) -> tuple[int, int]:
-    first, last = found.groups()
-    if not first:
-        return max(0, nbytes - int(last)), nbytes
-    return int(first), min(nbytes, int(last) + 1) if last else nbytes

@@ -160,7 +160,7 @@ def create_commit(hub: Hub, request: Request, place: Place) -> Reply:
         opened = open_discussion(repo, title, message, user, base=place.revision)
         branch = f"refs/pr/{opened}"
         said["pullRequestUrl"] = f"{hub.url}/{repo.key}/discussions/{opened}"
-    new = repo.commit(files, title, message=message, parent=parent.id, author=user, branch=branch)
+    new = repo.commit(files, title, parent=parent.id, branch=branch)
     link = f"{hub.url}/{repo.key}/commit/{new.id}"
     said |= {"commitOid": new.id, "commitUrl": link, "hookOutput": ""}
     return as_json({"success": True, **said})
