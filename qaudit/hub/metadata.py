@@ -137,38 +137,25 @@ def _base_models(values: dict[str, Any], metadata: Metadata) -> Changes:
 
 
 def _model_index(values: dict[str, Any], metadata: Metadata) -> Changes:
-    """Put our results where the older ones were, or behind those of others."""
+    """Replace our results, behind those of others."""
     index, results = values.get("model-index"), list(metadata.results)
-    ours = [row for element in _tables(index) for row in _rows(element) if _is_ours(row)]
-    if ours == results:
+    elements = index if isinstance(index, list) else []
+    models = [m for m in elements if isinstance(m, dict) and isinstance(m.get("results"), list)]
+    models = [model for model in models if model["results"]]
+    if [row for model in models for row in model["results"] if _is_ours(row)] == results:
         return {}, ""
-    if not index and "model-index" in values:
-        return {}, "`model-index` is there and empty, and is left alone"
-    if index is not None and (not isinstance(index, list) or not any(map(_rows, _tables(index)))):
-        return {}, "`model-index` has no list of results, and is left alone"
-    if index is None:
+    if "model-index" not in values:
         return {"model-index": [{"name": metadata.model, "results": results}]}, ""
-    models = [element for element in _tables(index) if _rows(element)]
-    target = next((m for m in models if any(map(_is_ours, _rows(m)))), models[0])
-    wanted = []
-    for element in index:
-        rows = _rows(element)
-        kept = [row for row in rows if not _is_ours(row)]
-        if element is target:
-            at = next((k for k, row in enumerate(rows) if _is_ours(row)), len(rows))
-            kept[at:at] = results
-        if kept or not rows:
-            wanted.append({**element, "results": kept} if rows else element)
+    if not models:
+        state = "has no list of results" if index else "is there and empty"
+        return {}, f"`model-index` {state}, and is left alone"
+    place = next((k for k, m in enumerate(models) if any(map(_is_ours, m["results"]))), 0)
+    kept = [[row for row in model["results"] if not _is_ours(row)] for model in models]
+    kept[place] += results
+    pairs = zip(models, kept, strict=True)
+    wanted = [{**model, "results": rows} for model, rows in pairs if rows]
+    wanted += [element for element in elements if element not in models]
     return {"model-index": wanted or None}, ""
-
-
-def _tables(values: Any) -> list[dict[str, Any]]:
-    return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
-
-
-def _rows(element: Any) -> list[Any]:
-    rows = element.get("results") if isinstance(element, dict) else None
-    return rows if isinstance(rows, list) else []
 
 
 def _is_ours(result: Any) -> bool:

@@ -147,7 +147,7 @@ def test_our_results_are_replaced_and_those_of_others_are_not_touched() -> None:
     assert any("99.0" in line for line in gone)
     assert not any("license" in line or "pipeline_tag" in line for line in (*gone, *came))
     values = [r.metric_value for r in ModelCard(text).data.eval_results]
-    assert values == [0.5, 12.5, 13.5, 1]
+    assert values == [0.5, 1, 12.5, 13.5]
     text = edited(THEIRS, Metadata())  # and those that are no longer wanted go
     assert [r.metric_value for r in ModelCard(text).data.eval_results] == [0.5, 1]
     again, _ = with_metadata(edited("license: mit\n", WANTED), Metadata(("qaudit",)), "o/m")
