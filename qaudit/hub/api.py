@@ -213,25 +213,16 @@ class Client:
 
     # ------------------------------------------------------------------------------------ bytes
 
-    def read(
-        self,
-        repo: str,
-        commit: str,
-        path: str,
-        start: int,
-        stop: int,
-        *,
-        kind: Kind = "model",
-        blob: str | None = None,
-    ) -> bytes:
-        """Return the bytes `start` to `stop` of a file, and of one blob only if it is named."""
-        request = Request(f"a part of `{path}` of `{repo}`", checked(repo), kind, commit, path)
+    def read(self, repo: str, commit: str, file: HubFile, start: int, stop: int) -> bytes:
+        """Return the bytes `start` to `stop` of a file."""
+        call = f"a part of `{file.path}` of `{repo}`"
+        request = Request(call, checked(repo), "model", commit, file.path)
         self._require_online(request)
         if not 0 <= start < stop <= start + _MOST_READ_NBYTES:
             raise ValueError(f"bytes {start} to {stop}")
 
         def attempt() -> bytes:
-            with self._body(request, start, stop, blob) as pieces:
+            with self._body(request, start, stop, file.blob) as pieces:
                 return b"".join(pieces)
 
         return self.with_retries(request, attempt)
@@ -246,7 +237,7 @@ class Client:
 
     @contextmanager
     def _body(
-        self, request: Request, start: int, stop: int, blob: str | None, *, whole: bool = False
+        self, request: Request, start: int, stop: int, blob: str, *, whole: bool = False
     ) -> Generator[Iterator[bytes]]:
         """Open the bytes of a file, on whichever server the Hub keeps them.
 

@@ -184,7 +184,7 @@ class Listing:
                     return handle.read(stop - start)
             except OSError as error:
                 raise not_read(blob, error) from error
-        return self.client.read(repo, commit, file.path, start, stop, blob=file.blob)
+        return self.client.read(repo, commit, file, start, stop)
 
     def _revisions_in_cache(self, repo: str, kind: Kind) -> tuple[Revision, ...]:
         request, folder = Request(f"the revisions of `{repo}`", repo, kind), repo_folder(repo, kind)
@@ -216,8 +216,12 @@ class Listing:
         try:
             for link in snapshot.rglob("*"):
                 blob = Path(os.path.realpath(link))
-                nbytes = file_size(blob) if blob.parent == folder / "blobs" else None
-                if nbytes is not None and BLOB.fullmatch(blob.name):
+                if blob.parent == folder / "blobs" and BLOB.fullmatch(blob.name):
+                    if (nbytes := file_size(blob)) is None:
+                        raise HubError(
+                            f"what the cache has of `{repo}` is damaged: `{link}` leads nowhere",
+                            hint=f"fetch it once more while online, or remove `{folder}`",
+                        )
                     identity = blob.name if len(blob.name) == 64 else f"git:{blob.name}"
                     name = plain_path(link.relative_to(snapshot).as_posix(), "the path of a file")
                     files.append(HubFile.identified(name, nbytes, identity))

@@ -315,7 +315,7 @@ def test_a_part_is_asked_for_again(hub: Hub, fault: dict[str, Any], waits: int) 
     seen = Watched(hub.url, timeout_seconds=patience(fault))
     commit, file = weights(seen.client)
     hub.faults.append(fault)
-    part = seen.client.read(REPO, commit, file.path, 100, 200, blob=file.blob)
+    part = seen.client.read(REPO, commit, file, 100, 200)
     assert part == WEIGHTS[100:200]
     assert len(seen.pauses) == waits
 
@@ -352,7 +352,8 @@ WHO_SEES_WHAT: list[tuple[str, str | None, Callable[[Client], object], str, str]
      f"`alice/tiny` has no revision `{'a' * 40}`", "qaudit series"),
     ("a file that is not there", None, lambda c: c.file(REPO, c.commit(REPO), "model.bin"),
      "there is no `model.bin` in `", "upper and lower case"),
-    ("bytes that are not there", None, lambda c: c.read(REPO, c.commit(REPO), "model.bin", 0, 8),
+    ("bytes that are not there", None,
+     lambda c: c.read(REPO, c.commit(REPO), HubFile("model.bin", 8, "", None), 0, 8),
      "there is no `model.bin` in `", "upper and lower case"),
     ("no name at all", None, lambda c: c.revisions("../../etc/passwd"),
      "`../../etc/passwd` is no name of a repository", "org/name"),
@@ -424,7 +425,7 @@ def test_the_token_goes_to_the_hub_and_to_nobody_else(hub: Hub) -> None:
     commit, file = weights(client, "alice/secret")
     with client.download("alice/secret", commit, file, 0) as chunks:
         assert sum(map(len, chunks)) == file.nbytes
-    client.read("alice/secret", commit, file.path, 0, 8)
+    client.read("alice/secret", commit, file, 0, 8)
     assert {line["cdn"]: line["auth"] for line in hub.log} == {False: True, True: False}
     assert hub.leaks == []
 
@@ -485,7 +486,7 @@ def test_offline_asks_nothing_and_says_how_to_go_online(hub: Hub) -> None:
         lambda: client.files(REPO, "a" * 40),
         lambda: client.file(REPO, "a" * 40, "a"),
         lambda: client.repositories("alice/*"),
-        lambda: client.read(REPO, "a" * 40, "a", 0, 1),
+        lambda: client.read(REPO, "a" * 40, file, 0, 1),
         lambda: client.download(REPO, "a" * 40, file, 0).__enter__(),
     ]
     for ask in questions:
