@@ -1,139 +1,173 @@
-"""Logits of every family that runs in blocks, and files of other tensors than parameters."""
+"""Logits of every family that runs in blocks, and files of other tensors than parameters.
 
-from __future__ import annotations
-
-from pathlib import Path
+Linears of experts have names of their own, where a release stores them in one tensor.
+"""
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
+from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_merge
 from qaudit.errors import ModelError, SourceError
 from qaudit.model import skeleton
 from qaudit.model.blocks import BlockModel
-from qaudit.model.proven import STREAMABLE
-from qaudit.model.routes import MergedWeights, Weights
+from qaudit.model.proven import BRANCHING, STREAMABLE, reads_trees
+from qaudit.model.routes import MergedWeights
+from qaudit.model.skeleton import build_skeleton
+from qaudit.model.stored_names import Unfused, skeleton_of_names
 from qaudit.planning.sizes import Sizes
 from tests.support import passes, released, tiny
+from tests.support.models import save_model
 
-TOKENS = torch.arange(3, 51).reshape(2, 24)
-
-
-def opened(folder: Path, weights: Weights | None = None) -> BlockModel:
-    weights = weights or WeightFolder(folder)
-    return BlockModel(folder, weights, dtype=torch.float32, device=torch.device("cpu"))
-
-
-@torch.no_grad()
-def logits(model: BlockModel) -> torch.Tensor:
-    hidden = model.embed(TOKENS)
-    for block in model.blocks():
-        hidden = block.forward(hidden)
-    return model.logits(hidden)
+CPU = torch.device("cpu")
+BATCHES = [tiny.tokens(2, 48), tiny.tokens(1, 37, seed=1)]
+EVERY = [
+    *((tiny.make, family) for family in sorted(tiny.FAMILIES)),
+    *((released.save, family) for family in sorted(released.RELEASED)),
+]
 
 
 @torch.no_grad()
-def plain_logits(folder: Path, family: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    model = released.plain(folder, family, dtype)
-    result: torch.Tensor = model(input_ids=TOKENS, use_cache=False).logits
-    return result
-
-
-def change(folder: Path, **tensors: torch.Tensor | None) -> None:
-    path = folder / "model.safetensors"
-    stored = {**load_file(path), **tensors}
-    kept = {name: t for name, t in stored.items() if t is not None}
-    save_file(kept, path, metadata={"format": "pt"})
-
-
-BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-
-
-@BOTH
-@pytest.mark.parametrize("family", sorted(released.RELEASED))
-def test_logits_are_those_of_the_library(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    released.save(tmp_path, family)
-    assert Sizes.read(tmp_path).blocks == 2  # Apertus has tensors of no dimension
-    assert torch.equal(
-        logits(passes.opened(tmp_path, dtype)), plain_logits(tmp_path, family, dtype)
-    )
-
-
-@BOTH
-@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
-def test_logits_of_batches_of_two_shapes_are_those_of_the_library(
-    family: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    folder = tiny.make(tmp_path, family)
-    model = passes.opened(folder, dtype)
-    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    batches = [tiny.tokens(2, 48), tiny.tokens(1, 37, seed=1)]
+def logits(model, batches=BATCHES):
     hidden = [model.embed(tokens_BT) for tokens_BT in batches]
-    with torch.no_grad():
-        for block in model.blocks():
-            hidden = [block.forward(hidden_BTD) for hidden_BTD in hidden]
-        for tokens_BT, hidden_BTD in zip(batches, hidden, strict=True):
-            ours, theirs = model.logits(hidden_BTD), whole(tokens_BT, use_cache=False).logits
-            assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    for block in model.blocks():
+        hidden = [block.forward(hidden_BTD) for hidden_BTD in hidden]
+    return [model.logits(hidden_BTD) for hidden_BTD in hidden]
 
 
-def test_every_family_called_streamable_is_tested() -> None:
-    assert set(tiny.FAMILIES) | set(released.RELEASED) == STREAMABLE
+@torch.no_grad()
+def must_be_plain(model, folder, family, dtype=torch.float32):
+    whole = released.plain(folder, family, dtype)
+    for tokens_BT, ours in zip(BATCHES, logits(model), strict=True):
+        theirs = whole(input_ids=tokens_BT, use_cache=False).logits
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
-def test_a_soup_is_joined_of_merged_tensors(tmp_path: Path) -> None:
-    folders = [released.save(tmp_path / str(seed), "olmo_hybrid", seed) for seed in (0, 1)]
+def change(folder, **tensors):
+    path = folder / "model.safetensors"
+    kept = {name: t for name, t in {**load_file(path), **tensors}.items() if t is not None}
+    save_file(kept, path, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(("make", "family"), EVERY)
+def test_logits_of_batches_of_two_shapes_are_those_of_the_library(make, family, once):
+    folder = once(make, family)
+    for dtype in (torch.float32, torch.bfloat16):
+        must_be_plain(passes.opened(folder, dtype), folder, family, dtype)
+    # What sees a part of its text or has no positions reads no trees; `mistral` is read in part.
+    branches = family in BRANCHING - {"mistral"}
+    assert passes.opened(folder).takes_branches(80) is branches
+    assert reads_trees(read_configuration(folder)) is branches
+
+
+def test_every_family_called_streamable_is_tested():
+    assert {family for _, family in EVERY} == STREAMABLE
+
+
+def test_a_soup_is_joined_of_merged_tensors(once, tmp_path):
+    members = [WeightFolder(once(released.save, "olmo_hybrid", seed)) for seed in (0, 1)]
     mean = {
-        name: (tensor.double() + load_file(folders[1] / "model.safetensors")[name].double()) / 2
-        for name, tensor in load_file(folders[0] / "model.safetensors").items()
+        name: sum(member.read(name).double() for member in members).float() / 2
+        for name in members[0].names()
     }
-    soup = tmp_path / "soup"
-    released.save(soup, "olmo_hybrid")
-    change(soup, **{name: tensor.float() for name, tensor in mean.items()})
-    members = [WeightFolder(folder) for folder in folders]
+    soup = change(released.save(tmp_path, "olmo_hybrid"), **mean)
     merged = MergedWeights(["a", "b"], members, [0.5, 0.5], parse_merge("mean"))
-    assert torch.equal(logits(opened(folders[0], merged)), plain_logits(soup, "olmo_hybrid"))
+    model = BlockModel(soup, merged, dtype=torch.float32, device=CPU)
+    must_be_plain(model, soup, "olmo_hybrid")
 
 
-def test_a_vision_tower_is_not_read_and_noted(tmp_path: Path) -> None:
-    released.save(tmp_path, "gemma3")
-    read: list[str] = []
+def test_a_vision_tower_is_not_read_and_noted(once):
+    folder, read = once(released.save, "gemma3"), []
 
     class Watched(WeightFolder):
-        def read(self, name: str) -> torch.Tensor:
+        def read(self, name):
             read.append(name)
             return super().read(name)
 
-    model = opened(tmp_path, Watched(tmp_path))
+    model = BlockModel(folder, Watched(folder), dtype=torch.float32, device=CPU)
     logits(model)
     assert read and not any("vision" in name or "projector" in name for name in read)
     assert "text never enters them" in model.notes[0]
 
 
-def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
-    released.save(tmp_path, "olmo_hybrid")
+def test_a_tensor_that_is_missing_is_named_and_blocks_of_further_tokens_are_noted(tmp_path):
+    folder = released.save(tmp_path / "missing", "olmo_hybrid")
     name = "model.layers.0.linear_attn.q_conv1d.weight"
-    assert name in load_file(tmp_path / "model.safetensors")
-    change(tmp_path, **{name: None})
+    assert name in load_file(folder / "model.safetensors")
     with pytest.raises(SourceError, match=r"model\.layers\.0\.linear_attn"):
-        opened(tmp_path)
-
-
-def test_blocks_that_predict_further_tokens_are_not_read_and_noted(tmp_path: Path) -> None:
-    released.save(tmp_path, "apertus")
-    change(tmp_path, **{"mtp.layers.0.norm.weight": torch.ones(32)})
-    (note,) = opened(tmp_path).notes
+        passes.opened(change(folder, **{name: None}))
+    folder = released.save(tmp_path / "further", "apertus")
+    assert Sizes.read(folder).blocks == 2  # Apertus has tensors of no dimension
+    further = change(folder, **{"mtp.layers.0.norm.weight": torch.ones(32)})
+    (note,) = passes.opened(further).notes
     assert "`mtp.layers.0.norm.weight`" in note
 
 
-def test_a_buffer_that_nothing_computes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released.save(tmp_path, "falcon_h1")
-    models_around = skeleton.models_around
-    monkeypatch.setattr(skeleton, "models_around", lambda model, n: models_around(model, n)[-1:])
+def test_a_buffer_that_nothing_computes_is_refused(once, monkeypatch):
+    around = skeleton.models_around
+    monkeypatch.setattr(skeleton, "models_around", lambda model, n: around(model, n)[-1:])
     with pytest.raises(ModelError, match=r"nothing computes .*mup_vector"):
-        logits(opened(tmp_path))
+        logits(passes.opened(once(released.save, "falcon_h1")))
+
+
+# ---------------------------------------------------------------- experts in one tensor
+
+
+def unfused(folder):
+    weights = WeightFolder(folder)
+    return Unfused(build_skeleton(folder, weights, torch.float32), weights)
+
+
+def read_all(weights):
+    return {name: weights.read(name).contiguous() for name in weights.names()}
+
+
+def test_experts_in_one_tensor_are_read_one_by_one_and_joined_again(tmp_path):
+    folder = released.save(tmp_path, "llama4_text")
+    apart, before = unfused(folder), read_all(WeightFolder(folder))
+    name = apart.stored_name(1, "feed_forward.experts.3.up_proj.weight")
+    assert name == "model.layers.1.feed_forward.experts.3.up_proj.weight"
+    both_EHR = before["model.layers.1.feed_forward.experts.gate_up_proj"]
+    assert torch.equal(apart.read(name), both_EHR[3, :, 64:].T)
+    assert apart.shape(name) == (64, 32)
+    save_file(read_all(apart), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = WeightFolder(folder)
+    after = build_skeleton(folder, weights, torch.float32).read(weights, list(before), CPU)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_names_are_those_that_the_library_joins(tmp_path):
+    folder = released.save(tmp_path, "qwen3_moe")
+    weights = WeightFolder(folder)
+    one_by_one = {name: t for name, t in read_all(weights).items() if ".experts." in name}
+    built = build_skeleton(folder, weights, torch.float32)
+    model = built.read(weights, list(built.routes), CPU)
+    save_file({n: t.contiguous() for n, t in model.items()}, folder / "model.safetensors")
+    apart = unfused(folder)
+    assert {name for name in apart.names() if ".experts." in name} == one_by_one.keys()
+    assert all(torch.equal(apart.read(name), tensor) for name, tensor in one_by_one.items())
+
+
+def test_what_is_stored_one_by_one_keeps_its_names_and_experts_without_names_are_refused(once):
+    for family in ("deepseek_v3", "gemma3"):
+        folder = once(released.save, family)
+        assert list(unfused(folder).names()) == list(WeightFolder(folder).names())
+    with pytest.raises(ModelError, match="no runtime has names for the quantized linears"):
+        unfused(once(released.save, "gpt_oss"))
+
+
+def test_checkpoints_of_one_shape_share_the_skeleton_of_names(tmp_path):
+    def names(folder):
+        return skeleton_of_names(folder, WeightFolder(folder))
+
+    first, second = (save_model(tmp_path / f"step{seed}", seed) for seed in (1, 2))
+    wider = save_model(tmp_path / "wider", 1, intermediate_size=96)
+    shared = names(first)
+    assert names(second) is shared
+    assert names(wider) is not shared
+    config = second / "config.json"
+    config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 0.1'))
+    assert names(second) is not names(first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -56,10 +55,8 @@ def by_quarot(linears: Linears) -> Quantized:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("turned", [in_front, by_blocks, by_quarot])
 @torch.no_grad()
-def test_rotations_alone_leave_no_divergence(
-    family: str, turned: Callable[[Linears], Quantized], tmp_path: Path
-) -> None:
-    model = opened(tiny.make(tmp_path, family))
+def test_rotations_alone_leave_no_divergence(family, turned, once):
+    model = opened(once(tiny.make, family))
     plain_BTD = turned_BTD = model.embed(tiny.tokens(2, 24))
     width = plain_BTD.shape[-1]
     for block in model.blocks():
@@ -129,9 +126,9 @@ def _online(linear: nn.Linear, turn: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("act", [16, 4])
 @torch.no_grad()
-def test_quarot_rounds_what_folded_rotations_round(act: int, tmp_path: Path) -> None:
+def test_quarot_rounds_what_folded_rotations_round(act, once):
     # Heads and their sizes are powers of two: there all rotations are QuaRot's.
-    folder = tiny.make(tmp_path, "llama")
+    folder = once(tiny.make, "llama")
     whole = quarot(folder)
     tokens_BT = tiny.tokens(2, 24)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -1,11 +1,5 @@
 """Trees are read as their sequences alone, for every family that may read them; others never do."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.engine.batches import ItemBatch, make_item_batches
+from qaudit.engine.batches import make_item_batches
 from qaudit.engine.tokens import Feed
 from qaudit.items.tokens import PADDED, ItemText
 from qaudit.model.blocks import BlockModel
-from qaudit.model.proven import BRANCHING, STREAMABLE, reads_trees
+from qaudit.model.proven import BRANCHING, reads_trees
 from qaudit.types import FULL_PRECISION, Item, Window
-from tests.support import released, tiny
+from tests.support import tiny
 from tests.support.passes import opened, tallies_of
 
 CPU = torch.device("cpu")
-WHOLE: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}}
+WHOLE = {"mistral": {"sliding_window": None}}
 """What makes a family read all of its text, where its tiny model reads a part."""
 
 
-def windows() -> list[Window]:
+def windows():
     """Return four items of three options under one example, and an option twice."""
     random = np.random.default_rng(5)
     example, options = random.integers(3, 250, 30), []
@@ -38,35 +32,23 @@ def windows() -> list[Window]:
     return [Window(k, np.array(one, np.int32), 42) for k, one in enumerate(options)]
 
 
-def option_losses(folder: Path, tmp_path: Path) -> np.ndarray:
+def option_losses(folder, spill):
     feed = Feed((), (), items=(windows(),))
-    options = tallies_of(folder, [], tmp_path / "spill", feed)[FULL_PRECISION].options
-    assert options is not None
-    return options[0]
+    return tallies_of(folder, [], spill, feed)[FULL_PRECISION].options[0]
 
 
 @pytest.mark.parametrize("family", sorted(BRANCHING))
-def test_a_tree_gives_the_losses_of_its_sequences(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tiny.make(tmp_path / "model", family, **WHOLE.get(family, {}))
+def test_a_tree_gives_the_losses_of_its_sequences(family, once, tmp_path, monkeypatch):
+    folder = once(tiny.make, family)
+    if family in WHOLE:
+        folder = tiny.make(tmp_path / "model", family, **WHOLE[family])
     assert opened(folder).takes_branches(80)
     assert reads_trees(read_configuration(folder))
-    trees = option_losses(folder, tmp_path)
+    trees = option_losses(folder, tmp_path / "spill")
     monkeypatch.setattr(BlockModel, "takes_branches", lambda *_: False)
-    alone = option_losses(folder, tmp_path)
+    alone = option_losses(folder, tmp_path / "spill")
     # The same fp32 arithmetic in other kernels: rounding only, on sums of up to 60 nats.
     np.testing.assert_allclose(trees, alone, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", [*sorted(STREAMABLE - BRANCHING), "mistral"])
-def test_a_family_that_sees_a_part_or_has_no_positions_reads_no_trees(
-    family: str, tmp_path: Path
-) -> None:
-    is_plain = family in tiny.FAMILIES
-    folder = tiny.make(tmp_path, family) if is_plain else released.save(tmp_path, family)
-    assert not opened(folder).takes_branches(80)
-    assert not reads_trees(read_configuration(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -83,9 +65,7 @@ def test_a_family_that_sees_a_part_or_has_no_positions_reads_no_trees(
         ({}, False),
     ],
 )
-def test_a_plan_knows_from_the_configuration_whether_a_model_reads_trees(
-    config: dict[str, Any], reads: bool
-) -> None:
+def test_a_plan_knows_from_the_configuration_whether_a_model_reads_trees(config, reads):
     assert reads_trees(config) is reads
 
 
@@ -93,7 +73,7 @@ sequences = st.lists(st.integers(0, 2), min_size=1, max_size=70)
 
 
 @given(st.lists(sequences, min_size=1, max_size=5))
-def test_a_plan_counts_what_a_model_without_trees_is_fed(options: list[list[int]]) -> None:
+def test_a_plan_counts_what_a_model_without_trees_is_fed(options):
     some = [Window(k, np.array([*one, 9], np.int32), len(one)) for k, one in enumerate(options)]
     text = ItemText((Item("t", "t:0", len(some), (0,)),), tuple(some))
     fed = [
@@ -104,23 +84,22 @@ def test_a_plan_counts_what_a_model_without_trees_is_fed(options: list[list[int]
     assert text.tokens(trees=False) == sum(fed)
 
 
-def fed(batches: Sequence[ItemBatch]) -> int:
+def fed(batches):
     """Return how many tokens are fed without padding, each of which is behind a first one."""
     return sum(int((b.positions_BT > 0).sum()) + len(b.positions_BT) for b in batches)
 
 
-def test_a_shared_token_is_fed_once() -> None:
+def test_a_shared_token_is_fed_once():
     some = windows()
     batches = make_item_batches([some], branches=True)
     assert fed(batches) == 30 + 4 * (12 + 0 + 3 + 6)
-    assert fed(make_item_batches([some], branches=False)) < sum(
-        len(window.tokens) - 1 for window in some
-    )  # one-token options, and twins
+    alone = make_item_batches([some], branches=False)  # one-token options and twins are fed once
+    assert fed(alone) < sum(len(window.tokens) - 1 for window in some)
     assert sum(batch.branched for batch in batches) == len(batches) == 1
     assert sorted(np.unique(batches[0].options_Q).tolist()) == list(range(13))
 
 
-def test_a_row_sees_what_is_before_it_in_its_own_sequence_and_nothing_else() -> None:
+def test_a_row_sees_what_is_before_it_in_its_own_sequence_and_nothing_else():
     (batch,) = make_item_batches([windows()], branches=True)
     mask_TT = batch.mask(torch.float32, CPU)[0, 0] == 0
     tokens_T, positions_T = batch.tokens_BT[0], batch.positions_BT[0]
