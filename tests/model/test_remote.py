@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Route
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Machine
 from qaudit.engine.tokens import Feed
 from qaudit.errors import ModelError, QauditError, SourceError
@@ -34,32 +31,43 @@ TOKENS_T = torch.arange(3, 27)
 
 
 @pytest.fixture(autouse=True)
-def _modules_of_this_test(tmp_path: Path) -> Iterator[None]:
+def _modules_of_this_test(tmp_path):
     with own_code.modules_in(tmp_path / "modules"):
         yield
 
 
 @pytest.fixture
-def mark(tmp_path: Path) -> Path:
+def mark(tmp_path):
     return tmp_path / "mark"
 
 
-def load(folder: Path, **leave: bool) -> object:
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "model"
+
+
+def load(folder, **leave):
     return load_whole(folder, WeightFolder(folder), torch.float32, **leave)
 
 
 @torch.no_grad()
-def logits(model: object) -> torch.Tensor:
+def logits(model):
     return model(input_ids=TOKENS_T[None]).logits[0]  # type: ignore[operator, no-any-return]
 
 
-def refusal(folder: Path, **leave: bool) -> QauditError:
+def must_compute(folder, tensors, factor=1):
+    """Assert that the code, run with leave, computes what it says."""
+    expected = factor * own_code.logits(tensors, TOKENS_T)
+    torch.testing.assert_close(logits(load(folder, trust_remote_code=True)), expected)
+
+
+def refusal(folder, **leave):
     with pytest.raises(QauditError) as caught:
         load(folder, **leave)
     return caught.value
 
 
-def run(folder: Path, tmp_path: Path, schemes: str = "rtn-4bit:group=32") -> dict[str, Tally]:
+def run(folder, tmp_path, schemes="rtn-4bit:group=32"):
     windows = [Window(0, TOKENS_T.numpy().astype(np.int32))]
     feed = Feed(make_batches(windows, 24), make_batches(windows, 24))
     machine = Machine(CPU, torch.float32, 0, trust_remote_code=True)
@@ -71,8 +79,7 @@ def run(folder: Path, tmp_path: Path, schemes: str = "rtn-4bit:group=32") -> dic
 # ----------------------------------------------------------------------------------- permission
 
 
-def test_without_leave_nothing_of_it_is_imported(tmp_path: Path, mark: Path) -> None:
-    folder = tmp_path / "model"
+def test_without_leave_nothing_of_it_is_imported(folder, tmp_path, mark):
     own_code.make(folder, mark)
     for attempt in (
         lambda: read_config(folder),
@@ -88,19 +95,16 @@ def test_without_leave_nothing_of_it_is_imported(tmp_path: Path, mark: Path) -> 
     assert not (tmp_path / "modules").exists()
 
 
-def test_with_leave_it_computes_what_it_says(tmp_path: Path, mark: Path) -> None:
-    folder = tmp_path / "model"
+def test_with_leave_it_computes_what_it_says(folder, mark):
     tensors = own_code.make(folder, mark)
-    model = load(folder, trust_remote_code=True)
     # The frequencies are computed and not stored: built without memory they would be lost.
-    torch.testing.assert_close(logits(model), own_code.logits(tensors, TOKENS_T))
+    must_compute(folder, tensors)
     assert {"configuration first", "modeling first"} == set(mark.read_text().splitlines())
 
 
-def test_a_family_the_library_knows_never_runs_code_beside_it(tmp_path: Path, mark: Path) -> None:
+def test_a_family_the_library_knows_never_runs_code_beside_it(folder, tmp_path, mark):
     native = tiny.make(tmp_path / "native", "llama")
     expected = load(native)
-    folder = tmp_path / "model"
     own_code.make(folder, mark)
     config = json.loads((native / "config.json").read_text())
     config["auto_map"] = json.loads((folder / "config.json").read_text())["auto_map"]
@@ -121,10 +125,7 @@ def test_a_family_the_library_knows_never_runs_code_beside_it(tmp_path: Path, ma
     "reference",
     ["other/repo--modeling_own.OwnForCausalLM", "/etc/evil.Evil", "../evil.Evil", "evil", "a.b.c"],
 )
-def test_code_from_anywhere_but_beside_the_weights_is_refused(
-    tmp_path: Path, mark: Path, reference: str
-) -> None:
-    folder = tmp_path / "model"
+def test_code_from_anywhere_but_beside_the_weights_is_refused(folder, mark, reference):
     own_code.make(folder, mark, auto_map={"AutoConfig": reference})
     error = refusal(folder, trust_remote_code=True)
     assert f"takes its code from `{reference}`" in error.message
@@ -135,7 +136,7 @@ def test_code_from_anywhere_but_beside_the_weights_is_refused(
 # -------------------------------------------------------------------------------- which commit
 
 
-def test_a_module_that_only_imports_another_is_told_apart(tmp_path: Path, mark: Path) -> None:
+def test_a_module_that_only_imports_another_is_told_apart(tmp_path, mark):
     one, other = (tmp_path / commit / "model" for commit in ("a" * 40, "b" * 40))
     own_code.make(one, mark, name="same")
     own_code.make(other, tmp_path / "other", name="same")  # differs in `mark.py` alone
@@ -144,32 +145,27 @@ def test_a_module_that_only_imports_another_is_told_apart(tmp_path: Path, mark: 
     assert mark.read_text() == (tmp_path / "other").read_text()
 
 
-def test_what_was_copied_for_an_earlier_run_and_changed_since_is_not_run(
-    tmp_path: Path, mark: Path
-) -> None:
-    folder = tmp_path / "model"
+def test_what_was_copied_for_an_earlier_run_and_changed_since_is_not_run(folder, tmp_path, mark):
     tensors = own_code.make(folder, mark)
     load(folder, trust_remote_code=True)
     (copied,) = (tmp_path / "modules").rglob("modeling_own.py")
     copied.write_text(copied.read_text().replace("logits=1.0", "logits=9.0"))
-    model = load(folder, trust_remote_code=True)
-    torch.testing.assert_close(logits(model), own_code.logits(tensors, TOKENS_T))
+    must_compute(folder, tensors)
 
 
-def test_code_that_registers_itself_is_forgotten(tmp_path: Path, mark: Path) -> None:
+def test_code_that_registers_itself_is_forgotten(tmp_path, mark):
     one, other = (tmp_path / commit / "model" for commit in ("a" * 40, "b" * 40))
     register = 'AutoConfig.register("own", OwnConfig)'
     own_code.make(one, mark, name="one", after=register)
     tensors = own_code.make(other, mark, name="other", factor=3.0, after=register)
     load(one, trust_remote_code=True)
-    model = load(other, trust_remote_code=True)
-    torch.testing.assert_close(logits(model), 3 * own_code.logits(tensors, TOKENS_T))
+    must_compute(other, tensors, 3)
     assert "own" not in CONFIG_MAPPING
     with pytest.raises(ModelError, match="not run unless asked for"):
         read_config(one)
 
 
-def test_code_in_the_shared_cache_is_read_through_its_links(tmp_path: Path, mark: Path) -> None:
+def test_code_in_the_shared_cache_is_read_through_its_links(tmp_path, mark):
     blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / COMMIT
     tensors = own_code.make(tmp_path / "model", mark)
     blobs.mkdir()
@@ -178,11 +174,10 @@ def test_code_in_the_shared_cache_is_read_through_its_links(tmp_path: Path, mark
         blob = blobs / hashlib.sha256(path.read_bytes()).hexdigest()
         path.rename(blob)
         (folder / path.name).symlink_to(blob)
-    model = load(folder, trust_remote_code=True)
-    torch.testing.assert_close(logits(model), own_code.logits(tensors, TOKENS_T))
+    must_compute(folder, tensors)
 
 
-def test_code_is_identified_by_all_of_its_files(tmp_path: Path, mark: Path) -> None:
+def test_code_is_identified_by_all_of_its_files(tmp_path, mark):
     own_code.make(tmp_path / "a", mark)
     own_code.make(tmp_path / "b", mark)
     assert code_sha256(tmp_path / "a") == code_sha256(tmp_path / "b")
@@ -194,14 +189,12 @@ def test_code_is_identified_by_all_of_its_files(tmp_path: Path, mark: Path) -> N
 # ------------------------------------------------------------------------------------ how it runs
 
 
-def losses(tally: Tally) -> float:
+def losses(tally):
     return float(sum(nll.sum() for nll in tally.nll))
 
 
 @pytest.mark.parametrize("poses_as", ["own", "llama"])
-def test_it_is_streamed_once_the_stream_is_shown_to_be_the_same(
-    tmp_path: Path, mark: Path, poses_as: str
-) -> None:
+def test_it_is_streamed_once_the_stream_is_shown_to_be_the_same(tmp_path, mark, poses_as):
     folder = tmp_path / "snapshots" / COMMIT
     tensors = own_code.make(folder, mark, poses_as=poses_as)  # what it calls itself proves nothing
     tallies = run(folder, tmp_path)
@@ -214,9 +207,10 @@ def test_it_is_streamed_once_the_stream_is_shown_to_be_the_same(
         assert any(f"of commit {COMMIT} was run (sha256 " in note for note in tally.notes)
 
 
-def test_it_is_refused_where_its_stream_is_another(
-    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_refused_where_its_stream_is_another_or_fails(tmp_path, mark, monkeypatch):
+    own_code.make(tmp_path / "failing", mark, before="raise RuntimeError('not today')")
+    with pytest.raises(ModelError, match="the blocks of a `own` cannot stand alone: not today"):
+        run(tmp_path / "failing", tmp_path)
     own_code.make(tmp_path / "model", mark)
     monkeypatch.setattr(
         "qaudit.model.blocks.computed_buffers",
@@ -226,16 +220,13 @@ def test_it_is_refused_where_its_stream_is_another(
         run(tmp_path / "model", tmp_path)
 
 
-def test_ties_written_for_version_4_are_made(tmp_path: Path, mark: Path) -> None:
-    folder = tmp_path / "model"
+def test_ties_written_for_version_4_are_made(folder, tmp_path, mark):
     tensors = own_code.make(folder, mark, ties=["lm_head.weight"])
-    model = load(folder, trust_remote_code=True)
-    torch.testing.assert_close(logits(model), own_code.logits(tensors, TOKENS_T))
+    must_compute(folder, tensors)
     assert any("bit-identical" in note for note in run(folder, tmp_path)[FULL_PRECISION].notes)
 
 
-def test_a_tensor_that_is_not_there_is_named(tmp_path: Path, mark: Path) -> None:
-    folder = tmp_path / "model"
+def test_a_tensor_that_is_not_there_is_named(folder, mark):
     tensors = own_code.make(folder, mark)
     own_code.safetensors.torch.save_file(
         {name: t for name, t in tensors.items() if name != "layers.1.up.weight"},
@@ -255,22 +246,10 @@ def test_a_tensor_that_is_not_there_is_named(tmp_path: Path, mark: Path) -> None
         ({"ties": ("lm_head.weight",)}, "to be built"),
     ],
 )
-def test_code_that_does_not_load_is_an_error_about_that_code(
-    tmp_path: Path, mark: Path, broken: dict, said: str
-) -> None:
-    folder = tmp_path / "model"
+def test_code_that_does_not_load_is_an_error_about_that_code(folder, mark, broken, said):
     own_code.make(folder, mark, **broken)
     error = refusal(folder, trust_remote_code=True)
     assert isinstance(error, ModelError)
     assert f"the code in `{folder}` fails" in error.message
     assert said in error.message
     assert "another `transformers` than 5" in error.hint
-
-
-def test_code_that_fails_while_it_runs_is_an_error_about_that_code(
-    tmp_path: Path, mark: Path
-) -> None:
-    folder = tmp_path / "model"
-    own_code.make(folder, mark, before="raise RuntimeError('not today')")
-    with pytest.raises(ModelError, match="the blocks of a `own` cannot stand alone: not today"):
-        run(folder, tmp_path)
