@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
 from qaudit.core.fidelity import CHOSEN, TIE, ComparedRows, losses
 from qaudit.core.fidelity import log_probabilities as log_probabilities_under
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.batches import Batch, make_batches, make_rollout_batches
+from qaudit.engine.batches import make_batches, make_rollout_batches
 from qaudit.engine.read_out import evidence_of
 from qaudit.engine.tokens import Feed
 from qaudit.types import (
@@ -36,12 +34,12 @@ READ, SAMPLER = 12, (0.8, 40, 0.95)
 (SCHEME,) = parse_schemes(["rtn-3bit:group=32"])
 
 
-def prompts() -> torch.Tensor:
+def prompts():
     generator = torch.Generator().manual_seed(3)
     return torch.randint(3, 250, (6, 9), generator=generator)
 
 
-def generated(model: Any, *, sampled: bool = False) -> torch.Tensor:
+def generated(model, *, sampled=False):
     """Return prompts with what the model writes behind them; it never ends."""
     torch.manual_seed(5)
     prompts_BT = prompts()
@@ -64,14 +62,14 @@ class Scored:
     evidence: dict[str, Any]
 
 
-def roles_of_row(k: int) -> npt.NDArray[np.int8]:
+def roles_of_row(k):
     """Return roles of a rollout whose reasoning ends behind 5 tokens and its number."""
     roles = np.full(9 + WRITTEN, ROLES.index("answer"), dtype=np.int8)
     roles[:9], roles[9 : 14 + k] = UNSCORED, ROLES.index("reasoning")
     return roles
 
 
-def corpus_of(rows_BT: torch.Tensor) -> Corpus:
+def corpus_of(rows_BT):
     windows = tuple(
         Window(k, r.numpy().astype(np.int32), 9, roles_of_row(k)) for k, r in enumerate(rows_BT)
     )
@@ -92,26 +90,31 @@ def corpus_of(rows_BT: torch.Tensor) -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def scored(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Scored:
+def scored(checkpoint, once):
+    return once(score, checkpoint)
+
+
+def score(spill, checkpoint):
+    """Generate rollouts, and read them out in a pass."""
     model = plain_model(checkpoint)
     rows_BT = torch.cat([generated(model), generated(model, sampled=True)])
     corpus = corpus_of(rows_BT)
     documents = make_batches(EVALUATION, CONTEXT, 160)
     given = Feed(make_batches(CALIBRATION, CONTEXT, 160), documents)
     given = replace(given, evaluation=(*documents, *make_rollout_batches(corpus)))
-    tallies = tallies_of(checkpoint, [SCHEME], tmp_path_factory.mktemp("states"), given)
+    tallies = tallies_of(checkpoint, [SCHEME], spill, given)
     full = tallies[FULL_PRECISION]
     evidence = {s: evidence_of(corpus, given, tally, full) for s, tally in tallies.items()}
     return Scored(rows_BT, evidence)
 
 
 @torch.no_grad()
-def log_probabilities(model: Any, rows_BT: torch.Tensor) -> torch.Tensor:
+def log_probabilities(model, rows_BT):
     logits: torch.Tensor = model(rows_BT).logits[:, 8:-1].double()
     return logits.log_softmax(-1)
 
 
-def test_sums_of_samples_are_those_of_plain_logits(checkpoint: Path, scored: Scored) -> None:
+def test_sums_of_samples_are_those_of_plain_logits(checkpoint, scored):
     rollouts = scored.evidence[SCHEME.spec].rollouts
     p_STV = log_probabilities(plain_model(checkpoint), scored.rows)
     q_STV = log_probabilities(plain_model(checkpoint, SCHEME), scored.rows)
@@ -126,9 +129,7 @@ def test_sums_of_samples_are_those_of_plain_logits(checkpoint: Path, scored: Sco
     assert rollouts.tokens.tolist() == [WRITTEN] * len(scored.rows)
 
 
-def test_ends_by_role_and_position_are_those_of_plain_logits(
-    checkpoint: Path, scored: Scored
-) -> None:
+def test_ends_by_role_and_position_are_those_of_plain_logits(checkpoint, scored):
     rollouts = scored.evidence[SCHEME.spec].rollouts
     q_STV = log_probabilities(plain_model(checkpoint, SCHEME), scored.rows)
     nll_ST = -q_STV.gather(-1, scored.rows[:, 9:, None])[..., 0]
@@ -146,9 +147,7 @@ def test_ends_by_role_and_position_are_those_of_plain_logits(
             np.testing.assert_allclose(part.end_sum[:, b], ends_SG, rtol=1e-4)
 
 
-def test_what_was_drawn_has_its_probability_under_the_sampler(
-    checkpoint: Path, scored: Scored
-) -> None:
+def test_what_was_drawn_has_its_probability_under_the_sampler(checkpoint, scored):
     targets = scored.rows[:, 9:, None]
     for spec, model in (
         (SCHEME.spec, plain_model(checkpoint, SCHEME)),
@@ -174,9 +173,7 @@ def test_what_was_drawn_has_its_probability_under_the_sampler(
         np.testing.assert_allclose(drawn_S[kept], wanted_S[kept], rtol=1e-3)
 
 
-def test_full_precision_has_the_entropy_of_what_it_drew_from(
-    checkpoint: Path, scored: Scored
-) -> None:
+def test_full_precision_has_the_entropy_of_what_it_drew_from(checkpoint, scored):
     rollouts, half = scored.evidence[FULL_PRECISION].rollouts, len(scored.rows) // 2
     with torch.no_grad():
         logits = plain_model(checkpoint)(scored.rows).logits[:, 8:-1].double()
@@ -188,7 +185,7 @@ def test_full_precision_has_the_entropy_of_what_it_drew_from(
     assert quantized.entropy_sum is None
 
 
-def test_greedy_divergence_is_that_of_real_generation(checkpoint: Path, scored: Scored) -> None:
+def test_greedy_divergence_is_that_of_real_generation(checkpoint, scored):
     rollouts = scored.evidence[SCHEME.spec].rollouts
     greedy_BT = scored.rows[: len(scored.rows) // 2]
     own_BT = generated(plain_model(checkpoint, SCHEME))
@@ -197,16 +194,14 @@ def test_greedy_divergence_is_that_of_real_generation(checkpoint: Path, scored: 
     assert int(agreed_B.min()) < WRITTEN  # they do differ
 
 
-def test_full_precision_never_leaves_its_own_greedy_rollouts(scored: Scored) -> None:
+def test_full_precision_never_leaves_its_own_greedy_rollouts(scored):
     rollouts = scored.evidence[FULL_PRECISION].rollouts
     half = len(scored.rows) // 2
     assert rollouts.agreed.tolist() == [WRITTEN] * half + [-1] * half
     assert rollouts.kl_sum is None
 
 
-def test_documents_are_measured_as_without_rollouts(
-    checkpoint: Path, scored: Scored, tmp_path: Path
-) -> None:
+def test_documents_are_measured_as_without_rollouts(checkpoint, scored, tmp_path):
     corpus = replace(corpus_of(scored.rows), rollouts=None)
     given = Feed(make_batches(CALIBRATION, CONTEXT, 160), make_batches(EVALUATION, CONTEXT, 160))
     tallies = tallies_of(checkpoint, [SCHEME], tmp_path, given)
@@ -221,9 +216,7 @@ def test_documents_are_measured_as_without_rollouts(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rollouts_in_other_batches_are_scored_alike(
-    checkpoint: Path, tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_rollouts_in_other_batches_are_scored_alike(checkpoint, tmp_path, dtype):
     """Generation with a cache, and batches of other sizes, widths and orders round otherwise."""
     model = plain_model(checkpoint).to(dtype)
     rows_BT = torch.cat([generated(model), generated(model, sampled=True)])
@@ -245,11 +238,11 @@ def test_rollouts_in_other_batches_are_scored_alike(
             assert first.agreed.tolist() == second.agreed.tolist() == [WRITTEN] * half + [-1] * half
 
 
-def same(batch: Batch) -> Batch:
+def same(batch):
     return batch
 
 
-def wider(batch: Batch) -> Batch:
+def wider(batch):
     """Return a batch with more padding."""
     pad = torch.nn.functional.pad
     drawn_BT = None if batch.drawn_BT is None else pad(batch.drawn_BT, (0, 5))
@@ -261,9 +254,7 @@ def wider(batch: Batch) -> Batch:
 @pytest.mark.parametrize(
     ("gap", "expected"), [(0.0, CHOSEN), (0.0625, TIE), (0.125, TIE), (0.25, 0)]
 )
-def test_what_full_precision_wrote_may_be_below_its_likeliest_by_rounding(
-    gap: float, expected: int
-) -> None:
+def test_what_full_precision_wrote_may_be_below_its_likeliest_by_rounding(gap, expected):
     logits = torch.tensor([[10.0, 10.0 - gap, 1.0]], dtype=torch.bfloat16)
     target, none = torch.tensor([1]), torch.zeros(0, dtype=torch.long)
     rows = ComparedRows(losses(logits, target))

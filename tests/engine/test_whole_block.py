@@ -15,9 +15,18 @@ from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.nearest import RoundToNearest
 from qaudit.engine.batches import backwards, make_batches
-from tests.support import tiny
+from tests.support import passes, tiny
 from tests.support.filled import filled
-from tests.support.passes import CALIBRATION, CONTEXT, feed, opened, plain_model, run, tallies_of
+from tests.support.passes import (
+    CALIBRATION,
+    CONTEXT,
+    feed,
+    on_llama,
+    opened,
+    plain_model,
+    run,
+    tallies_of,
+)
 from tests.support.schemes import example
 
 
@@ -63,22 +72,23 @@ def hidden_states(model):
     return states
 
 
-@pytest.mark.parametrize("limit", [10**9, 0])
-def test_mini_batches_are_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit):
-    must_be_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit)
-
-
-@pytest.mark.parametrize("limit", [10**9, 0])
-def test_keys_of_earlier_blocks_are_in_mini_batches(tmp_path, monkeypatch, limit):
-    folder = tiny.make(tmp_path / "model", "gemma4_text")
-    must_be_those_of_two_whole_models(folder, tmp_path / "spill", monkeypatch, limit, blocks=4)
-
-
-def must_be_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit, blocks=3):
+@pytest.mark.parametrize(
+    ("make", "family", "limit"),
+    [
+        (passes.save, "llama", 0),
+        (passes.save, "olmo2", 10**9),
+        (tiny.make, "gemma4_text", 0),  # keys of earlier blocks are in mini-batches
+        (tiny.make, "gemma4_text", 10**9),
+    ],
+)
+def test_mini_batches_are_those_of_two_whole_models(
+    make, family, limit, once, tmp_path, monkeypatch
+):
+    checkpoint = once(make, family)
     monkeypatch.setattr("qaudit.engine.tokens.STEP_TOKENS", 100)
     scheme = watched(checkpoint, tmp_path, feed(), limit)
     assert not list(tmp_path.glob("*"))  # nothing that was spilled is left
-    assert len(scheme.seen) == blocks
+    assert len(scheme.seen) == (4 if make is tiny.make else 3)
     full, own = plain_model(checkpoint), plain_model(checkpoint)
     for (block, name), weight in scheme.weights.items():
         own.model.layers[block].get_submodule(name).weight.data = weight
@@ -104,19 +114,17 @@ def must_be_those_of_two_whole_models(checkpoint, tmp_path, monkeypatch, limit, 
                 torch.testing.assert_close(found, expected, rtol=0, atol=most)
 
 
+@on_llama
 def test_a_pass_that_rounds_otherwise_learns_on_the_same_windows(checkpoint, tmp_path):
     plain = watched(checkpoint, tmp_path, feed()).seen
     fed = backwards(make_batches(CALIBRATION, CONTEXT, 80))
     moved = watched(checkpoint, tmp_path, replace(feed(), calibration=fed, perturbed=True)).seen
-    for one, other in filled(zip(plain[0], moved[0], strict=True)):
-        assert torch.equal(one.valid_BT, other.valid_BT)
-        valid = one.valid_BT
-        torch.testing.assert_close(
-            one.hidden_BTD[valid], other.hidden_BTD[valid], atol=1e-5, rtol=0
-        )
-        torch.testing.assert_close(
-            one.target_BTD[valid], other.target_BTD[valid], atol=1e-5, rtol=0
-        )
+    for batch, same in filled(zip(plain[0], moved[0], strict=True)):
+        assert torch.equal(batch.valid_BT, same.valid_BT)
+        valid = batch.valid_BT
+        for name in ("hidden_BTD", "target_BTD"):
+            values, others = (getattr(some, name)[valid] for some in (batch, same))
+            torch.testing.assert_close(values, others, atol=1e-5, rtol=0)
 
 
 def slope_by_hand_and_by_autograd(block):
@@ -147,6 +155,7 @@ def slope_by_hand_and_by_autograd(block):
     return float(output(step) - output(-step)) / (2 * step), by_autograd
 
 
+@on_llama
 def test_gradients_are_the_slopes_of_the_output(checkpoint, tmp_path):
     seen = watched(
         checkpoint, tmp_path, feed(), dtype=torch.float64, look=slope_by_hand_and_by_autograd
@@ -170,23 +179,16 @@ def as_it_is(block):
     return runs, block.calibrated()
 
 
+@on_llama
 def test_a_block_with_its_own_weights_is_itself_and_is_left_as_it_was(checkpoint, tmp_path):
     scheme = watched(checkpoint, tmp_path, feed(), look=as_it_is)
     for (untouched, by_weights, by_forwards), groups in scheme.seen:
         assert torch.equal(untouched, by_weights)
         assert torch.equal(untouched, by_forwards)
-        assert all(
-            group.inputs.tokens == sum(map(len, map(tokens, CALIBRATION)))
-            for group in filled(groups)
-        )
+        tokens = sum(len(window.tokens) for window in CALIBRATION)
+        assert all(group.inputs.tokens == tokens for group in filled(groups))
     plain = watched(checkpoint, tmp_path, feed()).weights
-    assert all(
-        torch.equal(weight, plain[place]) for place, weight in filled(scheme.weights.items())
-    )
-
-
-def tokens(window):
-    return window.tokens
+    assert all(torch.equal(weight, plain[at]) for at, weight in filled(scheme.weights.items()))
 
 
 def test_a_group_alone_is_a_block_of_its_products():
