@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,9 +12,8 @@ import torch
 from qaudit.core.fidelity import CHOSEN, TIE, ComparedRows, losses
 from qaudit.core.fidelity import log_probabilities as log_probabilities_under
 from qaudit.core.registry import parse_schemes
-from qaudit.engine.batches import make_batches, make_rollout_batches
+from qaudit.engine.batches import make_rollout_batches
 from qaudit.engine.read_out import evidence_of
-from qaudit.engine.tokens import Feed
 from qaudit.types import (
     FULL_PRECISION,
     ROLES,
@@ -26,36 +25,31 @@ from qaudit.types import (
     RolloutText,
     Window,
 )
+from tests.support import passes
 from tests.support.filled import filled
-from tests.support.passes import CALIBRATION, CONTEXT, EVALUATION, opened, plain_model, tallies_of
+from tests.support.passes import CONTEXT, EVALUATION, feed, opened, plain_model, tallies_of
 
 WRITTEN, ENDS = 20, (("turn", (2, 17)), ("reasoning", (5,)))
 READ, SAMPLER = 12, (0.8, 40, 0.95)
 (SCHEME,) = parse_schemes(["rtn-3bit:group=32"])
 
 
-def prompts():
-    generator = torch.Generator().manual_seed(3)
-    return torch.randint(3, 250, (6, 9), generator=generator)
+@pytest.fixture(scope="module")
+def checkpoint(once):
+    return once(passes.save, "llama")
 
 
 def generated(model, *, sampled=False):
     """Return prompts with what the model writes behind them; it never ends."""
     torch.manual_seed(5)
-    prompts_BT = prompts()
+    prompts_BT = torch.randint(3, 250, (6, 9), generator=torch.Generator().manual_seed(3))
     model.generation_config.eos_token_id = None
-    written: torch.Tensor = model.generate(
-        prompts_BT,
-        attention_mask=torch.ones_like(prompts_BT),
-        max_new_tokens=WRITTEN,
-        do_sample=sampled,
-        pad_token_id=0,
-    )
-    return written
+    mask_BT = torch.ones_like(prompts_BT)
+    more = {"max_new_tokens": WRITTEN, "do_sample": sampled, "pad_token_id": 0}
+    return model.generate(prompts_BT, attention_mask=mask_BT, **more)
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(NamedTuple):
     """Rollouts, and what the engine makes of them."""
 
     rows: torch.Tensor  # greedy ones first
@@ -96,44 +90,40 @@ def scored(checkpoint, once):
 
 def score(spill, checkpoint):
     """Generate rollouts, and read them out in a pass."""
-    model = plain_model(checkpoint)
-    rows_BT = torch.cat([generated(model), generated(model, sampled=True)])
-    corpus = corpus_of(rows_BT)
-    documents = make_batches(EVALUATION, CONTEXT, 160)
-    given = Feed(make_batches(CALIBRATION, CONTEXT, 160), documents)
-    given = replace(given, evaluation=(*documents, *make_rollout_batches(corpus)))
-    tallies = tallies_of(checkpoint, [SCHEME], spill, given)
+    rows_BT = written_by(plain_model(checkpoint))
+    return Scored(rows_BT, evidence_in(spill, checkpoint, corpus_of(rows_BT)))
+
+
+def written_by(model):
+    return torch.cat([generated(model), generated(model, sampled=True)])
+
+
+def evidence_in(spill, model, corpus, tokens=4096, change=lambda batch: batch):
+    rollouts = make_rollout_batches(corpus, tokens) if corpus.rollouts else ()
+    given = replace(feed(), evaluation=tuple(map(change, (*feed().evaluation, *rollouts))))
+    tallies = tallies_of(model, [SCHEME], spill, given)
     full = tallies[FULL_PRECISION]
-    evidence = {s: evidence_of(corpus, given, tally, full) for s, tally in tallies.items()}
-    return Scored(rows_BT, evidence)
+    return {name: evidence_of(corpus, given, tally, full) for name, tally in tallies.items()}
 
 
 @torch.no_grad()
-def log_probabilities(model, rows_BT):
-    logits: torch.Tensor = model(rows_BT).logits[:, 8:-1].double()
-    return logits.log_softmax(-1)
+def logits_of(checkpoint, rows_BT, scheme=None):
+    return plain_model(checkpoint, scheme)(rows_BT).logits[:, 8:-1].double()
 
 
-def test_sums_of_samples_are_those_of_plain_logits(checkpoint, scored):
+def test_sums_of_samples_are_those_of_plain_logits_by_role_and_position_too(checkpoint, scored):
     rollouts = scored.evidence[SCHEME.spec].rollouts
-    p_STV = log_probabilities(plain_model(checkpoint), scored.rows)
-    q_STV = log_probabilities(plain_model(checkpoint, SCHEME), scored.rows)
+    p_STV, q_STV = (
+        logits_of(checkpoint, scored.rows, scheme).log_softmax(-1) for scheme in (None, SCHEME)
+    )
     kl_S = (p_STV.exp() * (p_STV - q_STV)).sum(-1).sum(-1)
-    nll_S = -q_STV.gather(-1, scored.rows[:, 9:, None]).sum((1, 2))
     np.testing.assert_allclose(rollouts.kl_sum, kl_S, rtol=1e-3)
-    np.testing.assert_allclose(rollouts.nll_sum, nll_S, rtol=1e-4)
-    assert rollouts.end_names == ("turn", "reasoning")
-    for g, (_, ids) in enumerate(ENDS):
-        ends_S = q_STV[..., list(ids)].exp().sum((1, 2))
-        np.testing.assert_allclose(rollouts.end_sum[:, g], ends_S, rtol=1e-4)
-    assert rollouts.tokens.tolist() == [WRITTEN] * len(scored.rows)
-
-
-def test_ends_by_role_and_position_are_those_of_plain_logits(checkpoint, scored):
-    rollouts = scored.evidence[SCHEME.spec].rollouts
-    q_STV = log_probabilities(plain_model(checkpoint, SCHEME), scored.rows)
     nll_ST = -q_STV.gather(-1, scored.rows[:, 9:, None])[..., 0]
     ends_STG = torch.stack([q_STV[..., list(ids)].exp().sum(-1) for _, ids in ENDS], -1)
+    np.testing.assert_allclose(rollouts.nll_sum, nll_ST.sum(1), rtol=1e-4)
+    np.testing.assert_allclose(rollouts.end_sum, ends_STG.sum(1), rtol=1e-4)
+    assert rollouts.end_names == ("turn", "reasoning")
+    assert rollouts.tokens.tolist() == [WRITTEN] * len(scored.rows)
     in_role = [torch.tensor(roles_of_row(k)[9:].astype(int)) for k in range(len(scored.rows))]
     assert rollouts.positions.edges.tolist() == [0, 16, 20]
     place = torch.arange(WRITTEN).expand(len(in_role), WRITTEN) // 16
@@ -141,72 +131,45 @@ def test_ends_by_role_and_position_are_those_of_plain_logits(checkpoint, scored)
         for b in range(part.tokens.shape[1]):
             inside_ST = bin_ST == b
             assert part.tokens[:, b].tolist() == inside_ST.sum(1).tolist()
-            nll_S = (nll_ST * inside_ST).sum(1)
-            np.testing.assert_allclose(part.nll_sum[:, b], nll_S, rtol=1e-4)
+            np.testing.assert_allclose(part.nll_sum[:, b], (nll_ST * inside_ST).sum(1), rtol=1e-4)
             ends_SG = (ends_STG * inside_ST[..., None]).sum(1)
             np.testing.assert_allclose(part.end_sum[:, b], ends_SG, rtol=1e-4)
 
 
-def test_what_was_drawn_has_its_probability_under_the_sampler(checkpoint, scored):
-    targets = scored.rows[:, 9:, None]
-    for spec, model in (
-        (SCHEME.spec, plain_model(checkpoint, SCHEME)),
-        ("fp", plain_model(checkpoint)),
-    ):
+def test_what_was_drawn_has_its_probability_and_entropy_under_the_sampler(checkpoint, scored):
+    half = len(scored.rows) // 2  # greedy ones have no weight
+    for spec, scheme in ((SCHEME.spec, SCHEME), (FULL_PRECISION, None)):
         rollouts = scored.evidence[spec].rollouts
-        with torch.no_grad():
-            logits = model(scored.rows).logits[:, 8:-1].double()
+        logits = logits_of(checkpoint, scored.rows[half:], scheme)
         log_STV = log_probabilities_under(logits.flatten(0, 1), *SAMPLER).view_as(logits)
-        wanted_S = log_STV.gather(-1, targets)[:, :READ, 0].sum(1)
-        sampled_S = (
-            np.arange(len(scored.rows)) >= len(scored.rows) // 2
-        )  # greedy ones have no weight
-        wanted_S = wanted_S[sampled_S]
-        drawn_S = rollouts.drawn_sum[sampled_S]
-        ruled_out = torch.isneginf(wanted_S).numpy()
-        if spec == "fp":  # what it is said to have written was written, at the edge too
+        wanted_S = log_STV.gather(-1, scored.rows[half:, 9:, None])[:, :READ, 0].sum(1)
+        drawn_S, ruled_out = rollouts.drawn_sum[half:], torch.isneginf(wanted_S).numpy()
+        if scheme is None:  # what it is said to have written was written, at the edge too
             assert np.isfinite(drawn_S).all()
             assert ruled_out.any()
+            entropy_ST = torch.distributions.Categorical(logits=log_STV).entropy()
+            entropy_S = entropy_ST[:, :READ].sum(1)
+            np.testing.assert_allclose(rollouts.entropy_sum[half:], entropy_S, rtol=1e-4)
         else:
             assert np.isneginf(drawn_S[ruled_out]).all()
-        kept = ~ruled_out
-        np.testing.assert_allclose(drawn_S[kept], wanted_S[kept], rtol=1e-3)
-
-
-def test_full_precision_has_the_entropy_of_what_it_drew_from(checkpoint, scored):
-    rollouts, half = scored.evidence[FULL_PRECISION].rollouts, len(scored.rows) // 2
-    with torch.no_grad():
-        logits = plain_model(checkpoint)(scored.rows).logits[:, 8:-1].double()
-    log_NV = log_probabilities_under(logits.flatten(0, 1), *SAMPLER)
-    entropy_ST = torch.distributions.Categorical(logits=log_NV).entropy().view(len(logits), -1)
-    wanted_S = entropy_ST[half:, :READ].sum(1)
-    np.testing.assert_allclose(rollouts.entropy_sum[half:], wanted_S, rtol=1e-4)
-    quantized = scored.evidence[SCHEME.spec].rollouts
-    assert quantized.entropy_sum is None
+            assert rollouts.entropy_sum is None
+        np.testing.assert_allclose(drawn_S[~ruled_out], wanted_S[~ruled_out], rtol=1e-3)
 
 
 def test_greedy_divergence_is_that_of_real_generation(checkpoint, scored):
-    rollouts = scored.evidence[SCHEME.spec].rollouts
-    greedy_BT = scored.rows[: len(scored.rows) // 2]
-    own_BT = generated(plain_model(checkpoint, SCHEME))
-    agreed_B = (own_BT == greedy_BT)[:, 9:].long().cumprod(1).sum(1)
-    assert rollouts.agreed[: len(greedy_BT)].tolist() == agreed_B.tolist()
-    assert int(agreed_B.min()) < WRITTEN  # they do differ
-
-
-def test_full_precision_never_leaves_its_own_greedy_rollouts(scored):
-    rollouts = scored.evidence[FULL_PRECISION].rollouts
     half = len(scored.rows) // 2
-    assert rollouts.agreed.tolist() == [WRITTEN] * half + [-1] * half
-    assert rollouts.kl_sum is None
+    quantized_BT = generated(plain_model(checkpoint, SCHEME))
+    agreed_B = (quantized_BT == scored.rows[:half])[:, 9:].long().cumprod(1).sum(1)
+    assert scored.evidence[SCHEME.spec].rollouts.agreed[:half].tolist() == agreed_B.tolist()
+    assert int(agreed_B.min()) < WRITTEN  # they do differ
+    full = scored.evidence[FULL_PRECISION].rollouts  # it never leaves its own
+    assert full.agreed.tolist() == [WRITTEN] * half + [-1] * half
+    assert full.kl_sum is None
 
 
 def test_documents_are_measured_as_without_rollouts(checkpoint, scored, tmp_path):
     corpus = replace(corpus_of(scored.rows), rollouts=None)
-    given = Feed(make_batches(CALIBRATION, CONTEXT, 160), make_batches(EVALUATION, CONTEXT, 160))
-    tallies = tallies_of(checkpoint, [SCHEME], tmp_path, given)
-    for spec, tally in filled(tallies.items()):
-        alone = evidence_of(corpus, given, tally, tallies[FULL_PRECISION])
+    for spec, alone in filled(evidence_in(tmp_path, checkpoint, corpus).items()):
         beside = scored.evidence[spec]
         np.testing.assert_array_equal(alone.nll_sum, beside.nll_sum)
         np.testing.assert_array_equal(alone.tokens, beside.tokens)
@@ -215,31 +178,20 @@ def test_documents_are_measured_as_without_rollouts(checkpoint, scored, tmp_path
         assert alone.rollouts is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rollouts_in_other_batches_are_scored_alike(checkpoint, tmp_path, dtype):
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_rollouts_in_other_batches_are_scored_alike(checkpoint, tmp_path, dtype, rounding):
     """Generation with a cache, and batches of other sizes, widths and orders round otherwise."""
-    model = plain_model(checkpoint).to(dtype)
-    rows_BT = torch.cat([generated(model), generated(model, sampled=True)])
-    corpus, scored = corpus_of(rows_BT), []
-    for k, tokens in enumerate((4096, 70)):
-        batches = [*make_batches(EVALUATION, CONTEXT, 160), *make_rollout_batches(corpus, tokens)]
-        given = Feed(make_batches(CALIBRATION, CONTEXT, 160), tuple(map((same, wider)[k], batches)))
-        tallies = tallies_of(opened(checkpoint, dtype), [SCHEME], tmp_path / str(k), given)
-        full = tallies[FULL_PRECISION]
-        scored.append({s: evidence_of(corpus, given, t, full).rollouts for s, t in tallies.items()})
-    rounding = {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
-    for stream in filled(scored[0]):
-        first, second = (each[stream] for each in scored)
+    rows_BT = written_by(plain_model(checkpoint).to(dtype))
+    corpus, model, half = corpus_of(rows_BT), opened(checkpoint, dtype), len(rows_BT) // 2
+    plain = evidence_in(tmp_path, model, corpus)
+    other = evidence_in(tmp_path, model, corpus, 70, wider)
+    for stream in filled(plain):
+        first, second = plain[stream].rollouts, other[stream].rollouts
         np.testing.assert_allclose(first.nll_sum, second.nll_sum, rtol=rounding)
-        if dtype == torch.float32:
+        if dtype == torch.float32 or stream == FULL_PRECISION:
             assert first.agreed.tolist() == second.agreed.tolist()
         if stream == FULL_PRECISION:
-            half = len(rows_BT) // 2
-            assert first.agreed.tolist() == second.agreed.tolist() == [WRITTEN] * half + [-1] * half
-
-
-def same(batch):
-    return batch
+            assert first.agreed.tolist() == [WRITTEN] * half + [-1] * half
 
 
 def wider(batch):
