@@ -2,6 +2,7 @@
 
 Every value of an audit is replaced by what no scan writes. What the reader lets through must be
 rendered by every format without an error, a control character, or markup of the stranger's.
+Whatever anything is called, it stays a name; a card is held to what a Markdown reader makes of it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import copy
 import json
 import re
+import unicodedata
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,7 +21,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from qaudit.errors import AuditError
-from qaudit.report.folder import FORMATS
+from qaudit.report.folder import FORMATS, figures, render_card, render_terminal
+from qaudit.report.format import in_ascii, width_of
 from qaudit.saved.audits import from_json, to_json
 from qaudit.types import (
     AuditRecord,
@@ -34,7 +38,7 @@ from qaudit.types import (
 )
 from qaudit.types.conclusions import TaskRow
 from tests.support import cards, curved, diagnosed, sample, verdicts
-from tests.support.hostile import TABLES, TEXT, Page
+from tests.support.hostile import HARSH, TABLES, TEXT, Page, named, names
 from tests.support.schemas import violations
 
 Place = tuple[str | int, ...]
@@ -76,20 +80,6 @@ VALUES = st.sampled_from(
 )  # fmt: skip
 
 
-def course() -> Course:
-    """Return a run with a change point under one scheme and none under another."""
-    at, labels = Interval(30e6, 28e6, 34e6), tuple(one.label for one in sample.series()[:3])
-    return Course(
-        run="demo",
-        unit="tokens",
-        checkpoints=labels,
-        positions=(10e6, 20e6, 40e6),
-        confidence=0.95,
-        changes=(ChangeRow("gptq-3bit", "change", at=at), ChangeRow("rtn-3bit", "none")),
-        loss_end=Span(39e6, 41e6, labels[1], labels[2]),
-    )
-
-
 def everything() -> AuditRecord:
     """Return an audit with a verdict, draws, tasks and the tables of diagnostics."""
     half, subject = Interval(0.5, 0.4, 0.6), curved.LAST
@@ -101,6 +91,17 @@ def everything() -> AuditRecord:
         [*curved.SERIES, curved.role(subject, "down", 5.0)],
         [*curved.slice_of(subject), *curved.grid_of(curved.HELD)],
     ).diagnostics
+    labels = tuple(one.label for one in sample.series()[:3])
+    changed = ChangeRow("gptq-3bit", "change", at=Interval(30e6, 28e6, 34e6))
+    course = Course(  # with a change point under one scheme and none under another
+        run="demo",
+        unit="tokens",
+        checkpoints=labels,
+        positions=(10e6, 20e6, 40e6),
+        confidence=0.95,
+        changes=(changed, ChangeRow("rtn-3bit", "none")),
+        loss_end=Span(39e6, 41e6, labels[1], labels[2]),
+    )
     where: dict[str, Any] = {
         "subject": subject, "scheme": "gptq-4bit", "spec": "gptq:bits=4", "documents": 40,
         "tokens": 4000, "ce": half, "relative_error": half, "absolute_change": half, "kl": half,
@@ -111,7 +112,7 @@ def everything() -> AuditRecord:
         tasks=(task, replace(task, scheme="fp"), replace(task, task="mean")),
         diagnostics=replace(
             sample.repeated().diagnostics,
-            phases=(course(),),
+            phases=(course,),
             weights=(diagnosed.WEIGHT,),
             sensitivity=diagnosed.parts_of(subject),
             curvature=around.curvature,
@@ -119,9 +120,9 @@ def everything() -> AuditRecord:
             strata=(StratumRow(stratum="web", **where),),
             positions=(PositionRow(first=0, last=255, **where),),
             roles=(RoleRow(role="user", **where),),
-            routing=(
-                RoutingRow(subject, "gptq-4bit", "gptq:bits=4", 0, 16, 4000, half, half),
-                RoutingRow(subject, "gptq-4bit", "gptq:bits=4", 1, 16, 4000, half, half),
+            routing=tuple(
+                RoutingRow(subject, "gptq-4bit", "gptq:bits=4", block, 16, 4000, half, half)
+                for block in (0, 1)
             ),
             skipped=(NotDiagnosed(subject, "curvature", "out of memory"),),
         ),
@@ -224,3 +225,40 @@ def test_no_text_of_a_stranger_gets_out_of_its_place() -> None:
     assert not any("javascript" in value for _, _, value in page.attributes)
     assert "<script>alert" not in shown["html"]
     assert "<img src=q" not in shown["html"]
+
+
+# ------------------------------------------------------------------ names of others
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(names, min_size=1, max_size=12))
+@example(HARSH)
+def test_names_stay_names(words: list[str]) -> None:
+    """On a card, where no table breaks; in a terminal, where no cursor moves; and in JSON."""
+    audit = named(words)
+    assert from_json(to_json(audit)) == audit
+    card = render_card(audit, limit_nbytes=10**7)
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" for c in card)
+    page = Page(card)
+    assert page.tags <= TEXT | TABLES
+    assert page.comments == ["qaudit:begin", "qaudit:end"]
+    allowed = {"source": "media srcset", "img": "src alt", "code": "class"}
+    allowed |= {"th": "style", "td": "style"}
+    assert all(name in allowed.get(tag, "").split() for tag, name, _ in page.attributes)
+    sources = [value for _, name, value in page.attributes if name in ("src", "srcset")]
+    assert sources and all(source.startswith("plots/") for source in sources)
+    assert page.rows == Page(render_card(named(["x"]), limit_nbytes=10**7)).rows
+    text = render_terminal(audit)
+    assert all(c.isprintable() or c == "\n" for c in text)
+    commands = ("next  ", "why   ", "page  ")  # whole, to be copied
+    lines = [line for line in text.splitlines() if not line.startswith(commands)]
+    assert all(width_of(line) <= 80 for line in lines)
+    assert in_ascii(text).splitlines()
+
+
+@pytest.mark.parametrize("words", [HARSH[:6], HARSH[6:], ["\u6aa2\u67e5\u9ede"]])
+def test_pictures_hold_names_as_text(words: list[str]) -> None:
+    render_card(named(["\udc80"]), limit_nbytes=10**7).encode()  # half a character is a mark
+    for svg in figures(named(words)).values():
+        tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(svg).iter()}
+        assert not tags & {"script", "a", "image", "foreignObject"}
