@@ -66,14 +66,8 @@ MISSING = check(
     line=2,
 )
 IGNORED = check(scheme="rtn-4bit", ignored=IGNORE)
-WARNS = check(
-    name="three-bit",
-    scheme="gptq-3bit",
-    level="warn",
-    interval=Interval(0.128, 0.119, 0.137),
-    margin=0.08,
-    line=14,
-)
+OVER = Interval(0.128, 0.119, 0.137)
+WARNS = check(name="three-bit", scheme="gptq-3bit", level="warn", interval=OVER, margin=0.08)
 PASSES = check(scheme="bnb-fp4", outcome="pass", interval=Interval(0.012, 0.009, 0.015), hint="")
 NATS = check(
     rule="QA021",
@@ -113,13 +107,8 @@ def gate(*checks: Check, **changes: Any) -> Gate:
 
 def hostile() -> Gate:
     """Return a gate whose every name comes from somebody who means harm."""
-    bad = check(
-        subject=HOSTILE,
-        scheme=HOSTILE,
-        name=HOSTILE,
-        message=f"gptq-4bit raises the loss of `{HOSTILE}`",
-        hint=HOSTILE,
-    )
+    said = f"gptq-4bit raises the loss of `{HOSTILE}`"
+    bad = check(subject=HOSTILE, scheme=HOSTILE, name=HOSTILE, message=said, hint=HOSTILE)
     ignored = replace(bad, ignored=replace(IGNORE, reason=HOSTILE))
     policy = replace(POLICY, name=HOSTILE, path=None)
     warning = replace(STALE, message=HOSTILE, hint=HOSTILE, subject=HOSTILE)
@@ -128,9 +117,7 @@ def hostile() -> Gate:
 
 def crowd(number: int) -> Gate:
     """Return a gate with so many breaches, each larger than the one before."""
-    return gate(
-        *(
-            check(subject=f"step{k}", interval=Interval(0.03 + k / 100, 0.025 + k / 100, 0.035 + k))
-            for k in range(number)
-        )
-    )
+    centres = ((k, 0.03 + k / 100) for k in range(number))
+    return gate(*(
+        check(subject=f"step{k}", interval=Interval(at, at - 0.005, 0.035 + k)) for k, at in centres
+    ))  # fmt: skip
