@@ -30,6 +30,7 @@ from qaudit.report.folder import figures, write
 from qaudit.report.plots import DRAWERS
 from qaudit.report.series import pictures
 from qaudit.report.views import View
+from qaudit.saved.audits import to_json
 from qaudit.types import AuditRecord, Subject
 from tests.support import sample
 from tests.support.filled import filled
@@ -133,12 +134,13 @@ def test_files_are_complete_by_themselves_opaque_described_and_small(
 def test_another_process_writes_the_same_bytes_with_a_backend_of_its_own(
     drawn: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
     code = """if True:
         import os, sys
         from pathlib import Path
         from qaudit.report.folder import write
-        from tests.support import sample
-        write(sample.audit(), Path(sys.argv[1]))
+        from qaudit.saved.audits import read_audit
+        write(read_audit(Path(sys.argv[1])), Path(sys.argv[1]))
         print(os.environ["MPLBACKEND"])
     """
     backend = "no-such-backend"  # as one of a notebook, which is not installed here
