@@ -307,13 +307,10 @@ def test_what_is_wrong_is_refused_in_words(
         ("report card.md", "`card.md` is not an audit", "an output folder"),
         ("gate card.md", "`card.md` is not an audit", "an output folder"),
         ("scan model.gguf", "is a quantized file", "`--shipped model.gguf`"),
-        (
-            "export series --bits 4 --out new",
-            "there is no audit at `series`",
-            "`qaudit scan series`",
-        ),
+        ("export series --bits 4 --out new", "no audit at `series`", "`qaudit scan series`"),
         ("export out --bits 4 --out new", "there is no audit at `out`", "an output folder"),
         ("gate saved --policy series", "`series` is a folder", "explore"),
+        ("scna series", "No such command 'scna'. Did you mean 'scan'?", "`qaudit --help`"),
     ],
 )
 def test_what_a_first_user_gets_wrong_is_answered_in_their_words(
@@ -376,18 +373,15 @@ def test_odd_configs_and_experts_that_do_not_fit_are_skipped_and_the_others_are_
 
 
 class Opens:
-    """Pickles as a call that makes a file."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    """Pickles as a call that makes a folder."""
 
     def __reduce__(self) -> tuple[object, tuple[str, int]]:
-        return os.mkdir, (self.path, 0o700)
+        return os.mkdir, (str(Path.cwd() / "was-run"), 0o700)
 
 
 def test_a_pickle_that_runs_code_is_refused_even_if_trusted(place: Path, scan: Run) -> None:
     WEIGHTS.unlink()
-    torch.save({"a": Opens(str(place / "was-run"))}, STEP10 / "pytorch_model.bin")
+    torch.save({"a": Opens()}, STEP10 / "pytorch_model.bin")
     done = scan("series/step10", "--allow-pickle")
     refused(done, 4, "cannot be read as pickled tensors", "convert it to safetensors")
     assert not (place / "was-run").exists()
@@ -455,17 +449,6 @@ def test_a_folder_of_plain_texts_is_as_many_documents(place: Path, qaudit: Run) 
     assert json.loads(done.out)["measurements"][0]["documents"] == 3
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_a_device_that_is_not_there(scan: Run) -> None:
-    refused(scan("series", "--device", "cuda"), 4, "sees no CUDA device", "`--device cpu`")
-
-
-def test_a_command_that_is_not_there(qaudit: Run) -> None:
-    done = qaudit("scna", "series")
-    assert "scna" in done.err
-    assert done.code == 2
-
-
 def test_files_of_a_checkpoint_that_nest_without_end(place: Path, scan: Run) -> None:
     for name in ("trainer_state.json", "model.safetensors.index.json", "config.json"):
         folder = place / "series" / "step10"
@@ -511,53 +494,46 @@ def test_a_name_that_is_too_long_for_a_file(
     assert len(done.err) < 8000
 
 
-def test_an_output_folder_that_another_process_writes(place: Path, qaudit: Run) -> None:
-    with one_writer(place / "results"):
-        done = qaudit("scan", "series", *QUICK[:-1], "results")
-    refused(done, 4, f"`results` is being written by process {os.getpid()} on ", "`--out`")
+def raising(error: Exception) -> Callable[..., object]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
 
-
-def test_an_output_folder_that_takes_no_files(
-    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: "results" not in str(path))
-    (place / "results").mkdir()
-    done = qaudit("scan", "series", *QUICK[:-1], "results/deep/down")
-    refused(done, 4, "`results` takes no files", "`--out`")
-
-
-def test_memory_that_runs_out(place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_out(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-    monkeypatch.setattr("qaudit.engine.block_pass.run_blocks", run_out)
-    refused(scan("series"), 4, "out of memory", "`--set context=N`")
+    return fail
 
 
 FOOTPRINT = "qaudit.planning.machine.Footprint"
+TERABYTES = "needs about 1152921.5 TB of memory"
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+DENIED = PermissionError(13, "Permission denied", "secret/config.json")
 
 
-@pytest.mark.parametrize(
-    ("fits", "hint"),
-    [((10**6, None), "it would fit with `--set stream_memory="), (None, "more memory")],
-)
-def test_an_audit_larger_than_the_machine(
-    scan: Run, monkeypatch: pytest.MonkeyPatch, fits: tuple[int, None] | None, hint: str
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_device_that_is_not_there(scan: Run) -> None:
+    refused(scan("series", "--device", "cuda"), 4, "sees no CUDA device", "`--device cpu`")
+
+
+def test_what_the_machine_does_not_give_is_said_in_words(
+    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    results = ("--out", "results/deep/down")
+    with one_writer(place / "results"):
+        done = scan("series", "--out", "results")
+        refused(done, 4, f"`results` is being written by process {os.getpid()} on ", "`--out`")
+    for name, value, more, sentence, hint in (
+        ("os.access", lambda path, _: "results" not in str(path), results,
+         "`results` takes no files", "`--out`"),
+        ("qaudit.engine.block_pass.run_blocks", raising(OUT_OF_MEMORY), (),
+         "out of memory", "`--set context=N`"),
+        ("qaudit.planning.prepare.make_plan", raising(DENIED), (),
+         "`secret/config.json`: permission denied", "run the same command"),
+        (f"{FOOTPRINT}.memory_nbytes", 2**60, (), TERABYTES, "more memory"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patched:
+            patched.setattr(name, value)
+            refused(scan("series", *more), 4, sentence, hint)
     monkeypatch.setattr(f"{FOOTPRINT}.memory_nbytes", 2**60)
-    if fits:
-        monkeypatch.setattr(f"{FOOTPRINT}.what_would_fit", lambda *_: fits)
-    refused(scan("series"), 4, "needs about 1152921.5 TB of memory", hint)
-
-
-def test_what_the_system_refuses_is_said_in_words(
-    scan: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", "secret/config.json")
-
-    monkeypatch.setattr("qaudit.planning.prepare.make_plan", refuse)
-    refused(scan("series"), 4, "`secret/config.json`: permission denied", "run the same command")
+    monkeypatch.setattr(f"{FOOTPRINT}.what_would_fit", lambda *_: (10**6, None))
+    refused(scan("series"), 4, TERABYTES, "it would fit with `--set stream_memory=")
 
 
 # -------------------------------------------------------------------------------- every error

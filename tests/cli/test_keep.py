@@ -104,12 +104,8 @@ def test_the_plan_has_what_is_kept_and_refuses_what_no_disk_holds(
 ) -> None:
     plan = qaudit(*SCAN, "--keep", GPTQ, "--dry-run")
     assert "--keep writes up to" in " ".join(plan.out.split())
-    refused(
-        qaudit(*SCAN, "--keep", "awq-4bit", "--dry-run"),
-        2,
-        "`--keep awq-4bit` names a scheme that is not measured",
-        GPTQ,
-    )
+    done = qaudit(*SCAN, "--keep", "awq-4bit", "--dry-run")
+    refused(done, 2, "`--keep awq-4bit` names a scheme that is not measured", GPTQ)
     monkeypatch.setattr("qaudit.planning.machine.free_disk_nbytes", lambda place: 1000)
     done = qaudit(*SCAN, "--keep", GPTQ, "--dry-run")
     refused(done, 4, "weights of `--keep`", "fewer schemes in `--keep`, or none")

@@ -115,7 +115,7 @@ def test_what_is_counted_outside_a_scan_has_a_time_of_its_own(
     assert rates.left_seconds("blocks", 1, 8) == 140.0
 
 
-def test_without_a_terminal_there_is_one_line_for_each_checkpoint(
+def test_without_a_terminal_there_is_a_line_for_each_checkpoint_and_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pipe = piped(monkeypatch)
@@ -131,14 +131,22 @@ def test_without_a_terminal_there_is_one_line_for_each_checkpoint(
         "model.safetensors broke off",
         "step20: 1.0 GB downloaded and verified",
     ]
-
-
-def test_without_a_terminal_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = piped(monkeypatch)
+    with Progress(verbose=True) as bars:  # a line at every block
+        bars.block(0, 2, "gptq-4bit")  # of an export
+        bars.subject(0, 1, "step10")
+        for done in range(3):
+            bars.block(done, 2, "gptq-4bit")
+    assert [line.partition(",")[0] for line in pipe.getvalue().splitlines()] == [
+        "block 0/2",
+        "[1/1] step10",
+        *(f"[1/1] step10: block {done}/2" for done in range(3)),
+    ]
     monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_LINES", 0.05)
     pipe = piped(monkeypatch)
-    with Progress() as progress:
-        progress.subject(0, 2, "step10")
-        progress.block(1, 4, "gptq-4bit")
+    with Progress() as bars:
+        bars.subject(0, 2, "step10")
+        bars.block(1, 4, "gptq-4bit")
         deadline = time.monotonic() + 10
         while pipe.getvalue().count("\n") < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -147,20 +155,6 @@ def test_without_a_terminal_a_line_comes_now_and_then(monkeypatch: pytest.Monkey
     assert second == third
     assert second.startswith("[1/2] step10: block 1/4, gptq-4bit, about ")
     assert second.endswith(" left")
-
-
-def test_verbose_prints_a_line_at_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = piped(monkeypatch)
-    with Progress(verbose=True) as progress:
-        progress.block(0, 2, "gptq-4bit")  # of an export
-        progress.subject(0, 1, "step10")
-        for done in range(3):
-            progress.block(done, 2, "gptq-4bit")
-    assert [line.partition(",")[0] for line in pipe.getvalue().splitlines()] == [
-        "block 0/2",
-        "[1/1] step10",
-        *(f"[1/1] step10: block {done}/2" for done in range(3)),
-    ]
 
 
 @pytest.fixture
@@ -307,7 +301,7 @@ def test_a_real_process_is_as_quiet_as_it_was_asked_to_be(place: Path) -> None:
     assert len(json.loads(done.stdout)["measurements"]) == 6
 
 
-def test_no_message_and_no_result_starts_a_workflow_command(
+def test_no_message_and_no_result_starts_a_workflow_command_or_holds_a_control_character(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     say("::error::a\n  ::b\nc ##[d")
@@ -317,6 +311,8 @@ def test_no_message_and_no_result_starts_a_workflow_command(
     assert said.err == "?:error::a\n  ?:b\nc ?#[d\n"
     assert said.out == "?:error::a\n\t?:b\nc ?#[d\n::error::a\n"
     assert one_line("a\n::b\r\x1b") == "a ::b ?"
+    print_result(f"a{RED}b\x9b31m\r\u202ec\u2028\udc80 \ttab\nline")  # what renderers let through
+    assert capsys.readouterr().out == "a?[31mb?31m??c?? \ttab\nline\n"
 
 
 HOSTILE = f"[red]x\n::error::y\n##[error]z{RED}"
@@ -346,11 +342,6 @@ def test_foreign_text_in_a_refusal_is_one_line(
     assert lines[0].startswith("error: ")
     assert len(lines) <= 2  # the error and its hint
     assert not controls(done.err)
-
-
-def test_what_renderers_let_through_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
-    print_result(f"a{RED}b\x9b31m\r\u202ec\u2028\udc80 \ttab\nline")
-    assert capsys.readouterr().out == "a?[31mb?31m??c?? \ttab\nline\n"
 
 
 @pytest.mark.parametrize("ending", [">&- 2>&-", "2>/dev/full"])
@@ -401,7 +392,7 @@ def test_a_terminal_of_ascii_alone_gets_every_command(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["schemes", "sets", "rules", "policies", "diagnostics"])
-def test_lists_come_as_lines_names_and_json(
+def test_lists_come_as_lines_names_and_json_and_fit_a_terminal(
     qaudit: Run, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")  # a line is never broken: `grep` finds all of an entry
@@ -409,19 +400,10 @@ def test_lists_come_as_lines_names_and_json(
     assert qaudit("list", kind, "-q").out.split() == list(told)
     lines = qaudit("list", kind).out.splitlines()
     assert [line.split(maxsplit=1) for line in lines] == [[k, v] for k, v in told.items()]
-
-
-@pytest.mark.parametrize("kind", ["schemes", "families"])
-def test_lists_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setenv("COLUMNS", "80")
     lines = listing(kind).splitlines()
     assert max(map(len, lines)) <= 80
-    texts = [line.strip() for line in lines]
-    told = json.loads(listing(kind, as_json=True))
-    assert " ".join(texts).split() == [
-        word for pair in told.items() for word in " ".join(pair).split()
-    ]
+    assert " ".join(lines).split() == " ".join(f"{k} {v}" for k, v in told.items()).split()
 
 
 def test_lines_of_an_error_break_between_words_on_a_terminal(
