@@ -6,20 +6,23 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.launches import EIGHTH, count, count_learned
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core import fidelity
+from qaudit.core.column_loops import FUSED, PLAIN
 from qaudit.core.fidelity import head_rows
 from qaudit.core.gptq_solver import factor_backwards
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.registry import parse_schemes
+from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.schemes.duquant import greedy_rotation
 from qaudit.engine.kept_weights import LinearHashes, sha256_of
-from qaudit.errors import is_out_of_memory
+from qaudit.errors import ModelError, SourceError, is_out_of_memory
 from qaudit.executors.part import _free_for_streams
 from qaudit.model.device import free_nbytes
 from qaudit.planning.machine import Footprint
 from qaudit.planning.sizes import Load, Sizes, TextSize
-from tests.support.awkward import NAMES, SHAPES, made, short
+from tests.support.awkward import NAMES, REFUSED, SHAPES, made, short
+from tests.support.filled import filled
 from tests.support.passes import opened, run, tallies_of
 from tests.support.pretended_device import pretended
 from tests.support.schemes import LEARNED
@@ -66,16 +69,17 @@ def must_be_equal(read, expected, tolerance=0.0):
 NIGHTLY = {"duquant", "ostquant", "spinquant", *(n for n in NAMES if n.startswith("gguf-"))}
 NIGHTLY |= {"bnb-fp4", "mxfp4", "mxfp4a16", "nvfp4a16", "quarot-rtn"}
 NIGHTLY -= {"gguf-q4_k_m"}
-EACH_NAME = [
-    pytest.param(name, marks=pytest.mark.slow if name in NIGHTLY else ()) for name in NAMES
-]
+
+
+def each(names, nightly):
+    return [pytest.param(name, marks=pytest.mark.slow if name in nightly else ()) for name in names]
 
 
 EVERY_DAY = ",".join(short(name) for name in NAMES if name not in NIGHTLY)
 FEW = "rtn-4bit,gptq-4bit"
 
 
-@pytest.mark.parametrize("name", EACH_NAME)
+@pytest.mark.parametrize("name", each(NAMES, NIGHTLY))
 def test_a_scheme_has_the_cpus_numbers_and_seldom_waits(name, plain, once, tmp_path):
     expected = once(losses, plain, short(name) if name in NIGHTLY else EVERY_DAY)
     with pretended() as device:
@@ -205,3 +209,72 @@ def test_libraries_that_find_no_memory_are_out_of_memory(text):
     assert is_out_of_memory(RuntimeError(text))
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError())
     assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+# What a scheme starts in one block: an eighth of a 7B's, with fewer rows.
+
+# Kernels, and waits of the host: lower them where they fall, and raise none.
+MOST = {
+    "atom-4bit": (2_235, 50), "awq-4bit": (1_033, 31), "bnb-int8": (246, 26), "bnb-nf4": (232, 19),
+    "duquant-4bit": (52_101, 42), "gguf-q3_k": (16_806, 26), "gguf-q4_k": (23_133, 26),
+    "gguf-q6_k": (7_163, 26), "gptaq-4bit": (1_786, 35), "gptq-4bit": (1_616, 35),
+    "hqq-4bit": (4_520, 33), "mr-gptq": (106_914, 42), "quarot-4bit": (3_694, 54),
+    "quarot-rtn-4bit": (4_672, 26), "quik-4bit": (3_871, 58), "rtn-4bit": (464, 19),
+}  # fmt: skip
+# Of a step of those that learn, in each group by itself.
+MOST_OF_A_STEP = {
+    "flatquant-4bit": (1_182, 12), "ostquant-4bit": (1_038, 20), "spinquant-4bit": (558, 20),
+}  # fmt: skip
+# The columns of MR-GPTQ are rounded by the plain loop: the kernel has no grids of floats.
+SELDOM = {"mr-gptq", "duquant-4bit", "ostquant-4bit", "spinquant-4bit", "gguf-q4_k"}
+
+
+@pytest.mark.parametrize("name", each(MOST, SELDOM))
+def test_a_block_starts_few_kernels_and_seldom_waits(name):
+    kernels, waits = MOST[name]
+    counted = count(name, 64, EIGHTH)
+    assert counted.kernels <= kernels
+    assert counted.waits <= waits
+
+
+@pytest.mark.parametrize("name", each(MOST_OF_A_STEP, SELDOM))
+def test_a_step_of_learning_starts_few_kernels_and_seldom_waits(name):
+    kernels, waits = MOST_OF_A_STEP[name]
+    _, step = count_learned(name)
+    assert step.kernels <= kernels
+    assert step.waits <= waits
+
+
+def test_the_plain_loop_starts_kernels_for_every_column():
+    shapes = (({"q_proj": 512}, 256),)
+    plain, fused = (count("gptq-4bit", 8, shapes, loop) for loop in (PLAIN, FUSED))
+    assert plain.kernels - fused.kernels > 5 * 256
+
+
+# ---------------------------------------------------------------- on the CPU, of every shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_scheme_works_alone_and_with_a_cache(shape, tmp_path):
+    (tmp_path / "states").mkdir()
+    taken = [short(name) for name in NAMES if (name, shape) not in REFUSED]
+    cached = [f"{text}:kv=int4" for text in taken]
+    folder = made(tmp_path / "model", shape)
+    losses, tallies = run(folder, ",".join([*taken, *cached]), tmp_path / "states")
+    for text in (*taken, *cached):
+        spec = parse_scheme(text).spec
+        assert np.isfinite(losses[spec]).all(), text
+        assert not np.array_equal(losses[spec], losses["fp"]), text  # it is that scheme
+        assert tallies[spec].bits > 0, text
+    for text, other in filled(zip(taken, cached, strict=True)):
+        plain, rounded = parse_scheme(text).spec, parse_scheme(other).spec
+        assert not np.array_equal(losses[plain], losses[rounded]), text
+
+
+@pytest.mark.parametrize(("name", "shape"), REFUSED)
+def test_what_a_scheme_cannot_take_is_refused_by_name(name, shape, once, tmp_path):
+    folder = once(made, shape)
+    with pytest.raises((SourceError, ModelError), match=REFUSED[name, shape]) as refused:
+        run(folder, short(name), tmp_path / "states")
+    assert f"`{name}" in f"{refused.value.message} {refused.value.hint}"

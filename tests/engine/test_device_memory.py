@@ -1,7 +1,5 @@
 """A pretended GPU that runs out of memory: nothing measured is lost, and the pass goes on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
 
+from benchmarks.memory import audit, make_model, plain
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
 from qaudit.engine.hidden_states import HiddenStates
@@ -37,30 +36,33 @@ ON_GPU = replace(
 )
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = save_model(tmp_path_factory.mktemp("model") / "step10", 0)
-    (checkpoint,) = find_checkpoints(folder)
+@pytest.fixture
+def checkpoint(once):
+    (checkpoint,) = find_checkpoints(once(save_model, 0))
     return checkpoint
 
 
 def on_gpu(checkpoint, folder, machine=ON_GPU):
     subject = Subject(checkpoint.label, ((checkpoint, 1.0),))
     task = Task.unplanned(subject, corpus(), SCHEMES)
-    return [one.measurement for one in measure(task, machine, ResultStore(folder))]
+    return [filed.measurement for filed in measure(task, machine, ResultStore(folder))]
 
 
-@pytest.fixture(scope="module")
-def whole(checkpoint, tmp_path_factory):
-    """Measure without a fault; return the measurements and the first allocation of each line.
+def without_fault(folder, checkpoint):
+    """Return measurements, what is reserved, and the first allocation of each line.
 
     Between them are the names of the files of weights that were kept.
     """
-    first, folder = {}, tmp_path_factory.mktemp("evidence")
+    first = {}
     with pretended() as device:
         device.allocates = lambda: first.setdefault(device.line(), device.tried)
         measurements = on_gpu(checkpoint, folder)
-    return measurements, kept(folder), sorted(first.values())
+    return measurements, kept(folder), sorted(first.values()), device.reserved
+
+
+@pytest.fixture
+def whole(checkpoint, once):
+    return once(without_fault, checkpoint)
 
 
 def kept(folder):
@@ -84,27 +86,23 @@ def held_and_planned(config, schemes, documents, folder):
     return device.reserved, Footprint(sizes, load, 4, 0, "cuda").memory_nbytes
 
 
+WIDTHS = ("hidden_size", "intermediate_size", "vocab_size", "num_key_value_heads")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("documents", "hidden", "inner", "vocabulary"),
-    [(10, 512, 1376, 2048), (4, 768, 2048, 1024)],
-)
-def test_a_plan_names_what_a_device_holds(documents, hidden, inner, vocabulary, tmp_path):
-    shape = {"hidden_size": hidden, "intermediate_size": inner, "vocab_size": vocabulary}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    config = LlamaConfig(**shape, **heads, max_position_embeddings=512)
-    held, planned = held_and_planned(config, parse_schemes(DEFAULT_SCHEMES), documents, tmp_path)
-    assert held / 1.5 < planned < 1.5 * held
-
-
-@pytest.mark.slow
-def test_a_plan_names_what_a_device_holds_of_a_mixture(tmp_path):
-    shape = {"hidden_size": 128, "intermediate_size": 512, "vocab_size": 512}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
-    experts = {"num_experts": 32, "num_experts_per_tok": 2}
-    config = OlmoeConfig(**shape, **heads, **experts, max_position_embeddings=256)
-    schemes = parse_schemes(["gptq-4bit,awq-4bit"])
-    held, planned = held_and_planned(config, schemes, 8, tmp_path)
+    ("kind", "widths", "more", "schemes", "documents"),
+    [
+        (LlamaConfig, (512, 1376, 2048, 2), {"max_position_embeddings": 512}, DEFAULT_SCHEMES, 10),
+        (LlamaConfig, (768, 2048, 1024, 2), {"max_position_embeddings": 512}, DEFAULT_SCHEMES, 4),
+        (OlmoeConfig, (128, 512, 512, 4), {"max_position_embeddings": 256, "num_experts": 32,
+         "num_experts_per_tok": 2}, ["gptq-4bit,awq-4bit"], 8),
+    ],
+)  # fmt: skip
+def test_a_plan_names_what_a_device_holds(kind, widths, more, schemes, documents, tmp_path):
+    shape = dict(zip(WIDTHS, widths, strict=True))
+    config = kind(**shape, **more, num_attention_heads=4, num_hidden_layers=2)
+    held, planned = held_and_planned(config, parse_schemes(schemes), documents, tmp_path)
     assert held / 1.5 < planned < 1.5 * held
 
 
@@ -142,31 +140,27 @@ def must_go_on(checkpoint, whole, files, folder, numbers):
 
 
 def test_a_pass_goes_on_with_its_states_on_the_host(checkpoint, whole, tmp_path):
-    expected, files, first = whole
+    expected, files, first, _ = whole
     must_go_on(checkpoint, expected, files, tmp_path, [first[1], first[-1]])
 
 
 @pytest.mark.slow
 def test_a_pass_goes_on_after_a_fault_at_any_line(checkpoint, whole, tmp_path):
-    expected, files, first = whole
+    expected, files, first, _ = whole
     must_go_on(checkpoint, expected, files, tmp_path, first)
 
 
-def test_then_in_smaller_batches_with_a_note(checkpoint, tmp_path):
-    with pretended() as device:
-        on_gpu(checkpoint, tmp_path / "whole")
-    with pretended(capacity=int(0.9 * device.reserved)) as smaller:
+def test_then_in_smaller_batches_with_a_note_and_then_the_subject_fails(
+    checkpoint, whole, tmp_path
+):
+    *_, reserved = whole
+    with pretended(capacity=int(0.9 * reserved)) as smaller:
         (_, measurement) = on_gpu(checkpoint, tmp_path / "smaller")
-    assert smaller.reserved < device.reserved
+    assert smaller.reserved < reserved
     assert any("in batches of" in note for note in measurement.notes)
-
-
-def test_then_the_subject_fails_with_an_option_that_helps(checkpoint, tmp_path):
-    with (
-        pretended(capacity=100_000),
-        pytest.raises(ModelError, match="out of memory while measuring `step10`") as refused,
-    ):
-        on_gpu(checkpoint, tmp_path)
+    name = f"out of memory while measuring `{checkpoint.label}`"
+    with pretended(capacity=100_000), pytest.raises(ModelError, match=name) as refused:
+        on_gpu(checkpoint, tmp_path / "none")
     assert "`--set context=N`" in refused.value.hint
     assert refused.value.code == 4
 
@@ -182,3 +176,23 @@ def test_a_host_without_memory_is_not_tried_again(checkpoint, tmp_path, monkeypa
     with pytest.raises(RuntimeError, match="can't allocate"):
         on_gpu(checkpoint, tmp_path, MACHINE)
     assert len(calls) == 1
+
+
+# What the pass holds on the host, set against plain transformers: `benchmarks/memory.py`.
+
+
+@pytest.mark.slow
+def test_an_audit_needs_no_more_than_loading_the_model(tmp_path):
+    make_model(tmp_path, layers=30)
+    found = audit(tmp_path, tokens=4096)
+    assert found["nbytes"] <= plain(tmp_path)
+    assert found["nbytes"] <= found["estimate"] <= 3 * found["nbytes"]
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_depth(tmp_path):
+    found = {}
+    for layers in (12, 24):
+        make_model(tmp_path / str(layers), layers)
+        found[layers] = audit(tmp_path / str(layers), tokens=4096)["nbytes"]
+    assert found[24] <= 1.1 * found[12]
