@@ -101,34 +101,33 @@ def test_a_sound_device_has_the_cpus_losses_and_a_rate() -> None:
     assert checked.rate > 0
 
 
-def test_doctor_says_what_a_7b_would_take() -> None:
-    checked = DeviceCheck({"fp": 1e-6, "gptq-4bit": 1e-3}, rate=5e14)
-    with mock.patch.object(doctor, "check_device", lambda *_: checked):
-        fact = _one_block(*HERE)
-    assert fact.state == "ok"
-    assert fact.value == (
-        "the CPU's losses; 500 TFLOP/s in bfloat16: forward passes of a default audit of a 7B "
-        "model in 33 s"
-    )
-
-
 @pytest.mark.parametrize(
-    ("failure", "value"),
+    ("check", "state", "value"),
     [
         (
+            lambda *_: DeviceCheck({"fp": 1e-6, "gptq-4bit": 1e-3}, 5e14),
+            "ok",
+            "the CPU's losses; 500 TFLOP/s in bfloat16: forward passes of a default audit of a 7B "
+            "model in 33 s",
+        ),
+        (
             lambda *_: DeviceCheck({"fp": 1e-3, "gptq-4bit": 1e-3}, 5e14),
+            "fault",
             "losses differ from the CPU's: fp by 1.0e-03",
         ),
         (
             mock.Mock(side_effect=RuntimeError("CUDA error:\nno")),
+            "fault",
             "does not run there: CUDA error: no",
         ),
     ],
 )
-def test_doctor_calls_a_device_with_other_losses_a_fault(failure: Any, value: str) -> None:
-    with mock.patch.object(doctor, "check_device", failure):
+def test_doctor_says_what_a_7b_would_take_or_what_is_wrong(
+    check: Any, state: str, value: str
+) -> None:
+    with mock.patch.object(doctor, "check_device", check):
         fact = _one_block(*HERE)
-    assert (fact.state, fact.value) == ("fault", value)
+    assert (fact.state, fact.value) == (state, value)
 
 
 @pytest.mark.parametrize(

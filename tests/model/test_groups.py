@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from qaudit.model.structure import (
 from tests.support import tiny
 from tests.support.filled import filled
 
+Once = Callable[..., Path]
 QKV, OUT = "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj", "self_attn.o_proj"
 GATE_UP, DOWN = "mlp.gate_proj+mlp.up_proj", "mlp.down_proj"
 GATED = [QKV, OUT, GATE_UP, DOWN]
@@ -72,8 +73,8 @@ CASES += [("llama", torch.bfloat16), ("olmo2", torch.bfloat16)]
 
 
 @pytest.mark.parametrize(("family", "dtype"), CASES, ids=str)
-def test_groups_and_folds_of_a_family(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    for block in filled(blocks_of(tiny.make(tmp_path, family), dtype)):
+def test_groups_and_folds_of_a_family(family: str, dtype: torch.dtype, once: Once) -> None:
+    for block in filled(blocks_of(once(tiny.make, family), dtype)):
         found = {group.name: group.fold_C is not None for group in block.groups}
         assert list(found.items()) == list(FOUND[family].items())  # in order of execution
         assert block.notes == ()
@@ -109,10 +110,10 @@ def test_one_scale_is_shared_by_the_query_heads_of_a_kv_channel(
 
 
 @torch.no_grad()
-def test_a_found_fold_leaves_the_whole_block_unchanged(tmp_path: Path) -> None:
+def test_a_found_fold_leaves_the_whole_block_unchanged(once: Once) -> None:
     """The folds of OLMo 2, applied by hand, without any of the code that found them."""
     hidden_BTD = torch.randn(1, 24, 64)
-    blocks = blocks_of(tiny.make(tmp_path, "olmo2"))
+    blocks = blocks_of(once(tiny.make, "olmo2"))
     block = next(blocks)
     before = block.forward(hidden_BTD)
     index_C = {group.name: group.fold_C for group in block.groups}[OUT]
@@ -202,29 +203,21 @@ def test_only_exact_folds_are_believed(kind: str, down: bool, gate_up: bool) -> 
 
 
 @torch.no_grad()
-def test_a_fold_onto_the_wrong_channels_is_not_believed() -> None:
+def test_a_fold_onto_the_wrong_channels_or_that_cannot_be_proved_is_not_believed() -> None:
     block, x = Mlp("gated"), torch.randn(1, 16, 8)
 
-    def run(module: nn.Module) -> Tensor:
-        out: Tensor = module(x)
-        return out
+    def is_true(fold: Fold) -> bool:
+        return leaves_unchanged(block, lambda module: module(x), fold, block(x))
 
     right = Fold(("down",), "up", 0, torch.arange(12))
-    wrong = Fold(("down",), "up", 0, torch.arange(12).flip(0))
-    assert leaves_unchanged(block, run, right, run(block))
-    assert not leaves_unchanged(block, run, wrong, run(block))
-
-
-@torch.no_grad()
-def test_what_cannot_be_proved_is_not_believed() -> None:
-    block, x = Mlp("gated"), torch.randn(1, 16, 8)
+    assert is_true(right)
+    assert not is_true(Fold(("down",), "up", 0, torch.arange(12).flip(0)))
     block.down.weight.zero_()  # no scale of its columns changes anything
-    fold = Fold(("down",), "up", 0, torch.arange(12))
-    assert not leaves_unchanged(block, lambda module: module(x), fold, block(x))
+    assert not is_true(right)
 
 
-def test_a_fold_lost_in_a_later_block_is_dropped_there_and_noted(tmp_path: Path) -> None:
-    folder = tiny.make(tmp_path, "llama")
+def test_a_fold_lost_in_a_later_block_is_dropped_there_and_noted(once: Once) -> None:
+    folder = once(tiny.make, "llama")
     weights = WeightFolder(folder)
     read = weights.read
 
@@ -266,18 +259,14 @@ def structure_of(block: nn.Module) -> Structure:
     return find_structure(block, lambda module: module(torch.ones(1, 10)))
 
 
-@pytest.mark.parametrize(("others", "refused"), [(0, False), (1, True), (4, True)])
-def test_weights_no_scheme_would_see_are_refused(others: int, refused: bool) -> None:
-    block = Odd(others, idle=False)
-    if not refused:
-        must_be_linear(block, "block 0", structure_of(block))
-        return
-    with pytest.raises(ModelError, match=r"% of block 0 would not be .* `others`: no linear"):
-        must_be_linear(block, "block 0", structure_of(block))
-
-
-def test_a_linear_that_does_not_run_is_left_and_refused_where_it_is_large() -> None:
-    block = Odd(0, idle=True)
+def test_weights_no_scheme_would_see_are_refused() -> None:
+    block = Odd(0, idle=False)
+    must_be_linear(block, "block 0", structure_of(block))
+    for others in (1, 4):
+        block = Odd(others, idle=False)
+        with pytest.raises(ModelError, match=r"% of block 0 would not be .* `others`: no linear"):
+            must_be_linear(block, "block 0", structure_of(block))
+    block = Odd(0, idle=True)  # a linear that does not run is left, and refused where it is large
     structure = structure_of(block)
     assert list(structure.left) == ["idle", "others"] and structure.readers == (("used",),)
     with pytest.raises(ModelError, match=r"`idle.weight`: it runs 0 times"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -228,8 +229,8 @@ def test_what_is_beside_hidden_states_is_cut_as_windows_are(dtype: torch.dtype) 
 
 
 @torch.no_grad()
-def test_a_block_of_a_model_gives_the_same_again(tmp_path: Path) -> None:
-    model = opened(tiny.make(tmp_path, "gemma4_text"))
+def test_a_block_of_a_model_gives_the_same_again(once: Callable[..., Path]) -> None:
+    model = opened(once(tiny.make, "gemma4_text"))
     hidden_BTD = model.embed(tiny.tokens(2, 20))
     for block in filled(model.blocks()):
         before = {name: tensor.clone() for name, tensor in beside(hidden_BTD).items()}
@@ -242,13 +243,12 @@ def test_a_block_of_a_model_gives_the_same_again(tmp_path: Path) -> None:
         hidden_BTD = out_BTD
 
 
-SHARING = ["gemma3n_text", "gemma4_text"]
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("family", SHARING)
-def test_a_plan_knows_what_waits_beside_hidden_states(family: str, tmp_path: Path) -> None:
-    folder = tiny.make(tmp_path, family)
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+def test_a_plan_knows_what_waits_beside_hidden_states(
+    family: str, once: Callable[..., Path]
+) -> None:
+    folder = once(tiny.make, family)
     model = opened(folder)
     planned = with_config(Sizes.read(folder), read_configuration(folder))
     hidden_BTD = model.embed(tiny.tokens(2, 20))
