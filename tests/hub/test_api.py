@@ -391,21 +391,21 @@ def test_an_error_says_which_and_what_to_do(
         assert token not in shown
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 503])
 def test_a_server_that_repeats_the_token_does_not_make_us_say_it(
-    hub: Hub, caplog: pytest.LogCaptureFixture, status: int
+    hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     echo = {"X-Error-Message": f"no: Bearer {BOB}\x1b[31m" + "x" * 999, "X-Error-Code": "Other"}
-    hub.faults.append({"match": REFS, "status": status, "headers": echo, "body": BOB.encode()})
-    seen = Watched(hub.url, token=BOB)
-    with pytest.raises(QauditError) as caught:
-        seen.client.revisions(REPO)
-    mine = text_of(caught.value) + "".join(seen.said) + repr(vars(seen.client))
-    logged = [r.getMessage() for r in caplog.records if "receive_response_headers" not in r.msg]
-    assert BOB not in mine + "".join(line for line in logged if "receive_response" not in line)
-    assert len(caught.value.message) < 400
-    assert caught.value.message.isprintable()
+    for status in (400, 401, 403, 404, 409, 451, 503):
+        hub.faults[:] = [{"match": REFS, "status": status, "headers": echo, "body": BOB.encode()}]
+        seen = Watched(hub.url, token=BOB)
+        with pytest.raises(QauditError) as caught:
+            seen.client.revisions(REPO)
+        mine = text_of(caught.value) + "".join(seen.said) + repr(vars(seen.client))
+        logged = [r.getMessage() for r in caplog.records if "receive_response_headers" not in r.msg]
+        assert BOB not in mine + "".join(line for line in logged if "receive_response" not in line)
+        assert len(caught.value.message) < 400
+        assert caught.value.message.isprintable()
 
 
 def test_a_403_says_whose_right_is_missing(hub: Hub) -> None:

@@ -299,15 +299,12 @@ def test_experts_are_quantized_one_after_another_and_priced_by_those_that_read_a
 # ------------------------------------------------------------------------------------ notes
 
 
-@pytest.mark.parametrize(
-    ("rounds", "diagnose", "reason"),
-    [
+def test_what_is_not_kept_within_itself_is_said() -> None:
+    for rounds, diagnose, reason in (
         (3, "curvature", "the items of tasks go through in about 3 rounds"),
         (1, "weights", "`--set diagnostics=weights` reads what is quantized"),
-    ],
-)
-def test_what_is_not_kept_within_itself_is_said(rounds: int, diagnose: str, reason: str) -> None:
-    works = [each.work((), 2) for each in parse_diagnostics([diagnose])]
-    (note,) = begins_again_notes(rounds, works)
-    assert note == f"a subject that is interrupted begins again, because {reason}"
+    ):
+        works = [each.work((), 2) for each in parse_diagnostics([diagnose])]
+        (note,) = begins_again_notes(rounds, works)
+        assert note == f"a subject that is interrupted begins again, because {reason}"
     assert begins_again_notes(1, []) == ()

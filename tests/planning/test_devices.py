@@ -30,58 +30,51 @@ def test_auto_is_a_gpu_where_torch_sees_one(nodes):
         assert machine.device_notes("auto") == ()
 
 
-@pytest.mark.parametrize(
-    ("build", "has_driver", "reason"),
-    [
-        ("rocm6.4", False, "ROCm is not tested"),
-        ("xpu", False, "XPU is not supported"),
-        ("cu128", True, "this torch sees no device"),
-        ("cpu", False, None),
-    ],
-)
-def test_an_accelerator_that_is_left_unused_is_named_with_a_reason(
-    nodes, monkeypatch, build, has_driver, reason
-):
-    monkeypatch.setattr(machine, "_torch_build", lambda: build)
-    if not has_driver:
-        monkeypatch.setattr(host, "GPU_NODES", (str(Path("/nowhere")),))
-    assert machine.choose_device("auto", "auto") == ("cpu", "float32")
-    assert [reason in note for note in machine.device_notes("auto")] == [True] * bool(reason)
+def test_an_accelerator_that_is_left_unused_is_named_with_a_reason(nodes, monkeypatch):
     assert machine.device_notes("cuda") == ()
+    for build, reason in (
+        ("cu128", "this torch sees no device"),  # the driver is there
+        ("rocm6.4", "ROCm is not tested"),
+        ("xpu", "XPU is not supported"),
+        ("cpu", None),
+    ):
+        monkeypatch.setattr(machine, "_torch_build", lambda build=build: build)
+        assert machine.choose_device("auto", "auto") == ("cpu", "float32")
+        notes = machine.device_notes("auto")
+        assert [reason in note for note in notes] == [True] * bool(reason)
+        assert machine.device_notes("cuda") == ()
+        monkeypatch.setattr(host, "GPU_NODES", (str(Path("/nowhere")),))
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "environment", "dtype"),
-    [
-        ("flags\t: fpu avx2 avx512f avx512_bf16", {}, "bfloat16"),
-        ("flags\t: fpu avx512f amx_bf16 amx_tile", {}, "bfloat16"),
-        ("Features\t: fp asimd i8mm bf16", {}, "bfloat16"),
-        ("flags\t: fpu avx2 avx512f avx512_vnni", {}, "float32"),
-        ("model name\t: bf16 by name alone\nflags\t: fpu", {}, "float32"),
-        ("", {}, "float32"),
-        (None, {}, "float32"),
-        ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "float32"),
-        ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, "float32"),
-        ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, "bfloat16"),
-        ("flags: avx512_bf16", {"ATEN_CPU_CAPABILITY": "avx2"}, "float32"),
-    ],
-)
+INSTRUCTIONS = [
+    ("flags\t: fpu avx2 avx512f avx512_bf16", {}, "bfloat16"),
+    ("flags\t: fpu avx512f amx_bf16 amx_tile", {}, "bfloat16"),
+    ("Features\t: fp asimd i8mm bf16", {}, "bfloat16"),
+    ("flags\t: fpu avx2 avx512f avx512_vnni", {}, "float32"),
+    ("model name\t: bf16 by name alone\nflags\t: fpu", {}, "float32"),
+    ("", {}, "float32"),
+    (None, {}, "float32"),
+    ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "float32"),
+    ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, "float32"),
+    ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, "bfloat16"),
+    ("flags: avx512_bf16", {"ATEN_CPU_CAPABILITY": "avx2"}, "float32"),
+]
+
+
 def test_fast_is_bfloat16_where_the_processor_has_instructions_for_it(
-    cpuinfo: str | None,
-    environment: dict[str, str],
-    dtype: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
-    if cpuinfo is not None:
-        host.CPUINFO.write_text(f"processor: 0\n{cpuinfo}\n", encoding="utf-8")
-    assert machine.choose_device("cpu", "fast") == ("cpu", dtype)
-    assert machine.choose_device("cpu", "auto") == ("cpu", "float32")
+    for cpuinfo, environment, dtype in INSTRUCTIONS:
+        for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        host.CPUINFO.unlink(missing_ok=True)
+        if cpuinfo is not None:
+            host.CPUINFO.write_text(f"processor: 0\n{cpuinfo}\n", encoding="utf-8")
+        assert machine.choose_device("cpu", "fast") == ("cpu", dtype)
+        assert machine.choose_device("cpu", "auto") == ("cpu", "float32")
 
 
 @pytest.mark.skipif(not host.CPUINFO.is_file(), reason="this system lists no instructions")

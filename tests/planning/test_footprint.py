@@ -96,38 +96,35 @@ OUT, TEMPORARY = Path("out"), Path("temporary")
 FEWER = "--set task_items=478"
 
 
-@pytest.mark.parametrize(
-    ("disks", "downloads", "rounds", "message", "ways"),
-    [
-        ({OUT: 25, TEMPORARY: 40}, 100, 21, "", ()),
-        ({OUT: 24, TEMPORARY: 40}, 0, 21, "up to 25.0 GB of disk in `out` .* 24.0 GB", (FEWER,)),
-        (
-            {OUT: 25, TEMPORARY: 30}, 0, 21, "in `temporary`",
-            ("--set stream_memory=11GB` or with", FEWER, "`TMPDIR`"),
-        ),
-        ({OUT: 25, TEMPORARY: 30}, 0, 1, "in `temporary`", ("stream_memory", "`TMPDIR`")),
-        ({OUT: 70}, 5, 21, "", ()),  # one disk, which downloads come off
-        ({OUT: 70}, 6, 21, "64.0 GB are free", (FEWER,)),
-    ],
-)  # fmt: skip
+SHORT: list[tuple[dict[Path, int], int, int, str, tuple[str, ...]]] = [
+    ({OUT: 25, TEMPORARY: 40}, 100, 21, "", ()),
+    ({OUT: 24, TEMPORARY: 40}, 0, 21, "up to 25.0 GB of disk in `out` .* 24.0 GB", (FEWER,)),
+    (
+        {OUT: 25, TEMPORARY: 30}, 0, 21, "in `temporary`",
+        ("--set stream_memory=11GB` or with", FEWER, "`TMPDIR`"),
+    ),
+    ({OUT: 25, TEMPORARY: 30}, 0, 1, "in `temporary`", ("stream_memory", "`TMPDIR`")),
+    ({OUT: 70}, 5, 21, "", ()),  # one disk, which downloads come off
+    ({OUT: 70}, 6, 21, "64.0 GB are free", (FEWER,)),
+]  # fmt: skip
+
+
 def test_what_a_disk_does_not_hold_is_refused_with_what_would_fit(
-    disks: dict[Path, int],
-    downloads: int,
-    rounds: int,
-    message: str,
-    ways: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "hub_cache", lambda: Path("cache"))
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "temporary")
-    monkeypatch.setattr(module, "free_disk_nbytes", lambda folder: disks[folder] * GB)
-    monkeypatch.setattr(module, "shares_disk", lambda a, b: a == b or len(disks) == 1)
-    monkeypatch.setattr(Planned, "rounds", rounds)
-    with pytest.raises(MachineError, match=message) if message else nullcontext() as refused:
-        PLANNED.refuse_short_disk(OUT, downloads * GB)
-    if refused is not None:
-        assert all(way in refused.value.hint for way in ways)
-        assert ("task_items" in refused.value.hint) == (FEWER in ways)
+    for disks, downloads, rounds, message, ways in SHORT:
+        free = {folder: count * GB for folder, count in disks.items()}
+        alone = len(disks) == 1
+        monkeypatch.setattr(module, "free_disk_nbytes", free.__getitem__)
+        monkeypatch.setattr(module, "shares_disk", lambda a, b, alone=alone: a == b or alone)
+        monkeypatch.setattr(Planned, "rounds", rounds)
+        with pytest.raises(MachineError, match=message) if message else nullcontext() as refused:
+            PLANNED.refuse_short_disk(OUT, downloads * GB)
+        if refused is not None:
+            assert all(way in refused.value.hint for way in ways)
+            assert ("task_items" in refused.value.hint) == (FEWER in ways)
 
 
 _SCAN = """

@@ -147,18 +147,13 @@ def test_all_scores_the_prompt_too(tmp_path: Path) -> None:
         assert by_role(chat, TALK)["answer"] == "".join(answers)
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
+def test_templates_see_one_day_and_the_tokens_of_the_settings(tmp_path: Path) -> None:
+    for template, text in (
         ("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}", "26 Jul 2024the cat?"),
         ("{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|", "<s>|</s>||"),
-    ],
-)
-def test_templates_see_one_day_and_the_tokens_of_the_settings(
-    tmp_path: Path, template: str, text: str
-) -> None:
-    with chat_of(tmp_path, template) as chat:
-        assert document(chat.without_spans(), TALK).text == text
+    ):
+        with chat_of(tmp_path, template) as chat:
+            assert document(chat.without_spans(), TALK).text == text
 
 
 def test_the_template_for_tools_renders_conversations_with_tools(tmp_path: Path) -> None:

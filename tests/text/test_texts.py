@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -208,41 +209,31 @@ def planned(hub: Hub, **asked: Any) -> Plan:
     return plan
 
 
-def test_a_gated_text_ends_the_scan_before_any_weights(hub: Hub, tmp_path: Path) -> None:
-    source = "hf://datasets/acme/gated/scored.json.gz"
-    error = refused_run(hub, tmp_path, planned(hub, evaluation=source))
-    assert isinstance(error, HubError)
-    assert error.message.startswith(f"the evaluation text `{source}` cannot be had: ")
-    assert "gated" in error.message
-    assert "/datasets/acme/gated" in error.hint
-    assert error.hint.endswith("or give another text with `--evaluation`")
+GATED = "hf://datasets/acme/gated/scored.json.gz"
+FLIPPED = {"match": r"GET .*scored\.json\.gz", "flip": 11, "times": 10**9}
+SILENT = {"match": r"GET .*fed\.jsonl", "status": 503}
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "wrong"),
-    [
-        ({"match": r"GET .*scored\.json\.gz", "flip": 11}, HubError,
-         f"the evaluation text `{SCORED}` cannot be had: "),
-        ({"match": r"GET .*fed\.jsonl", "status": 503}, UnreachableError,
-         f"the calibration text `{FED}` cannot be had"),
-        (None, HubError, "HF_HUB_OFFLINE"),
-    ],
-    ids=["other bytes", "silence", "offline"],
-)  # fmt: skip
-def test_a_text_that_does_not_come_ends_the_scan(
-    hub: Hub,
-    tmp_path: Path,
-    fault: dict[str, Any] | None,
-    kind: type[QauditError],
-    wrong: str,
+def test_a_text_that_does_not_come_ends_the_scan_before_any_weights(
+    hub: Hub, tmp_path: Path
 ) -> None:
-    plan = planned(hub)
-    if fault is not None:
-        hub.faults.append({"times": 10**9, **fault})
-    error = refused_run(hub, tmp_path, plan, offline=fault is None)
-    assert type(error) is kind
-    assert wrong in error.message
-    assert bool(hub.log) == (fault is not None)
+    for evaluation, faults, kind, wrong in (
+        (GATED, [], HubError, f"the evaluation text `{GATED}` cannot be had: .*gated"),
+        (SCORED, [FLIPPED], HubError, f"the evaluation text `{SCORED}` cannot be had: "),
+        (SCORED, [SILENT], UnreachableError, f"the calibration text `{FED}` cannot be had"),
+        (SCORED, None, HubError, "HF_HUB_OFFLINE"),
+    ):
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        hub.faults.clear()
+        plan = planned(hub, evaluation=evaluation)
+        hub.faults += faults or []
+        error = refused_run(hub, tmp_path, plan, offline=faults is None)
+        assert type(error) is kind
+        assert re.search(wrong, error.message)
+        assert bool(hub.log) == (faults is not None)
+        if evaluation == GATED:
+            assert "/datasets/acme/gated" in error.hint
+            assert error.hint.endswith("or give another text with `--evaluation`")
 
 
 def test_a_text_that_nobody_looked_up_is_not_read_from_elsewhere(hub: Hub, tmp_path: Path) -> None:
