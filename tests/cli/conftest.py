@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.cli import AUDITED, QUICK, ROUNDED, STEPS, Outcome, Run, run_in
+from tests.support.cli import AUDITED, QUICK, ROUNDED, STEPS, Outcome, Run, run_in, settings
+from tests.support.hub import Hub, Serve
 from tests.support.models import save_model, save_tokenizer, write_documents
 
 
@@ -33,12 +35,42 @@ def audited(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def scanned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder like `shipped` with what a scan of its series left in `out`."""
+    folder = shutil.copytree(shipped, tmp_path_factory.mktemp("scanned") / "place")
+    assert run_in(folder, "scan", *QUICK, "series") == 0
+    return folder
+
+
 @pytest.fixture
 def exported(audited: Path, place: Path) -> Path:
     """Return a folder that was exported from the audit in `out`; both are the test's own."""
     for name in ("out", "new"):
         shutil.copytree(audited / name, place / name)
     return place / "new"
+
+
+@pytest.fixture
+def finished(scanned: Path, place: Path) -> Path:
+    """Return an output folder of a finished scan of the series."""
+    return shutil.copytree(scanned / "out", place / "out")
+
+
+@pytest.fixture
+def serve_root(online: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Hub]:
+    """Return a function that serves the folders of `online/root`, whose revisions are branches."""
+
+    def start(**values: object) -> Hub:
+        (online / "root").mkdir(exist_ok=True)
+        for folder in (online / "root").glob("[!d]*/*"):
+            if not (folder / "repo.json").exists():
+                settings(folder, branch_per_revision=True, **values)
+        hub = serve(online / "root")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        return hub
+
+    return start
 
 
 @pytest.fixture

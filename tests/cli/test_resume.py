@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +19,24 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-import qaudit.engine.measure
 import qaudit.saved.results
-from qaudit.planning.prepare import default_folder
-from tests.support.cli import QUICK, Run, audit_of, refused, run_in
+from qaudit.cli.progress import Progress
+from qaudit.engine import measure
+from tests.support.cli import OUT, QUICK, TEXT, Run, audit_of, refused
+from tests.support.hub import Hub
 from tests.support.models import write_documents
 
-SERIES = ["step10", "step200", "step1000"]
-
-# Runs the command line, says so in the middle of the second subject, and waits to be stopped.
-STOPS = """
-import sys, time
-from qaudit.cli import main
-from qaudit.cli.progress import Progress
-
-class Stop:
-    subjects = 0
-
-def subject(self, done, total, label, passes=1, draw=Progress.subject):
-    Stop.subjects += 1
-    draw(self, done, total, label, passes)
-
-def block(self, done, total, what, draw=Progress.block):
-    draw(self, done, total, what)
-    if Stop.subjects == 2 and done:
-        print("in the middle", flush=True)
-        time.sleep(600)
-
-Progress.subject, Progress.block = subject, block
-main()
-"""
+KILLS = 12
+CHANGES = 36
+"""Of files, by a scan of which all is measured: it plans and reports again."""
+SOUP = ("--soup", "step10+step200", "--schemes", "rtn-4bit,gptq-4bit:group=16")
 
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Return a list that grows by every pass: its subject, and the schemes measured in it."""
     seen: list[tuple[str, ...]] = []
-    really = qaudit.engine.measure.send
+    really = measure.send
 
     def watched(task: Any, *rest: Any) -> Any:
         seen.append((task.subject.label, *(scheme.short for scheme in task.schemes)))
@@ -64,35 +46,19 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return seen
 
 
-@pytest.fixture(scope="module")
-def scanned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return what a scan of the series left, in `series`, and one of its first, in `step10`."""
-    folder = tmp_path_factory.mktemp("scanned") / "place"
-    shutil.copytree(shipped, folder)
-    for target in ("series", "series/step10"):
-        assert run_in(folder, "scan", *QUICK[:-1], f"of-{Path(target).name}", target) == 0
-    return folder
+def must_be_killed(run: Callable[[], object]) -> None:
+    """Run something in a child of this process, which must kill itself in it."""
+    with warnings.catch_warnings(action="ignore"):  # about threads of other tests
+        child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            run()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-@pytest.fixture
-def after_series(scanned: Path, place: Path) -> None:
-    shutil.copytree(scanned / "of-series", place / "out")
-
-
-@pytest.fixture
-def after_step10(scanned: Path, place: Path) -> None:
-    shutil.copytree(scanned / "of-step10", place / "out")
-
-
-def numbers(audit: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what an audit concludes, without when, how fast and in which file."""
-    other = {"seconds", "evidence_sha256"}
-    rows = [*audit["measurements"], *audit["comparisons"], *audit["findings"], audit["pick"]]
-    return [{key: value for key, value in row.items() if key not in other} for row in rows]
-
-
-def without_times(audit: dict[str, Any]) -> dict[str, Any]:
-    """Return a whole audit without when it was made, how fast, and how much memory was free."""
+def numbers(audit: dict[str, Any]) -> dict[str, Any]:
+    """Return an audit without when it was made, how fast, and how much memory was free."""
     of_the_machine = ("seconds_low", "seconds_high", "nbytes_memory_available", "presets")
     plan = {name: value for name, value in audit["plan"].items() if name not in of_the_machine}
     rows = [
@@ -102,106 +68,80 @@ def without_times(audit: dict[str, Any]) -> dict[str, Any]:
     return {**audit, "environment": None, "plan": plan, "measurements": rows}
 
 
-def stopped(place: Path, how: signal.Signals) -> tuple[int, str]:
-    """Start a scan in another process and stop it in the middle of the second subject."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", STOPS, "scan", "series", *QUICK],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "in the middle\n"
-    process.send_signal(how)
-    _, err = process.communicate()
-    return process.returncode, err
-
-
 def times(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
 
 
 def test_a_killed_scan_goes_on_and_ends_as_if_nothing_had_happened(
-    place: Path, scanned: Path, scan: Run, passes: list[tuple[str, ...]]
+    scanned: Path, scan: Run, passes: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, _ = stopped(place, signal.SIGKILL)
-    before = times(place / "out" / "evidence")
-    assert code == -signal.SIGKILL
+    draw = Progress.block
+
+    def block(self: Progress, done: int, total: int, what: str) -> None:
+        draw(self, done, total, what)
+        if len(passes) == 2 and done:  # in the middle of the second subject
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Progress, "block", block)
+        must_be_killed(lambda: scan("series"))
+    before = times(OUT / "evidence")
     assert sorted(name.split("--")[0] for name in before) == ["step10", "step10"]
-    assert not (place / "out" / "audit.json").exists()
+    assert not (OUT / "audit.json").exists()
 
     assert scan("series").code == 0
     assert [subject for subject, *_ in passes] == ["step200", "step1000"]
-    after = times(place / "out" / "evidence")
-    assert {name: after[name] for name in before} == before
-
-    whole = audit_of(scanned / "of-series")
-    assert without_times(audit_of(place / "out")) == without_times(whole)
+    assert before.items() <= times(OUT / "evidence").items()
+    assert numbers(audit_of()) == numbers(audit_of(scanned / "out"))
 
 
-@pytest.mark.slow
-def test_an_interrupted_scan_says_how_to_go_on(place: Path) -> None:
-    code, err = stopped(place, signal.SIGINT)
-    assert "error: interrupted; results are kept in `out`" in err
-    assert f"hint: run the same command again: qaudit scan series {' '.join(QUICK)}" in err
-    assert "Traceback" not in err
-    assert code == 130
-    assert len(times(place / "out" / "evidence")) == 2
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        "qaudit.planning.prepare.make_plan",
-        "qaudit.executors.part.read_corpus",
-        "qaudit.engine.block_pass.make_batches",
-        "qaudit.saved.results.np.savez_compressed",
-        "qaudit.audit.judge",
-        "qaudit.report.folder.write",
-    ],
-)
 def test_an_interrupt_anywhere_ends_in_words(
-    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch, where: str
+    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(where, lambda *_, **__: signal.raise_signal(signal.SIGINT))
-        refused(
-            scan("series/step10"), 130, "interrupted", "run the same command again: qaudit scan"
-        )
-    assert not list(place.rglob("*.partial"))
+    for where in (
+        "planning.prepare.make_plan",
+        "executors.part.read_corpus",
+        "engine.block_pass.make_batches",
+        "saved.results.np.savez_compressed",
+        "audit.judge",
+        "report.folder.write",
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"qaudit.{where}", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+            done = scan("series/step10")
+        refused(done, 130, "interrupted", "run the same command again: qaudit scan")
+        assert not list(place.rglob("*.partial"))
     assert scan("series/step10").code == 0
 
 
-@pytest.mark.usefixtures("after_series")
-def test_a_finished_scan_is_not_measured_again(
+def test_one_scheme_more_measures_that_scheme_and_other_text_or_configuration_all(
     place: Path, scan: Run, passes: list[tuple[str, ...]]
 ) -> None:
-    first = audit_of(place / "out")
-    assert scan("series").code == 0
-    assert passes == []
-    assert numbers(audit_of(place / "out")) == numbers(first)
-
-
-@pytest.mark.usefixtures("after_step10")
-def test_one_scheme_more_measures_that_scheme_and_other_text_all(
-    place: Path, scan: Run, passes: list[tuple[str, ...]]
-) -> None:
+    assert scan("series/step10").code == 0
+    passes.clear()
     done = scan("series/step10", "--schemes", "rtn-3bit")  # beside rtn-4bit
     assert passes == [("step10", "rtn-3bit")]
-    schemes = [row["scheme"] for row in audit_of(place / "out")["measurements"]]
+    schemes = [row["scheme"] for row in audit_of()["measurements"]]
     assert schemes == ["fp", "rtn-4bit", "rtn-3bit"]
     assert done.code == 0
     scan("series/step10", "--schemes", "rtn-3bit", "--set", "context=16")
     assert len(passes) == 2
+    config = place / "series" / "step10" / "config.json"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-02'))
+    assert config.read_text(encoding="utf-8") != text
+    assert scan("series/step10", "--schemes", "rtn-3bit").code == 0
+    assert len(passes) == 3
 
 
-@pytest.mark.usefixtures("after_series")
-def test_other_weights_under_the_same_name_are_measured_anew(
+@pytest.mark.usefixtures("finished")
+def test_only_other_weights_under_the_same_name_are_measured_anew(
     place: Path, scan: Run, passes: list[tuple[str, ...]]
 ) -> None:
-    before = {row["subject"]: row["ce"] for row in audit_of(place / "out")["measurements"]}
+    first = audit_of()
+    assert scan("series").code == 0
+    assert (passes, numbers(audit_of())) == ([], numbers(first))
+    before = {row["subject"]: row["ce"] for row in first["measurements"]}
     file = place / "series" / "step200" / "model.safetensors"
     stamps = file.stat()
     tensors = load_file(file)
@@ -211,22 +151,10 @@ def test_other_weights_under_the_same_name_are_measured_anew(
     assert file.stat().st_size == stamps.st_size
 
     assert scan("series").code == 0
-    after = {row["subject"]: row["ce"] for row in audit_of(place / "out")["measurements"]}
+    after = {row["subject"]: row["ce"] for row in audit_of()["measurements"]}
     assert passes == [("step200", "rtn-4bit")]
     assert after["step200"] != before["step200"]
     assert {**after, "step200": 0} == {**before, "step200": 0}
-
-
-@pytest.mark.usefixtures("after_step10")
-def test_another_config_with_the_same_weights_is_measured_anew(
-    place: Path, scan: Run, passes: list[tuple[str, ...]]
-) -> None:
-    config = place / "series" / "step10" / "config.json"
-    text = config.read_text(encoding="utf-8")
-    config.write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-02'))
-    assert config.read_text(encoding="utf-8") != text
-    assert scan("series/step10").code == 0
-    assert len(passes) == 1
 
 
 def test_the_same_weights_under_two_names_are_measured_once(
@@ -235,40 +163,30 @@ def test_the_same_weights_under_two_names_are_measured_once(
     shutil.copytree(place / "series" / "step10", place / "series" / "step20")
     assert scan("series/step10", "series/step20").code == 0
     assert passes == [("step10", "rtn-4bit")]
-    rows = audit_of(place / "out")["measurements"]
+    rows = audit_of()["measurements"]
     by_name = {(row["subject"], row["scheme"]): row["ce"] for row in rows}
     assert len(by_name) == 4
     assert by_name["step10", "rtn-4bit"] == by_name["step20", "rtn-4bit"]
 
 
-@pytest.mark.usefixtures("after_step10")
-@pytest.mark.parametrize("kept", [0, 200, -30])
-def test_evidence_that_is_cut_short_is_measured_anew(
-    place: Path, scan: Run, passes: list[tuple[str, ...]], kept: int
+@pytest.mark.usefixtures("finished")
+def test_evidence_that_is_cut_short_or_edited_is_measured_anew_and_not_believed(
+    scan: Run, qaudit: Run, passes: list[tuple[str, ...]]
 ) -> None:
-    (file,) = (place / "out" / "evidence").glob("step10--rtn-4bit--*.npz")
+    first = audit_of()
+    (file,) = (OUT / "evidence").glob("step10--rtn-4bit--*.npz")
     whole = file.read_bytes()
-    file.write_bytes(whole[:kept])
-    assert scan("series/step10").code == 0
-    assert passes == [("step10", "rtn-4bit")]
-    assert len(file.read_bytes()) > len(whole) // 2
-
-
-@pytest.mark.usefixtures("after_series")
-def test_edited_evidence_is_measured_anew_and_not_believed(
-    place: Path, scan: Run, qaudit: Run
-) -> None:
-    first = audit_of(place / "out")
-    (file,) = (place / "out" / "evidence").glob("step10--rtn-4bit--*.npz")
     with np.load(file) as arrays:
         columns = {name: arrays[name] for name in arrays.files}
-    np.savez_compressed(file, **{**columns, "nll_sum": columns["nll_sum"] / 2})
-    assert qaudit("gate", "out", "--policy", "explore").code == 4
-    assert scan("series").code == 0
-    numbers = [
-        [row["ce"] for row in audit["measurements"]] for audit in (first, audit_of(place / "out"))
-    ]
-    assert numbers[0] == numbers[1]
+    for kept in (0, 200, -30, None):
+        passes.clear()
+        file.write_bytes(whole[:kept])
+        if kept is None:
+            np.savez_compressed(file, **{**columns, "nll_sum": columns["nll_sum"] / 2})
+            assert qaudit("gate", "out", "--policy", "explore").code == 4
+        assert scan("series").code == 0
+        assert passes == [("step10", "rtn-4bit")]
+        assert numbers(audit_of()) == numbers(first)
 
 
 LACKING = [
@@ -281,21 +199,16 @@ LACKING = [
 ]
 
 
-@pytest.mark.usefixtures("after_series")
+@pytest.mark.usefixtures("finished")
 def test_an_audit_is_replaced_by_none_that_lacks_what_it_has(place: Path, scan: Run) -> None:
     write_documents(place / "further.jsonl", range(300, 312))
     assert scan("series", "--schemes", "rtn-3bit", "--set", "diagnostics=weights").code == 0
-    raw = (place / "out" / "audit.json").read_bytes()
+    raw = (OUT / "audit.json").read_bytes()
     for arguments, lacking, adding in LACKING:
         done = scan(*arguments)
         refused(done, 2, "which this scan would replace by one without", adding)
         assert lacking in done.err
-        assert (place / "out" / "audit.json").read_bytes() == raw
-
-
-def test_what_quick_measures_has_a_folder_of_its_own() -> None:
-    assert default_folder(["demo"], {"quick": True}).name == "demo-quick"
-    assert default_folder(["demo"], {"quick": None}).name == "demo"
+        assert (OUT / "audit.json").read_bytes() == raw
 
 
 # --------------------------------------------------------------------------------- full disks
@@ -320,7 +233,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
     with monkeypatch.context() as patched:
         patched.setattr("qaudit.saved.results.np.savez_compressed", write)
         refused(scan("series"), 4, "no space left on device while writing", "same command again")
-    assert len(times(place / "out" / "evidence")) == 3
+    assert len(times(OUT / "evidence")) == 3
     assert not list(place.rglob("*.partial"))
     assert scan("series").code == 0
     # Of the second subject, fp was on disk; of the first, everything.
@@ -345,7 +258,7 @@ def test_a_file_that_the_system_cuts_off_is_not_left_behind(
         done = scan("series")
     refused(done, 4, "audit.json` cannot be written: file too large", "same command again")
     assert not list(place.rglob("*.partial"))
-    assert len(times(place / "out" / "evidence")) == 6
+    assert len(times(OUT / "evidence")) == 6
     assert scan("series").code == 0
     assert len(passes) == 3
 
@@ -356,7 +269,7 @@ def test_hidden_states_that_find_no_place_on_disk(
     temporary = place / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    really = qaudit.engine.measure.send
+    really = measure.send
 
     def limited(*arguments: Any) -> Any:
         with files_of_at_most(1000):
@@ -368,42 +281,44 @@ def test_hidden_states_that_find_no_place_on_disk(
     refused(done, 4, "while spilling hidden states", "`--set stream_memory=SIZE`")
     assert list(temporary.iterdir()) == []
     assert scan("series", "--set", "stream_memory=0").code == 0
-    assert numbers(audit_of(place / "out")) == numbers(audit_of(scanned / "of-series"))
+    assert audit_of()["findings"] == audit_of(scanned / "out")["findings"]
+    ours, whole = (numbers(audit_of(folder / "out")) for folder in (place, scanned))
+    assert {**ours, "plan": 0, "recipe": 0} == {**whole, "plan": 0, "recipe": 0}
 
 
 NOT_FINISHED = "`out` is not finished: 1 of 3 subjects; run it again"
 
 
-@pytest.fixture
-def unfinished(place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Interrupt a scan of three checkpoints in the second."""
-    really = qaudit.engine.measure.send
+def test_a_scan_that_is_not_finished_says_so_and_shows_what_is_measured_so_far(
+    scan: Run, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = measure.send
 
     def send(task: Any, *rest: Any) -> Any:
         if task.subject.label == "step200":
             signal.raise_signal(signal.SIGINT)
         return really(task, *rest)
 
+    resume = "`qaudit scan out/plan.json --out out`"
+    with monkeypatch.context() as patched:
+        stop = lambda *_, **__: signal.raise_signal(signal.SIGINT)  # noqa: E731
+        patched.setattr("qaudit.executors.part.read_corpus", stop)
+        scan("series")
+    for command in ("report out", "status out", "collect out"):
+        sentence = "`out` is not finished: 0 of 3 subjects; run it again"
+        refused(qaudit(*command.split()), 3, sentence, "qaudit scan out/plan.json")
     with monkeypatch.context() as patched:
         patched.setattr("qaudit.engine.measure.send", send)
-        refused(scan("series"), 130, "interrupted", "run the same command again")
-    return place / "out"
-
-
-def test_commands_say_that_a_scan_is_not_finished(unfinished: Path, qaudit: Run) -> None:
-    hint = "`qaudit scan out/plan.json --out out`"
+        done = scan("series")
+    again = f"run the same command again: qaudit scan {' '.join(QUICK)} series"
+    refused(done, 130, "interrupted; results are kept in `out`", again)
+    assert len(times(OUT / "evidence")) == 2
     for command in (
-        ("gate", "out"),
-        ("pick", "out"),
-        ("diff", "out", "out"),
-        ("export", "out", "--out", "file"),
-        ("publish", "out", "org/name", "--dry-run"),
-    ):
-        refused(qaudit(*command), 3, NOT_FINISHED, hint)
-    assert not (unfinished / "audit.json").exists()
-
-
-def test_a_report_shows_what_is_measured_so_far(unfinished: Path, qaudit: Run, place: Path) -> None:
+        "gate out", "pick out", "diff out out", "export out --out file",
+        "publish out org/name --dry-run",
+    ):  # fmt: skip
+        refused(qaudit(*command.split()), 3, NOT_FINISHED, resume)
+    assert not (OUT / "audit.json").exists()
     shown = qaudit("report", "out", "--format", "terminal")
     assert shown.code == 3
     assert NOT_FINISHED.replace("`", "") in shown.err.replace("`", "")
@@ -414,19 +329,51 @@ def test_a_report_shows_what_is_measured_so_far(unfinished: Path, qaudit: Run, p
     assert "plots/" not in card.out  # nothing is drawn there yet
 
     assert qaudit("scan", "out/plan.json", "--out", "out").code == 0  # as the hint says
-    assert len(audit_of(unfinished)["subjects"]) == 3
+    assert len(audit_of()["subjects"]) == 3
     assert qaudit("report", "out").code == 0
 
 
-def test_nothing_measured_is_nothing_to_report(
-    place: Path, scan: Run, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+# ---------------------------------------------------------------------- killed at any change
+
+
+def killed_at(root: Path, allowed: int) -> Callable[[str, tuple[Any, ...]], None]:
+    """Return a hook that kills this process before it changes one file more below a folder.
+
+    A file that is opened to be written is empty then.
+    """
+    changes = 0
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal changes
+        opens = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if (not opens and event != "os.rename") or isinstance(arguments[0], int):
+            return
+        if changes > allowed or root not in Path(os.fsdecode(arguments[0])).absolute().parents:
+            return
+        changes += 1
+        if changes > allowed:
+            with suppress(OSError):  # of a folder that is not made yet
+                os.open(arguments[0], arguments[2]) if opens else None
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["series", "lab/tiny"])
+def test_kills_before_random_changes_of_files_change_nothing(
+    target: str, place: Path, qaudit: Run, serve_root: Callable[..., Hub], online: Path
 ) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            "qaudit.executors.part.read_corpus",
-            lambda *_, **__: signal.raise_signal(signal.SIGINT),
-        )
-        scan("series")
-    sentence = "`out` is not finished: 0 of 3 subjects; run it again"
-    for command in (("report", "out"), ("status", "out"), ("collect", "out")):
-        refused(qaudit(*command), 3, sentence, "qaudit scan out/plan.json")
+    """Each is later than the one before; then the scan is left to end."""
+    if target != "series":
+        shutil.copytree(place / "series", online / "root" / target)
+        serve_root()
+    scan = ("scan", target, *TEXT, *SOUP, "--out")
+    assert qaudit(*scan, "whole").code == 0
+    for moment in sorted(random.Random(target).sample(range(CHANGES), KILLS)):
+        hook = killed_at(place.parent, moment)
+        must_be_killed(lambda: (sys.addaudithook(hook), qaudit(*scan, "out")))  # noqa: B023
+    assert qaudit(*scan, "out").code == 0
+    ours, whole = (numbers(audit_of(place / name)) for name in ("out", "whole"))
+    assert ours["measurements"] == whole["measurements"]
+    assert qaudit("gate", OUT, "-q").code in (0, 1, 3)

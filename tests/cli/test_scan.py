@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from tests.support.cli import QUICK, STEPS, TEXT, Run, audit_of
+from qaudit.planning.prepare import LONGEST_NAME, default_folder, folder_name
+from tests.support.cli import OUT, QUICK, STEPS, Run, audit_of
+from tests.support.curved import must_be_close
 from tests.support.models import write_documents
+from tests.support.pretended_device import pretended
+from tests.support.quantized import quantized_copy
 
 LABELS = [f"step{step}" for step in STEPS]
 
@@ -20,37 +29,35 @@ def labels(audit: dict) -> list[str]:
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_scan_measures_everything_and_exits_with_zero(place: Path, scan: Run) -> None:
+def test_a_scan_measures_everything_and_exits_with_zero(scan: Run) -> None:
     done = scan("series")
-    audit = audit_of(place / "out")
+    audit = audit_of()
     measured = [(row["subject"], row["scheme"]) for row in audit["measurements"]]
     assert measured == [(label, scheme) for label in LABELS for scheme in ("fp", "rtn-4bit")]
     assert audit["skipped"] == []
     assert "series: 3 checkpoints, 1 scheme, 12 documents (276 tokens)" in done.out
     assert all(label in done.err for label in LABELS)
     assert "3 checkpoints, 1 scheme and full precision" in done.err
-    written = {path.relative_to(place / "out").parts[0] for path in (place / "out").rglob("*")}
+    written = {path.relative_to(OUT).parts[0] for path in (OUT).rglob("*")}
     assert written - {".qaudit.lock"} == {
         "audit.json", "card.md", "report.html", "evidence", "plots", "plan.json", "parts",
     }  # fmt: skip
-    assert {path.suffix for path in (place / "out" / "plots").iterdir()} == {".png", ".svg"}
+    assert {path.suffix for path in (OUT / "plots").iterdir()} == {".png", ".svg"}
     assert done.code == 0
 
 
-def test_json_alone_goes_to_stdout_when_asked_for(place: Path, scan: Run) -> None:
+def test_json_alone_goes_to_stdout_when_asked_for(scan: Run) -> None:
     done = scan("series", "--checkpoints", "step*0?", "--json")
-    assert json.loads(done.out) == audit_of(place / "out")
-    assert done.out == (place / "out" / "audit.json").read_text(encoding="utf-8")
+    assert json.loads(done.out) == audit_of()
+    assert done.out == (OUT / "audit.json").read_text(encoding="utf-8")
     assert labels(json.loads(done.out)) == ["step200", "step1000"]  # as the glob chooses
     assert "plan " in done.err
     assert done.code == 0
 
 
-def test_folders_are_one_series_in_order_and_a_quiet_scan_says_nothing_on_stderr(
-    place: Path, scan: Run
-) -> None:
+def test_folders_are_one_series_in_order_and_a_quiet_scan_says_nothing_on_stderr(scan: Run) -> None:
     done = scan("series/step1000", "series/step10", "-q")
-    assert labels(audit_of(place / "out")) == ["step10", "step1000"]
+    assert labels(audit_of()) == ["step10", "step1000"]
     assert (done.code, done.err, "step1000" in done.out) == (0, "", True)
 
 
@@ -62,7 +69,7 @@ def test_choices_become_accuracy_of_every_subject_and_scheme(place: Path, scan: 
     lines = "\n".join(json.dumps(item) for item in items)
     (place / "choices.jsonl").write_text(lines, encoding="utf-8")
     assert scan("series/step10", "series/step200", "--set", "choices=choices.jsonl").code == 0
-    audit = audit_of(place / "out")
+    audit = audit_of()
     rows = {(row["subject"], row["scheme"]): row for row in audit["tasks"]}
     pairs = [(label, scheme) for label in LABELS[:2] for scheme in ("fp", "rtn-4bit")]
     assert list(rows) == pairs
@@ -72,13 +79,6 @@ def test_choices_become_accuracy_of_every_subject_and_scheme(place: Path, scan: 
     assert rows["step10", "fp"]["accuracy_drop"] is None
     assert rows["step10", "rtn-4bit"]["accuracy_drop"] is not None
     assert audit["plan"]["protocol"]["choices"] == 6
-
-
-def test_one_target_and_two_do_not_share_a_folder(place: Path, qaudit: Run) -> None:
-    for targets in (["series/step10"], ["series/step10", "series/step200"]):
-        assert qaudit("scan", *targets, *TEXT, "--schemes", "rtn-4bit").code == 0
-    written = sorted(path.name for path in (place / "qaudit-out").iterdir())
-    assert written == ["step10", "step10+step200"]
 
 
 def test_options_come_from_the_environment_too(
@@ -120,56 +120,42 @@ def test_a_recipe_says_what_options_say_and_options_win(place: Path, qaudit: Run
     assert (place / "qaudit-out" / "audit" / "card.md").is_file()
 
 
-def test_a_checkpoint_without_a_tokenizer_reads_with_that_of_the_others(
-    place: Path, scan: Run
+def test_a_tokenizer_that_is_missing_and_pickles_that_are_trusted_change_no_number(
+    place: Path, scan: Run, scanned: Path
 ) -> None:
     for file in (place / "series" / "step10").glob("token*"):
-        file.unlink()
-    done = scan("series")
-    assert labels(audit_of(place / "out")) == LABELS
-    assert done.code == 0
-
-
-def test_pickled_weights_are_read_when_they_are_trusted(place: Path, scan: Run) -> None:
+        file.unlink()  # it is read with that of the others
     folder = place / "series" / "step200"
-    assert scan("series/step200").code == 0
-    before = audit_of(place / "out")["measurements"]
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert scan("series/step200", "--allow-pickle", "--out", "again").code == 0
-    after = audit_of(place / "again")["measurements"]
-    assert [row["ce"] for row in after] == [row["ce"] for row in before]
+    assert scan("series", "--allow-pickle").code == 0
+    rows, meant = (audit_of(where / "out")["measurements"] for where in (place, scanned))
+    assert [row["ce"] for row in rows] == [row["ce"] for row in meant]
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_a_dry_run_prints_the_plan_and_writes_nothing(
-    place: Path, scan: Run, as_json: bool
-) -> None:
-    done = scan("series", "--dry-run", *(["--json"] if as_json else []))
-    if as_json:
-        plan = json.loads(done.out)
-        assert [subject["label"] for subject in plan["subjects"]] == LABELS
-    else:
-        assert "3 checkpoints" in done.out
-    assert not (place / "out").exists()
-    assert (done.code, done.err) == (0, "")
+def test_a_dry_run_prints_the_plan_and_writes_nothing(scan: Run) -> None:
+    done, as_json = scan("series", "--dry-run"), scan("series", "--dry-run", "--json")
+    assert "3 checkpoints" in done.out
+    assert [subject["label"] for subject in json.loads(as_json.out)["subjects"]] == LABELS
+    for outcome in (done, as_json):
+        assert (outcome.code, outcome.err) == (0, "")
+    assert not OUT.exists()
 
 
 def test_a_scan_of_few_documents_says_what_is_missing(place: Path, qaudit: Run) -> None:
     write_documents(place / "two.jsonl", range(300, 302))
-    done = qaudit(
-        "scan", "series/step10", *QUICK[:2], "--evaluation", "two.jsonl", "--schemes", "rtn-4bit"
-    )
+    options = (*QUICK[:2], "--evaluation", "two.jsonl", "--schemes", "rtn-4bit")
+    done = qaudit("scan", "series/step10", *options)
     assert "evaluate on at least" in done.out
     assert done.code == 0
 
 
 def test_every_scheme_has_its_divergence_also_where_full_precision_was_measured_before(
-    place: Path, scan: Run
+    scan: Run,
 ) -> None:
     assert scan("series/step10").code == 0
     assert scan("series/step10", "--schemes", "rtn-2bit").code == 0  # beside rtn-4bit
-    full, four, two = audit_of(place / "out")["measurements"]
+    full, four, two = audit_of()["measurements"]
     assert (full["scheme"], four["scheme"], two["scheme"]) == ("fp", "rtn-4bit", "rtn-2bit")
     assert full["kl"] is None
     assert 0 < four["kl_low"] <= four["kl"] <= four["kl_high"]
@@ -177,3 +163,155 @@ def test_every_scheme_has_its_divergence_also_where_full_precision_was_measured_
     assert two["kl_p50"] <= two["kl_p90"] <= two["kl_p99"] <= two["kl_max"] * 1.1
     assert 0 < two["top1_agreement"] <= 1
     assert 0 < two["rms_dp"] < 1
+
+
+def test_a_plan_is_a_target_that_status_and_collect_read(finished: Path, qaudit: Run) -> None:
+    again = qaudit("scan", "out/plan.json", "--out", "again")
+    assert again.code == 0, again.err
+    rows = [audit_of(folder)["measurements"] for folder in (finished, Path("again"))]
+    assert [row["ce"] for row in rows[0]] == [row["ce"] for row in rows[1]]
+    status = qaudit("status", "out")
+    assert (status.code, "3 of 3 subjects measured" in status.out) == (0, True)
+    (finished / "audit.json").unlink()
+    assert qaudit("collect", "out").code == 0
+    assert audit_of(finished)["measurements"] == rows[0]
+
+
+@pytest.mark.slow
+def test_a_local_scan_never_loads_the_client_of_the_hub(place: Path) -> None:
+    code = """
+import sys
+from qaudit.cli import main
+try:
+    main()
+finally:
+    heavy = {"qaudit.hub.api", "qaudit.hub.fetch"}
+    if "--dry-run" in sys.argv:  # an audit itself loads transformers, which loads the rest
+        heavy |= {"huggingface_hub", "httpx2", "torch", "transformers"}
+    print(sorted(heavy & set(sys.modules)), file=sys.stderr)
+"""
+    base = [sys.executable, "-c", code, "scan", "series/step10", *QUICK]
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    for arguments in (["-q"], ["--dry-run"]):
+        done = subprocess.run(
+            [*base, *arguments],
+            cwd=place,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.splitlines()[-1] == "[]"
+
+
+BASE = "series/step10"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "--shipped model-GPTQ --shipped model-AWQ",
+        "--set diagnostics=weights --set diagnostics=sensitivity:layers=1:scheme=rtn-3bit",
+    ],
+    ids=["files", "diagnostics"],
+)
+def test_a_scan_has_the_cpus_numbers_on_a_pretended_gpu(
+    chosen: str, place: Path, scan: Run
+) -> None:
+    quantized_copy(place / BASE, place / "model-GPTQ", "gptq")
+    quantized_copy(place / BASE, place / "model-AWQ", "awq", scale=2.0)
+    words = (BASE, *chosen.split(), "--schemes", "gptq-3bit", "--set", "dtype=float32")
+    assert scan(*words, "--device", "cpu", "--out", "cpu").code == 0
+    with pretended() as device:
+        done = scan(*words, "--device", "cuda", "--out", "gpu")
+    assert done.code == 0, done.err
+    cpu, gpu = audit_of(place / "cpu"), audit_of(place / "gpu")
+    assert device.tried > 1000
+    assert gpu["environment"]["device"] == "pretended"
+    for part in ("measurements", "comparisons", "diagnostics"):
+        must_be_close(gpu[part], cpu[part], 1e-5)  # the head takes other numbers of rows at once
+
+
+# --------------------------------------------------------------------------------- its folder
+
+
+WORDS = st.text("abcxyz", min_size=1, max_size=20)
+TARGETS = st.builds("{}/{}".format, WORDS, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("targets", "name"),
+    [
+        (["org/name"], "org-name"),
+        (["hf://org/name"], "org-name"),
+        (["org/name@stage1-step1000"], "org-name-stage1-step1000"),
+        (["org/name-*"], "org-name--"),
+        (["models/step10"], "models-step10"),
+        (["recipes/olmo2-7b.yaml"], "olmo2-7b"),
+        (["demo"], "demo"),
+        (["a", "b"], "a+b"),
+        (["out/mine/plan.json"], "mine"),
+        (["series/step10", "series/step200"], "step10+step200"),  # folders on this machine
+        (["."], "place"),
+    ],
+)
+def test_the_folder_is_named_after_all_targets(place: Path, targets: list[str], name: str) -> None:
+    assert folder_name(targets) == name
+
+
+@given(st.lists(TARGETS, min_size=1, max_size=9))
+def test_other_targets_have_another_folder_and_no_name_is_too_long(targets: list[str]) -> None:
+    name = folder_name(targets)
+    assert 0 < len(name) <= LONGEST_NAME
+    assert "/" not in name
+    assert folder_name([*targets, "org/more"]) != name
+    assert folder_name(["org/more", *targets]) != name
+
+
+def test_what_quick_measures_has_a_folder_of_its_own() -> None:
+    assert default_folder(["demo"], {"quick": True}).name == "demo-quick"
+    assert default_folder(["demo"], {"quick": None}).name == "demo"
+
+
+# ------------------------------------------------------------------ FIFOs in place of files
+
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+IN_PLACE: list[tuple[str, str, tuple[int, ...]]] = [
+    *(("named", f"{BASE} --set {key}=named", (2,)) for key in ("policy", "evaluation", "choices")),
+    ("recipe.yaml", "recipe.yaml", (2,)),
+    *((f"{BASE}/{name}", BASE, (4,)) for name in (CONFIG, WEIGHTS)),
+    *(
+        (f"{BASE}/{name}", BASE, (0,))
+        for name in (f"{WEIGHTS}.index.json", "trainer_state.json", "qaudit-family.yaml")
+    ),
+    *(
+        (f"files/{name}", f"{BASE} --shipped files", (0, 2, 4))
+        for name in (CONFIG, WEIGHTS, "tokenizer.json", "quantize_config.json")
+    ),
+    (f"{BASE}/tokenizer.json", BASE, (2, 4)),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "codes"), IN_PLACE)
+def test_a_fifo_in_place_of_a_file_is_refused_or_left_alone_and_not_waited_for(
+    place: Path, scan: Run, name: str, words: str, codes: tuple[int, ...]
+) -> None:
+    if "files" in words:
+        quantized_copy(place / BASE, place / "files", "gptq", bits=4)
+    (place / name).unlink(missing_ok=True)
+    os.mkfifo(place / name)
+    done = scan(*words.split(), *([] if "tokenizer" in name else ["--dry-run"]))
+    assert done.code in codes, done.err
+    assert "bug of qaudit" not in done.err
+    assert "did you mean `named`" not in done.err
+
+
+def test_links_to_regular_files_are_read(place: Path, scan: Run) -> None:
+    for name in (CONFIG, WEIGHTS):
+        (place / BASE / name).rename(place / name)
+        (place / BASE / name).symlink_to(place / name)
+    done = scan(BASE, "--dry-run")
+    assert done.code == 0, done.err

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ AUDITED = (
     "--out", "out",
 )  # fmt: skip
 """What the audit that tests share is a scan of."""
+OUT = Path("out")
 QUICK = (*TEXT, "--schemes", "rtn-4bit", "--out", "out")
 
 # Commands one after another, each with its exit code in a line of its own on stderr.
@@ -71,7 +73,7 @@ def refused(done: Outcome, code: int, sentence: str, hint: str) -> None:
     assert done.code == code
 
 
-def audit_of(folder: Path) -> dict[str, object]:
+def audit_of(folder: Path = OUT) -> dict[str, Any]:
     """Read the audit in an output folder."""
     return json.loads((folder / "audit.json").read_text(encoding="utf-8"))
 
