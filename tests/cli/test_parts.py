@@ -7,104 +7,108 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.cli import TEXT, Outcome, Run, audit_of, refused, run_in
+from qaudit.executors import measuring as measuring_module
+from qaudit.executors import records
+from tests.support.cli import OUT, TEXT, Run, audit_of, refused, run_in, weights_in
+from tests.support.hub import Hub
 from tests.support.models import write_documents
 from tests.support.parts import MAIN, ROOT, WITHOUT_TORCH, losses, same_audit, start, until
+from tests.support.quantized import quantized_copy
 
+OF_SCAN = ("--soup", "step10+step200", "--set", "context=32")
 ASKED = (
-    "series", *TEXT, "--schemes", "gptq-3bit:group=16,rtn-3bit:group=16", "--soup",
-    "step10+step200", "--set", "calibration_documents=2", "--set", "context=32",
+    "series", *TEXT, "--schemes", "gptq-3bit:group=16,rtn-3bit:group=16", *OF_SCAN, "--set",
+    "calibration_documents=2",
 )  # fmt: skip
+STEP200 = Path("series/step200")
+BOTH = ["step200", "mean(step10+step200)"]
+
+
+@pytest.fixture(scope="module")
+def measured(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a plan that one part measured in `out`, and one process in `whole`."""
+    folder = shutil.copytree(shipped, tmp_path_factory.mktemp("measured") / "place")
+    write_documents(folder / "calibration.jsonl", range(100, 108))
+    assert run_in(folder, "plan", *ASKED, "--out", "out") == 0
+    assert run_in(folder, "part", "out", "--part", "0/1") == 0
+    assert run_in(folder, "scan", *ASKED, "--out", "whole") == 0
+    return folder
 
 
 @pytest.fixture
-def planned(place: Path, qaudit: Run) -> Path:
+def planned(measured: Path, place: Path, qaudit: Run) -> Path:
     """Return a folder with a plan for parts, whose calibration text has eight documents."""
-    write_documents(place / "calibration.jsonl", range(100, 108))
+    shutil.copy(measured / "calibration.jsonl", place)
     assert qaudit("plan", *ASKED, "--out", "out").code == 0
     return place / "out"
 
 
-@pytest.fixture(scope="module")
-def part(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a plan of which one part measured the first round."""
-    folder = tmp_path_factory.mktemp("part") / "place"
-    shutil.copytree(shipped, folder)
-    write_documents(folder / "calibration.jsonl", range(100, 108))
-    assert run_in(folder, "plan", *ASKED, "--out", "out") == 0
-    assert run_in(folder, "part", "out", "--part", "0/1") == 0
-    return folder / "out"
-
-
 @pytest.fixture
-def once(part: Path, place: Path) -> Path:
-    write_documents(place / "calibration.jsonl", range(100, 108))
-    return shutil.copytree(part, place / "out")
+def once(measured: Path, place: Path) -> Path:
+    """Return a copy of a plan of which one part measured the first round."""
+    shutil.copy(measured / "calibration.jsonl", place)
+    return shutil.copytree(measured / "out", place / "out")
 
 
-@pytest.fixture
-def whole(place: Path, planned: Path, qaudit: Run) -> Path:
-    """Return the same audit, measured by one process."""
-    assert qaudit("scan", *ASKED, "--out", "whole").code == 0
-    return place / "whole"
+def parts(qaudit: Run, out: object, count: int) -> set[int]:
+    return {qaudit("part", out, "--part", f"{k}/{count}").code for k in range(count)}
 
 
-def parts(qaudit: Run, out: Path, count: int) -> list[Outcome]:
-    return [qaudit("part", out, "--part", f"{k}/{count}") for k in range(count)]
-
-
-def measured(qaudit: Run, out: Path, count: int = 2) -> Path:
+def finish(qaudit: Run, out: Path, count: int = 1) -> Path:
     """Run rounds until nothing is due."""
     for _ in range(4):
-        assert {one.code for one in parts(qaudit, out, count)} <= {0}
+        assert parts(qaudit, out, count) <= {0}
         if qaudit("collect", out).code == 0:
             return out
     raise AssertionError("rounds do not end")
 
 
-def test_parts_give_the_audit_of_one_process(whole: Path, planned: Path, qaudit: Run) -> None:
-    due = qaudit("collect", planned)
+def status(qaudit: Run, out: Path) -> dict[str, Any]:
+    return json.loads(qaudit("status", out, "--json").out)
+
+
+def never(_: float) -> None:
+    raise AssertionError("waited")
+
+
+def test_parts_give_the_audit_of_one_process_that_a_scan_afterwards_finds(
+    measured: Path, planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(records.time, "sleep", never)
+        due = qaudit("collect", planned)
     refused(due, 3, "round 1 has 4 subjects, and 4 are not measured yet", "qaudit part")
-    assert {one.code for one in parts(qaudit, planned, 2)} == {0}
-    same_audit(whole, measured(qaudit, planned))
+    for text, sentence in ("x", "is no part"), ("1/0", "is no part"), ("3/2", "no part 3 of 2"):
+        assert sentence in qaudit("part", planned, "--part", text).err
+    for number, scheduler in enumerate(("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")):
+        with monkeypatch.context() as patched:
+            patched.setenv(scheduler, str(number))
+            done = qaudit("part", planned, "--part", "2")
+        assert (done.code, f"part {number}/2" in done.err) == (0, True)
+    assert qaudit("collect", planned).code == 0
+    same_audit(measured / "whole", planned)
+    before = losses(planned)
+    files = sorted(path.name for path in (planned / "evidence").glob("*.npz"))
+    assert qaudit("scan", *ASKED, "--out", planned).code == 0
+    assert losses(planned) == before
+    assert sorted(path.name for path in (planned / "evidence").glob("*.npz")) == files
 
 
-@pytest.mark.slow
-def test_a_part_that_is_killed_is_run_again(
-    whole: Path, place: Path, planned: Path, qaudit: Run
-) -> None:
-    process = start(place, "part", planned, "--part", "0/1")
-    evidence = planned / "evidence"
-    until(lambda: evidence.is_dir() and any(evidence.glob("*.npz")))
-    process.kill()
-    process.communicate()
-    assert qaudit("status", planned).code == 3
-    same_audit(whole, measured(qaudit, planned, 3))  # cut otherwise
-
-
-@pytest.mark.slow
-def test_copies_of_a_folder_are_merged_by_content(
-    whole: Path, place: Path, planned: Path, qaudit: Run
-) -> None:
-    shutil.copytree(planned, place / "far")
-    assert qaudit("part", planned, "--part", "0/2").code == 0
-    assert qaudit("part", place / "far", "--part", "1/2").code == 0
-    assert qaudit("collect", planned, place / "far").code == 0
-    same_audit(whole, planned)
-
-
-def test_a_copy_that_another_plan_measured_is_refused(
-    place: Path, planned: Path, qaudit: Run
-) -> None:
+def test_a_folder_of_another_plan_or_of_none_is_refused(planned: Path, qaudit: Run) -> None:
     assert qaudit("plan", *ASKED, "--out", "other", "--set", "context=16").code == 0
     done = qaudit("collect", planned, "other")
     refused(done, 2, "was measured by another plan", "copy the folder of the plan")
+    for command in ("part series --part 0/1", "collect series", "status series"):
+        refused(qaudit(*command.split()), 2, "has no plan", "qaudit plan TARGET --out")
 
 
 @pytest.mark.parametrize(
@@ -132,93 +136,211 @@ def test_a_subject_that_ends_its_process_twice_is_given_up(once: Path, qaudit: R
     record.unlink()
     record.with_suffix(".attempts").write_text("n1 1\nn2 2\n")  # as two kills leave it
     assert qaudit("part", once, "--part", "0/1").code == 3
-    assert json.loads(qaudit("status", once, "--json").out)["failed"] == ["step10"]
+    assert status(qaudit, once)["failed"] == ["step10"]
     assert qaudit("collect", once).code == 3
+    (skipped,) = [row for row in audit_of(once)["skipped"] if row["subject"] == "step10"]
+    assert "2 processes ended while they measured it" in skipped["reason"]
     assert qaudit("part", once, "--part", "0/1").code == 0
-    assert json.loads(qaudit("status", once, "--json").out)["failed"] == []
+    assert status(qaudit, once)["failed"] == []
 
 
-def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> None:
-    asked = ("series", *TEXT, "--schemes", "rtn-3bit:group=16", "--soup")
-    asked = (*asked, "greedy(step10+step200+step1000)", "--set", "context=32")
-    assert qaudit("plan", *asked, "--out", "out").code == 0
-    assert qaudit("part", "out", "--part", "0/1").code == 0
-    refused(qaudit("collect", "out"), 3, "round 2 has 1 subject, and", "qaudit part")
-    assert qaudit("part", "out", "--part", "0/1").code == 0
-    assert qaudit("collect", "out").code == 0
-    assert qaudit("scan", *asked, "--out", "whole").code == 0
-    same_audit(place / "whole", place / "out")
-
-
-@pytest.mark.slow
-def test_candidates_that_are_no_subjects_are_a_round_of_their_own(place: Path, qaudit: Run) -> None:
+def test_a_search_is_a_round_behind_its_candidates_that_are_no_subjects(
+    place: Path, qaudit: Run
+) -> None:
     asked = ("series", *TEXT, "--schemes", "rtn-3bit:group=16", "--checkpoints", "step10")
     asked = (*asked, "--set", "diagnostics=weights", "--soup", "greedy(step10+step200+step1000)")
     assert qaudit("plan", *asked, "--out", "out").code == 0
     for due in ("round 1 has 1 subject", "round 2 has 2 subjects", "round 3 has 1 subject"):
         refused(qaudit("collect", "out"), 3, f"{due}, and", "qaudit part")
-        assert {one.code for one in parts(qaudit, place / "out", 2)} == {0}
+        assert parts(qaudit, "out", 2) == {0}
     assert qaudit("collect", "out").code == 0
     assert qaudit("scan", *asked, "--out", "whole").code == 0
-    same_audit(place / "whole", place / "out")
+    same_audit(place / "whole", OUT)
     first, second = (audit_of(place / name)["diagnostics"] for name in ("whole", "out"))
-    assert [first[name] for name in ("greedy", "weights")] == [
-        second[name] for name in ("greedy", "weights")
-    ]
+    for name in ("greedy", "weights"):
+        assert first[name] == second[name]
+
+
+def test_collect_waits_for_what_a_log_names_and_not_for_ever(
+    once: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = next((once / "parts" / "units").glob("step10-*.json"))
+    evidence = next((once / "evidence").glob("step200--*.npz"))
+    hidden = {path: path.rename(path.with_suffix(".hidden")) for path in (record, evidence)}
+
+    def a_moment_later(_: float) -> None:
+        path, place = hidden.popitem()
+        place.rename(path)
+
+    monkeypatch.setattr(records.time, "sleep", a_moment_later)
+    done = qaudit("collect", once)
+    assert done.code == 0, done.err
+    assert "waiting up to 60 s until `" in done.err
+    assert hidden == {}
+    record.unlink()
+    monkeypatch.setattr(records, "LAG_SECONDS", 0.0)
+    refused(qaudit("collect", once), 3, "1 is not measured yet: `step10`", "qaudit part")
+
+
+def test_a_part_stopped_while_it_is_imported_says_so(planned: Path) -> None:
+    stopped_at_import = (
+        "import os, signal, sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Stop())\n"
+    )
+    process = start(planned.parent, "part", planned, "--part", "0/1", main=stopped_at_import + MAIN)
+    _, err = process.communicate()
+    assert (process.returncode, "was stopped by SIGTERM" in err) == (75, True), err
+
+
+# ----------------------------------------------------------- small files that decide numbers
+
+
+def edited(path: Path, **values: object) -> str:
+    """Change keys of a JSON file, and return what it held."""
+    text = path.read_text()
+    path.write_text(json.dumps(json.loads(text) | values))
+    return text
+
+
+EDITS: dict[str, Callable[[], object]] = {
+    "`config.json` of `step200` has": lambda: edited(STEP200 / "config.json", rms_norm_eps=0.5),
+    "`tokenizer_config.json` of `step200` has changed": lambda: edited(
+        STEP200 / "tokenizer_config.json", eos_token="a"
+    ),
+    "`added_tokens.json` of `step200`": lambda: (STEP200 / "added_tokens.json").write_text("{}"),
+    "`model.safetensors.index.json` of `step200` was added": lambda: (
+        STEP200 / "model.safetensors.index.json"
+    ).write_text('{"weight_map": {}}'),
+    "`tokenizer.json` of `step200` was removed": lambda: (STEP200 / "tokenizer.json").unlink(),
+}
+
+
+def test_a_part_refuses_a_small_file_that_is_not_the_plans_and_another_plan_measures_it(
+    measured: Path, planned: Path, qaudit: Run
+) -> None:
+    shutil.copytree(STEP200, "kept")
+    for sentence, change in EDITS.items():
+        change()
+        assert qaudit("part", planned, "--part", "0/1").code == 3
+        (unit,) = (planned / "parts" / "units").glob("step200-*.json")
+        assert sentence in unit.read_text()
+        shutil.rmtree(STEP200)
+        shutil.copytree("kept", STEP200)
+    assert (status(qaudit, planned)["failed"], status(qaudit, planned)["missing"]) == (BOTH, [])
+    assert qaudit("collect", planned).code == 3
+    audit: Any = audit_of(planned)
+    assert [row["subject"] for row in audit["skipped"]] == BOTH  # it is a member
+    assert sentence in audit["skipped"][0]["reason"]
+    assert {row["subject"] for row in audit["measurements"]} == {"step10", "step1000"}
+
+    before = edited(STEP200 / "config.json", rms_norm_eps=0.5)
+    assert qaudit("plan", *ASKED, "--out", "out").code == 0
+    assert "1 measured now, 1 failed" in qaudit("part", planned, "--part", "0/1").err
+    assert status(qaudit, planned)["failed"] == BOTH[1:]  # its members are not of one shape now
+    (STEP200 / "config.json").write_text(before)
+    assert qaudit("plan", *ASKED, "--out", "out").code == 0
+    same_audit(measured / "whole", finish(qaudit, planned))
+
+
+def test_a_file_that_ships_is_the_one_of_the_plan(place: Path, qaudit: Run) -> None:
+    quantized_copy(place / "series/step10", place / "model-GPTQ", "gptq")
+    asked = ("series/step10", "--shipped", "model-GPTQ", *TEXT, "--schemes", "rtn-4bit:group=32")
+    assert qaudit("plan", *asked, "--set", "context=32", "--out", "out").code == 0
+    weights = place / "model-GPTQ" / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    assert qaudit("part", "out", "--part", "0/1").code == 3
+    qaudit("collect", "out")
+    (unit,) = (OUT / "parts" / "units").glob("*.json")
+    assert "the weights of `model-GPTQ` have changed" in unit.read_text()
+    (place / "model-GPTQ" / "quantize_config.json").write_text("{}")
+    done = qaudit("part", "out", "--part", "0/1")
+    refused(done, 4, "`quantize_config.json` of `model-GPTQ` was added", "plan again")
+
+
+def test_an_audit_has_the_hashes_of_small_files_and_an_export_refuses_others(
+    place: Path, scan: Run, qaudit: Run
+) -> None:
+    scheme = "rtn-4bit:group=32"
+    assert scan("series", "--soup", "late=last:2", "--schemes", scheme).code == 0
+    audit: Any = audit_of()
+    for checkpoint in audit["plan"]["checkpoints"]:
+        names = {file["name"] for file in checkpoint["settings"]}
+        assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names
+    late = next(subject for subject in audit["subjects"] if subject["label"] == "late")
+    assert late["configuration"] == late["members"][0]["label"]
+    edited(STEP200 / "config.json", rms_norm_eps=0.5)
+    done = qaudit("export", "out", "--subject", "step200", "--scheme", scheme, "--out", "new")
+    refused(done, 4, "`config.json` of `step200` has changed", "plan again")
+    assert not (place / "new").exists()
+
+
+# ------------------------------------------------------------------------- what ends a part
 
 
 @pytest.mark.slow
-def test_diagnostics_of_parts_are_those_of_one_process(place: Path, qaudit: Run) -> None:
-    asked = (*ASKED, "--set", "diagnostics=weights", "--set", "repeats=1")
-    assert qaudit("plan", *asked, "--out", "out").code == 0
-    assert {one.code for one in parts(qaudit, place / "out", 3)} == {0}
-    assert qaudit("collect", "out").code == 0
-    assert qaudit("scan", *asked, "--out", "whole").code == 0
-    first, second = (json.loads((place / n / "audit.json").read_text()) for n in ("out", "whole"))
-    assert first["diagnostics"]["weights"] == second["diagnostics"]["weights"]
+def test_a_subject_is_given_up_where_its_part_is_killed_twice_and_never_where_it_is_stopped(
+    measured: Path, planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stop in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # as schedulers do
+        with monkeypatch.context() as patched:
+            patched.setattr(measuring_module, "measure", lambda *_: signal.raise_signal(stop))  # noqa: B023
+            done = qaudit("part", planned, "--part", "0/1")
+        refused(done, 75, f"was stopped by {stop.name}; what was measured is kept", "")
+    assert not list((planned / "parts" / "units").glob("*.attempts"))
+    log = (planned / "parts" / "0-of-1.jsonl").read_text()
+    assert log.count('"ended": "KeyboardInterrupt"') == 3
+    killed = (  # as the kernel does where memory runs out: a shell reports 137
+        "import os, signal, qaudit.executors.measuring as measuring\n"
+        "measuring.measure = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    for _ in range(2):
+        process = start(planned.parent, "part", planned, "--part", "0/1", main=killed + MAIN)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert len(list((planned / "parts" / "units").glob("*.attempts"))) == 1
+    assert [part["state"] for part in status(qaudit, planned)["parts"]] == ["lost"]
+    done = qaudit("part", planned, "--part", "0/1")
+    assert (done.code, "1 failed" in done.err) == (3, True), done.err
+    assert len(status(qaudit, planned)["failed"]) == 1
+    same_audit(measured / "whole", finish(qaudit, planned))
 
 
 @pytest.mark.slow
-def test_a_login_node_without_torch_collects(place: Path, planned: Path, qaudit: Run) -> None:
-    assert qaudit("part", planned, "--part", "0/1").code == 0
-    process = start(place, "collect", planned, main=WITHOUT_TORCH + MAIN)
+def test_a_node_that_is_gone_leaves_parts_that_any_other_of_its_kind_measures(
+    measured: Path, planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a node leaves: a log without an end, an attempt, a half-written file."""
+    assert qaudit("part", planned, "--part", "0/2").code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("qaudit.executors.part.device_name", lambda _: "H200")
+        refused(qaudit("part", planned, "--part", "1/2"), 78, "this device is `H200`", "use `")
+    record = next((planned / "parts" / "units").glob("*.json"))
+    gone = json.dumps({"at": 0.0, "began": True, "host": "n9", "pid": 1, "job": None})
+    (planned / "parts" / "1-of-2.jsonl").write_text(f'{gone}\n{{"at": 0.0, "subject": "step')
+    record.with_suffix(".attempts").write_text("n9 0\n")
+    (planned / "evidence" / "x.n9-0123456789abcdef.partial").write_bytes(b"half")
+    states = {part["part"]: part["state"] for part in status(qaudit, planned)["parts"]}
+    assert states == {"0/2": "done", "1/2": "silent"}
+    same_audit(measured / "whole", finish(qaudit, planned))
+
+
+@pytest.mark.slow
+def test_copies_of_a_folder_are_merged_by_content_on_a_login_node_without_torch(
+    measured: Path, place: Path, planned: Path, qaudit: Run
+) -> None:
+    shutil.copytree(planned, place / "far")
+    assert qaudit("part", planned, "--part", "0/2").code == 0
+    assert qaudit("part", place / "far", "--part", "1/2").code == 0
+    process = start(place, "collect", planned, place / "far", main=WITHOUT_TORCH + MAIN)
     _, err = process.communicate()
     assert process.returncode == 0, err
-
-
-def test_a_scan_afterwards_measures_nothing(once: Path, qaudit: Run) -> None:
-    measured(qaudit, once, 1)
-    before = losses(once)
-    files = sorted(path.name for path in (once / "evidence").glob("*.npz"))
-    assert qaudit("scan", *ASKED, "--out", once).code == 0
-    assert losses(once) == before
-    assert sorted(path.name for path in (once / "evidence").glob("*.npz")) == files
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"), [("x", "is no part"), ("1/0", "is no part"), ("3/2", "no part 3 of 2")]
-)
-def test_a_part_that_is_none(planned: Path, qaudit: Run, text: str, sentence: str) -> None:
-    assert sentence in qaudit("part", planned, "--part", text).err
-
-
-@pytest.mark.parametrize("name", ["SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX"])
-def test_a_scheduler_gives_the_number(
-    planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "1")
-    done = qaudit("part", planned, "--part", "2")
-    assert done.code == 0
-    assert "part 1/2" in done.err
-
-
-def test_a_folder_without_a_plan(place: Path, qaudit: Run) -> None:
-    for command in (
-        ["part", "series", "--part", "0/1"],
-        ["collect", "series"],
-        ["status", "series"],
-    ):
-        refused(qaudit(*command), 2, "has no plan", "qaudit plan TARGET --out")
+    same_audit(measured / "whole", planned)
 
 
 @pytest.mark.slow
@@ -227,8 +349,7 @@ def test_a_whole_node_runs_the_parts_of_its_gpus_by_the_script_of_the_docs(
 ) -> None:
     page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
     (script,) = [s for s in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "for gpu in" in s]
-    command = shlex.join([sys.executable, "-c", MAIN])
-    function = f'qaudit() {{ {command} "$@"; }}\n'
+    function = f'qaudit() {{ {shlex.join([sys.executable, "-c", MAIN])} "$@"; }}\n'
     done = subprocess.run(
         ["bash", "-c", function + script],
         cwd=place,
@@ -240,3 +361,195 @@ def test_a_whole_node_runs_the_parts_of_its_gpus_by_the_script_of_the_docs(
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("measured now, 0 failed") == 4  # there are four subjects
     assert qaudit("collect", planned).code == 0
+
+
+# --------------------------------------------------------- two hosts with one folder
+
+
+NAMESPACES = ["unshare", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child"]
+if os.getuid():
+    NAMESPACES[1:1] = ["--user", "--map-root-user"]
+COSTS = "nbytes_memory_available seconds_low seconds_high detectable_relative_error digest"
+
+SLOW = """
+import time
+from pathlib import Path
+import numpy as np
+
+savez = np.savez_compressed
+
+def slow(file, **arrays):
+    savez(file, **arrays)
+    file.flush()
+    Path("writing").touch()
+    while not Path("go").exists():
+        time.sleep(0.01)
+
+np.savez_compressed = slow
+"""
+
+
+def why_not() -> str:
+    """Return why there are no namespaces here; empty where there are."""
+    if shutil.which("unshare") is None:
+        return "`unshare` is not installed"
+    command = [*NAMESPACES, "hostname", "n1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"no namespaces here: {done.stderr.strip()}"
+
+
+def host(name: str, place: Path, *arguments: object, main: str = MAIN) -> subprocess.Popen[str]:
+    """Start a command on a host of its own: its name and its process numbers are no others'."""
+    shell = ["sh", "-c", 'hostname "$0" && exec "$@"', name]
+    return start(place, *arguments, main=main, before=[*NAMESPACES, *shell])
+
+
+def without_costs(value: Any) -> Any:
+    """Return a plan without what it costs: that is the host's, and known better by now."""
+    if isinstance(value, list):
+        return [without_costs(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: without_costs(item) for name, item in value.items() if name not in COSTS.split()}
+
+
+@pytest.mark.slow
+def test_two_hosts_with_equal_process_numbers_plan_the_same_and_leave_each_others_files(
+    measured: Path, planned: Path, place: Path, qaudit: Run
+) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    slow = host("n1", place, "part", planned, "--part", "0/1", main=SLOW + MAIN)
+    until((place / "writing").exists)
+    (half,) = (planned / "evidence").glob("*.partial")
+    assert ".n1-" in half.name
+    other = host("n2", place, "part", planned, "--part", "0/1")  # the same subjects, all of them
+    _, err = other.communicate(timeout=300)
+    assert other.returncode == 0, err
+    assert half.exists()
+    (place / "go").touch()
+    _, err = slow.communicate(timeout=300)
+    assert slow.returncode == 0, err
+    assert not list(planned.rglob("*.partial"))
+    assert '"pid": 1,' in (planned / "parts" / "0-of-1.jsonl").read_text()
+    plans = [json.loads((planned / "plan.json").read_text())]
+    again = host("n2", place, "plan", *ASKED, "--out", "out")
+    _, err = again.communicate(timeout=300)
+    assert again.returncode == 0, err
+    plans.append(json.loads((planned / "plan.json").read_text()))
+    assert without_costs(plans[0]) == without_costs(plans[1])
+    assert qaudit("collect", planned).code == 0
+    same_audit(measured / "whole", planned)
+
+
+# ----------------------------------------------------------------------- parts of the Hub
+
+
+SHIPPED = "lab/series-GPTQ"
+OF_HUB = ("lab/series", *TEXT, "--schemes", "rtn-3bit:group=16", *OF_SCAN)
+
+
+@pytest.fixture
+def hub(place: Path, online: Path, serve_root: Callable[..., Hub]) -> Hub:
+    quantized_copy(place / "series/step10", online / "root" / SHIPPED / "v1", "gptq")
+    shutil.move(place / "series", online / "root" / "lab/series")
+    return serve_root(main=None)
+
+
+def test_what_was_not_fetched_or_was_edited_is_named_and_the_next_run_fixes_it(
+    hub: Hub, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*command: str) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setenv("HF_HUB_OFFLINE", "1")
+            return qaudit(*command)
+
+    part = ("part", "out", "--part", "0/1")
+    assert qaudit("plan", *OF_HUB, "--out", "out").code == 0
+    assert offline(*part).code == 3
+    said = offline("status", "out").out
+    assert said.startswith("round 1: 0 of 4 subjects measured, 4 failed")
+    done = offline("collect", "out")
+    assert (done.code, "HF_HUB_OFFLINE" in done.err) == (4, True)
+
+    hub.faults.append({"match": r"HEAD|GET .*resolve/.*\.safetensors", "status": 404, "times": 2})
+    done = qaudit("fetch", "out")
+    assert done.code == 3
+    assert "1 of 3 checkpoints and 0 texts are in the cache" in done.err
+    assert done.err.count("not downloaded step") == 2
+    assert offline(*part).code == 3
+    hub.faults.clear()
+    assert qaudit("fetch", "out").code == 0
+
+    config = next((online / "hf").rglob("config.json")).resolve()  # equal ones are one blob
+    text = config.read_text()
+    config.write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 5e-01'))
+    assert config.read_text() != text
+    assert offline(*part).code == 4
+    assert qaudit(*part).code == 0
+    assert config.read_text() == text  # fetched again
+    assert qaudit("collect", "out").code == 0
+
+
+@pytest.mark.slow
+def test_parts_run_without_a_network_once_a_login_node_has_fetched(
+    hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (*OF_HUB, "--shipped", f"{SHIPPED}@v1", "--checkpoints", "step10")
+    asked = tuple(word for word in asked if word not in OF_SCAN[:2])
+    for words, out, shown in ((OF_HUB, "out", "3 of 3"), (asked, "files", "2 of 2")):
+        assert qaudit("plan", *words, "--out", out).code == 0
+        if out == "out":
+            assert weights_in(online / "hf") == []
+        process = start(place, "fetch", out, main=WITHOUT_TORCH + MAIN)
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+        assert f"{shown} checkpoints and 0 texts are in the cache" in err
+        hub.log.clear()
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        assert parts(qaudit, out, 2) == {0}
+        assert qaudit("collect", out).code == 0
+        assert hub.log == []
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        assert qaudit("scan", *words, "--out", f"{out}-whole").code == 0
+        same_audit(place / f"{out}-whole", place / out)
+    assert audit_of(place / "files")["measurements"][-1]["scheme"] == "series-GPTQ"
+
+
+@pytest.mark.slow
+def test_caches_of_nodes_fetch_what_each_part_needs_and_the_checkpoint_before(
+    hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (*OF_HUB, "--set", "diagnostics=weights", "--set", "repeats=1")
+    assert qaudit("plan", *asked, "--out", "out").code == 0
+    fetched = []
+    for number in range(3):
+        monkeypatch.setenv("HF_HOME", str(online / f"node{number}"))
+        assert qaudit("part", "out", "--part", f"{number}/3").code == 0
+        fetched.append(len({path.resolve() for path in weights_in(online / f"node{number}")}))
+    assert qaudit("collect", "out").code == 0
+    monkeypatch.setenv("HF_HOME", str(online / "hf"))
+    assert qaudit("scan", *asked, "--out", "whole").code == 0
+    first, second = (audit_of(place / name)["diagnostics"]["weights"] for name in ("out", "whole"))
+    assert first == second
+    assert any(row["previous"] for row in first)
+    same_audit(place / "whole", OUT)
+    assert sum(fetched) >= 4  # two of three parts begin behind another one's checkpoint
+
+
+@pytest.mark.slow
+def test_a_part_with_a_disk_budget_evicts_what_it_fetched_itself(
+    hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert qaudit("plan", *OF_HUB, "--out", "out").code == 0
+    budget = ("--set", "disk_budget=1MB")
+    (place / "mounts").write_text("scratch:/ / lustre rw 0 0\n")
+    with monkeypatch.context() as shared:
+        shared.setattr("qaudit.host.MOUNTS", place / "mounts")
+        done = qaudit("part", "out", "--part", "0/2", *budget)
+        refused(done, 4, "network file system (lustre)", "a folder on a disk of this host")
+    for number in range(2):
+        assert qaudit("part", "out", "--part", f"{number}/2", *budget).code == 0
+        assert weights_in(online / "hf") == []
+    assert not (OUT / "fetched.json").exists()
+    assert qaudit("collect", "out").code == 0

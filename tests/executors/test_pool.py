@@ -1,73 +1,64 @@
-"""A pool of processes on one machine: the same audit, whatever is killed."""
+"""A pool of processes, what each of them gets of a scan, and devices that compute rightly."""
 
 from __future__ import annotations
 
+import math
+import random
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from benchmarks.cut import alone, checkpoint, cost, outcome, scan, soup
+from qaudit.errors import OtherIdentityError
+from qaudit.executors import part as ready
 from qaudit.executors import queues
+from qaudit.executors.folder import cut, in_line
+from qaudit.executors.part import refuse_bad_device, softmax_error, wrong_products
 from qaudit.executors.queues import gpu_workers
 from tests.support.cli import Run, audit_of, refused
 from tests.support.parts import demo, same_audit
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
-
 
 @pytest.mark.slow
-def test_two_workers_give_the_audit_of_one_process(
+@pytest.mark.usefixtures("without_pictures")
+def test_two_workers_that_are_killed_once_a_round_give_the_audit_of_one_process(
     tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    killed = []
-    start = queues.Pool._start
-
-    def first_is_killed(self, worker, part, count):  # type: ignore[no-untyped-def]
-        process = start(self, worker, part, count)
-        if not killed:
-            killed.append(part)
-            process.kill()
-        return process
-
-    monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_is_killed)
-    monkeypatch.setattr("qaudit.executors.queues.PARTS_PER_WORKER", 1)
-    done = qaudit("scan", *demo(tmp_path), "--out", "out", "--set", "executor=local")
-    assert done.code == 0, done.err
-    assert f"part {killed[0]}/2 on worker 0 ended with -9" in done.err
-    assert qaudit("scan", *demo(tmp_path), "--out", "whole").code == 0
-    same_audit(tmp_path / "whole", tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the_same_command(
-    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """A worker is replaced by the same command, or by the pool where it may try again."""
     monkeypatch.chdir(tmp_path)
     asked = (*demo(tmp_path), "--checkpoints", "step10", "--set", "repeats=1")
     asked = (*asked, "--soup", "best=greedy(step10+step200+step1000)")
     started: list[tuple[str, int]] = []
+    killed: set[bool] = set()
     start = queues.Pool._start
 
-    def first_of_round_2_is_killed(self, worker, part, count):  # type: ignore[no-untyped-def]
+    def first_of_a_round_is_killed(self: Any, worker: Any, part: int, count: int) -> Any:
         process = start(self, worker, part, count)
         in_round_2 = (tmp_path / "out/parts/round-2.json").exists()
-        if in_round_2 and not started:
+        if in_round_2 not in killed:
             process.kill()
+            killed.add(in_round_2)
         if in_round_2:
             started.append((worker.name, part))
         return process
 
-    monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_of_round_2_is_killed)
-    monkeypatch.setattr("qaudit.executors.queues.TRIES", 1)
+    monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_of_a_round_is_killed)
     monkeypatch.setattr("qaudit.executors.queues.PARTS_PER_WORKER", 1)
-    done = qaudit("scan", *asked, "--out", "out", "--set", "executor=local")
-    assert done.code == 3, done.err
-    assert "round 2 has 2 subjects, and 1 is not measured yet" in done.err
-    assert started == [("worker 0", 0), ("worker 1", 1)]  # a candidate for each of two workers
-    done = qaudit("scan", *asked, "--out", "out", "--set", "executor=local")
+    scan = ("scan", *asked, "--out", "out", "--set", "executor=local")
+    with monkeypatch.context() as patched:
+        patched.setattr("qaudit.executors.queues.TRIES", 1)
+        done = qaudit(*scan)
+        assert done.code == 3, done.err
+        assert "round 1 has 2 subjects, and 1 is not measured yet" in done.err
+    done = qaudit(*scan)
     assert done.code == 0, done.err
+    assert "on worker 0 ended with -9" in done.err
+    assert started[:2] == [("worker 0", 0), ("worker 1", 1)]  # a candidate for each of two workers
     assert qaudit("scan", *asked, "--out", "whole").code == 0
     same_audit(tmp_path / "whole", tmp_path / "out")
     first, second = (audit_of(tmp_path / name)["diagnostics"] for name in ("whole", "out"))
@@ -111,14 +102,13 @@ def test_gpus_are_those_that_the_driver_lists_and_no_slices(
         gpu_workers("all")
 
 
-@pytest.mark.parametrize("dry", [True, False])
 @pytest.mark.parametrize("text", ["0", "-1", "", "x", "1.5", "ALL", "9" * 5000, "\u0663"])
 def test_gpus_that_are_no_number_are_refused_before_anything_is_planned(
-    tmp_path: Path, qaudit: Run, text: str, dry: bool
+    tmp_path: Path, qaudit: Run, text: str
 ) -> None:
-    more = ["--dry-run"] if dry else []
-    done = qaudit("scan", tmp_path / "absent", "--out", tmp_path / "out", f"--gpus={text}", *more)
-    refused(done, 2, "is no number of GPUs", "or `all`")
+    for more in [], ["--dry-run"]:
+        scan = ("scan", tmp_path / "absent", "--out", tmp_path / "out", f"--gpus={text}", *more)
+        refused(qaudit(*scan), 2, "is no number of GPUs", "or `all`")
 
 
 def test_gpus_of_another_executor_or_device_are_refused(
@@ -145,3 +135,105 @@ def test_workers_share_the_memory_for_hidden_states(
     run: Any = None
     pool = queues.Pool(run, tmp_path, workers=queues.cpu_workers(4), options=options)
     assert [*pool.options] == expected
+
+
+# ------------------------------------------------------------------------------ cuts by cost
+
+
+@pytest.mark.parametrize("count", [16, 64])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "node-local"])
+def test_a_real_scan_is_cut_within_15_percent_of_the_lower_bound(count: int, shared: bool) -> None:
+    units = scan()
+    one = outcome(units, count, shared=shared)
+    needed = len({c.content for u in units for c in u.checkpoints})
+    assert one.makespan <= 1.15, one
+    assert needed <= one.fetched < one.in_turn
+
+
+@given(
+    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=30),
+    count=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+def test_every_unit_is_in_one_part_and_twins_are_together(sizes, count, seed) -> None:
+    draw = random.Random(seed)
+    series = [checkpoint(n, nbytes) for n, nbytes in enumerate(sizes)]
+    units = [alone(one, draw.uniform(1, 9)) for one in series]
+    twin = alone(series[draw.randrange(len(series))], 5.0, label="twin")
+    members = draw.sample(series, min(3, len(series)))
+    units += [twin, soup("soup", members, 3.0)]
+    parts = cut(units, count)
+    assert sorted(u.label for part in parts for u in part) == sorted(u.label for u in units)
+    assert all(parts) and len(parts) <= count
+    (with_twin,) = [part for part in parts if twin in part]
+    assert [u for u in with_twin if u.subject.content == twin.subject.content and u is not twin]
+    line = in_line(units)
+    place = {u.label: k for k, u in enumerate(line)}
+    assert all(place[c.label] < place["soup"] for c in members)
+    assert cut(units, count) == parts
+    assert cut(units, 1) == (line,) or {u.label for u in cut(units, 1)[0]} == set(place)
+
+
+def test_a_part_is_never_larger_than_it_must_be() -> None:
+    units = [alone(checkpoint(n, 0), 1.0) for n in range(10)]
+    assert [len(part) for part in cut(units, 5)] == [2] * 5
+    assert math.isclose(max(cost(part) for part in cut(units, 3)), 4.0)
+    assert cut([], 4) == ()
+
+
+# ---------------------------------------------------------------- devices that compute rightly
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "SIZE", 128)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_sound_device_gives_every_integer(small: None, dtype: torch.dtype) -> None:
+    assert wrong_products(CPU, dtype) == 0
+    refuse_bad_device(CPU, dtype)
+
+
+def test_products_are_those_of_integers(small: None) -> None:
+    """The reference is exact: integers of 64 bits give the same."""
+    a, b, exact = ready._product(ready.SIZE)
+    assert torch.equal(exact.long(), torch.matmul(a, b))
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Make one product of matrices in this dtype wrong by its last bit."""
+    matmul = torch.matmul
+
+    def once_wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        product = matmul(a, b)
+        if product.dtype == dtype:
+            product[3, 5] = torch.nextafter(product[3, 5], torch.tensor(torch.inf, dtype=dtype))
+        return product
+
+    monkeypatch.setattr(torch, "matmul", once_wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_wrong_bit_is_enough(
+    small: None, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    broken(monkeypatch, dtype)
+    assert wrong_products(CPU, dtype) == 1
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(OtherIdentityError, match=f"1 of 16384 products in {name} are wrong") as bad:
+        refuse_bad_device(CPU, dtype)
+    assert "on another device" in bad.value.hint
+
+
+@pytest.mark.parametrize("off", [1e-4, float("nan")])
+def test_probabilities_that_are_off_are_refused(
+    small: None, monkeypatch: pytest.MonkeyPatch, off: float
+) -> None:
+    assert softmax_error(CPU) < ready.CLOSE / 10
+    monkeypatch.setattr(ready, "softmax_error", lambda _: off)
+    with pytest.raises(OtherIdentityError, match="probabilities are off by"):
+        refuse_bad_device(CPU, torch.float32)

@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,26 +41,26 @@ def test_a_damaged_list_of_jobs_has_none(tmp_path: Path, text: str) -> None:
     assert _jobs(tmp_path / "slurm.json", 1, 2) == []
 
 
-def test_paths_of_a_job_script_are_quoted_where_they_must_be() -> None:
+def test_a_job_script_has_ranges_of_slurm_and_paths_that_are_quoted_where_they_must_be() -> None:
+    assert _ranges([0]) == "0"
+    assert _ranges([5, 3, 4, 0, 9]) == "0,3-5,9"
     assert _quoted("/a/b-1.log") == "/a/b-1.log"
     assert _quoted('/my runs/"b"') == '"/my runs/\\"b\\""'
     with pytest.raises(UsageError, match="control character"):
         _quoted("/a\n#SBATCH --account=x")
 
 
-def pids(log: Path) -> list[int]:
-    lines = log.read_text().splitlines() if log.exists() else []
-    return [one["pid"] for one in map(json.loads, lines) if one.get("began")]
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    return list(map(json.loads, log.read_text().splitlines())) if log.exists() else []
 
 
-def jobs(log: Path) -> list[str]:
-    lines = map(json.loads, log.read_text().splitlines())
-    return [one["job"] for one in lines if one.get("began")]
+def of_each_start(log: Path, key: str) -> list[Any]:
+    return [line[key] for line in lines_of(log) if line.get("began")]
 
 
 def measuring(log: Path) -> bool:
     """Return whether the process that wrote last has begun a subject and not ended."""
-    lines = list(map(json.loads, log.read_text().splitlines())) if log.exists() else []
+    lines = lines_of(log)
     began = max((k for k, one in enumerate(lines) if one.get("began")), default=len(lines))
     return any(one.get("subject") for one in lines[began:]) and "ended" not in lines[-1]
 
@@ -154,9 +155,9 @@ class TestOnSlurm:
         assert (code, "running" in text) == (3, True), text
         slurm.run("sbatch", "-p", "urgent", "--mem=100", f"--chdir={tmp_path}", "-N", "2",
                   "--exclusive", "--wrap", "sleep 2")  # fmt: skip
-        until(lambda: len(pids(victim)) > 1)  # preempted, and requeued
+        until(lambda: len(of_each_start(victim, "pid")) > 1)  # preempted, and requeued
         until(lambda: measuring(victim))
-        os.kill(pids(victim)[-1], signal.SIGKILL)
+        os.kill(of_each_start(victim, "pid")[-1], signal.SIGKILL)
         job.hold.unlink()
         job.run_until_complete()
         number = victim.name.partition("-")[0]
@@ -173,9 +174,11 @@ class TestOnSlurm:
         assert job.run("--set", "detach=true") == 0, job.heard
         assert job.submitted() == ["0-1 of 2"]
         victim = job.measuring()
-        node = slurm.lose_node_of(jobs(victim)[-1])
+        node = slurm.lose_node_of(of_each_start(victim, "job")[-1])
         try:
-            until(lambda: len(pids(victim)) > 1, 200)  # requeued, once the node does not answer
+            until(
+                lambda: len(of_each_start(victim, "pid")) > 1, 200
+            )  # requeued, once the node does not answer
             job.hold.unlink()
             job.run_until_complete()
         finally:
@@ -187,11 +190,6 @@ class TestOnSlurm:
         job.run_until_complete()
         assert job.submitted()[:2] == ["0-1 of 2", "0 of 1"]
         job.must_be_as_in_one_process()
-
-
-def test_ranges_are_those_of_slurm() -> None:
-    assert _ranges([0]) == "0"
-    assert _ranges([5, 3, 4, 0, 9]) == "0,3-5,9"
 
 
 def test_a_machine_without_slurm_says_so(
