@@ -6,35 +6,41 @@ import gzip
 import json
 import shutil
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from qaudit.hub import open_hub
 from qaudit.planning.pin import read_lock
-from tests.support.cli import TEXT, Run, audit_of, refused, settings, weights_in
+from tests.support import released
+from tests.support.cards import whole_at
+from tests.support.cli import OUT, QUICK, STEPS, TEXT, Run, audit_of, refused, settings, weights_in
 from tests.support.gguf import write_gguf
 from tests.support.hub import Hub
-from tests.support.models import text
-from tests.support.names import names_of
+from tests.support.models import save_tokenizer, text
 from tests.support.quantized import quantized_copy
 
 REPO = "lab/series"
+LABELS = [f"step{step}" for step in STEPS]
+ROUNDED = "rtn-4bit:group=32"
 
 
 @pytest.fixture
-def hub(place: Path, online: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Serve the tiny series of `place` as branches of one repository, and nowhere else."""
-    root = online / "root"
-    shutil.move(place / "series", root / REPO)
-    settings(root / REPO, branch_per_revision=True)
-    shutil.copytree(root / REPO, root / "lab/secret")
+def hub(place: Path, online: Path, serve_root: Callable[..., Hub]) -> Hub:
+    """Serve the tiny series of `place` as branches of one repository, and files of its first."""
+    root, base = online / "root", place / "series/step10"
+    quantized_copy(base, root / "lab/series-GPTQ" / "v1", "gptq")
+    (root / "lab/series-GGUF" / "v1" / "files").mkdir(parents=True)
+    for kind in ("Q4_0", "Q8_0"):
+        path = root / "lab/series-GGUF" / "v1" / "files" / f"series-{kind}.gguf"
+        write_gguf(base, path, lambda n, kind=kind: kind)
+    shutil.copytree(place / "series", root / REPO)
+    shutil.copytree(base, root / "lab/secret/step10")
     settings(root / "lab/secret", private=True)
-    with Hub(root).running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        yield hub
+    return serve_root()
 
 
 def commit_of(hub: Hub, revision: str) -> str:
@@ -47,6 +53,10 @@ def asked_of(hub: Hub) -> list[str]:
     return [f"{entry['method']} {entry['path']}" for entry in hub.log]
 
 
+def weights_asked(hub: Hub) -> list[str]:
+    return [line for line in asked_of(hub) if line.startswith("GET /cdn/")]
+
+
 def numbers(row: dict[str, Any]) -> dict[str, Any]:
     """Return a measurement without what it took, where it lies, and the Hub's git ids in hashes."""
     left_out = ("seconds", "evidence", "evidence_sha256", "sha256", "weights_sha256")
@@ -55,81 +65,149 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in row if key not in left_out} | {"weights": weights}
 
 
+def planned(text: str) -> list[str]:
+    """Return the lines of a plan, without those that change from one moment to the next."""
+    lines = text.splitlines()
+    stop = next((k for k, line in enumerate(lines) if line.startswith("time ")), len(lines))
+    return [line for line in lines[:stop] if not line.startswith(("memory ", "disk "))]
+
+
 # ------------------------------------------------------------------------------- plan, lock, resume
 
 
-def test_a_dry_run_prices_the_hub_and_fetches_no_weights(hub: Hub, scan: Run, online: Path) -> None:
-    done = scan(REPO, "--dry-run", "--json")
-    assert done.code == 0, done.err
-    plan = json.loads(done.out)
-    sizes = {
-        p.parent.name: p.stat().st_size for p in (online / "root" / REPO).rglob("*.safetensors")
-    }
-    assert plan["traffic"]["nbytes_to_fetch"] == sum(sizes.values())  # `main` is the last of them
-    assert weights_in(online / "hf") == []
+def test_a_scan_is_planned_first_fetches_weights_once_and_asks_nothing_again(
+    hub: Hub, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = json.loads(scan(REPO, "--dry-run", "--json", "--set", "disk_budget=50MB").out)
+    assert [subject["label"] for subject in plan["subjects"]] == [*LABELS, "main"]
+    assert all(len(checkpoint["commit"]) == 40 for checkpoint in plan["checkpoints"])
+    files = (online / "root" / REPO).rglob("*.safetensors")
+    nbytes = sum(file.stat().st_size for file in files)  # `main` is the last of them
+    assert plan["traffic"]["nbytes_to_fetch"] == nbytes
+    assert plan["traffic"]["nbytes_disk_budget"] == 50_000_000
+    assert any("`main`" in finding["message"] for finding in plan["findings"])
+    (header,) = hub.asked("GET /cdn/.*")  # one stands for all files of its size
+    assert header["status"] == 206
     assert sum("/tree/" in line for line in asked_of(hub)) <= 4
     assert sum(line.endswith("/refs") for line in asked_of(hub)) == 1
+    dry = scan(REPO, "--dry-run")
+    assert planned(dry.out)[0].startswith("plan     4 checkpoints, 1 scheme")
+    assert (weights_in(online / "hf"), OUT.exists()) == ([], False)
+    hub.log.clear()
+    with monkeypatch.context() as patched:
+        patched.setenv("HF_HUB_OFFLINE", "1")
+        done = scan(REPO, "--dry-run")
+        assert done.code == 0, done.err
+        assert f"offline: the revisions of `{REPO}` are those of 20" in done.err
+        refused(scan("lab/other"), 4, "`lab/other`", "HF_HUB_OFFLINE")
+        done = scan(REPO, "--out", "offline")  # planned, and no weights are here
+        assert done.code in (3, 4), done.err
+        assert "HF_HUB_OFFLINE" in done.err
+    assert asked_of(hub) == []
 
-
-def test_the_second_run_goes_on_from_the_lock_and_asks_nothing(
-    hub: Hub, scan: Run, place: Path
-) -> None:
     done = scan(REPO)
     assert done.code == 0, done.err
-    lock = json.loads((place / "out" / "plan.json").read_text(encoding="utf-8"))["resolved"]
+    assert done.err.splitlines()[0] == planned(dry.out)[0]
+    lock = json.loads((OUT / "plan.json").read_text(encoding="utf-8"))["resolved"]
     pinned = {c["ref"]["revision"]: c["commit"] for c in lock["checkpoints"]}
     assert pinned["step200"] == commit_of(hub, "step200")
+    assert len(weights_asked(hub)) == len(set(weights_asked(hub))) == 3
     hub.log.clear()
     again = scan(REPO)
     assert again.code == 0, again.err
     assert asked_of(hub) == []
 
 
-def test_a_lock_is_measured_elsewhere_on_the_same_commits(
+def test_a_lock_is_measured_elsewhere_and_a_subject_diagnosed_before_its_weights_leave(
     hub: Hub, scan: Run, qaudit: Run, place: Path, online: Path
 ) -> None:
-    assert scan(REPO, "--set", "disk_budget=1MB").code == 0
+    few = ("--checkpoints", "step10", "--checkpoints", "step200")
+    tight = (REPO, *few, "--set", "disk_budget=1MB")
+    assert scan(*tight).code == 0
     assert weights_in(online / "hf") == []  # measured, and not needed any more
-    others = ("--schemes", "rtn-4bit", "--out")  # the lock says which text
+    # Measured first, diagnosed by a later scan: fetched once more, and then never again.
+    first: Any = audit_of()["measurements"]
+    assert scan(*tight, "--set", "diagnostics=weights").code == 0
+    assert weights_in(online / "hf") == []
+    tables: Any = audit_of()["diagnostics"]
+    models = [row["subject"] for row in tables["weights"] if row["part"] == "model"]
+    assert models == LABELS[:2]
     hub.log.clear()
-    done = qaudit("scan", "out/plan.json", *others, "second")
+    assert scan(*tight, "--set", "diagnostics=weights").code == 0
+    assert all("safetensors" not in line for line in asked_of(hub))
+
+    further = ("--schemes", "rtn-4bit", "--out")  # the lock says which text
+    hub.log.clear()
+    done = qaudit("scan", "out/plan.json", *further, "second")
     assert done.code == 0, done.err
     assert [line for line in asked_of(hub) if "/api/" in line] == []  # no name, no tree
-
-    for checkpoint in read_lock(place / "out" / "plan.json")[1].checkpoints:
+    for checkpoint in read_lock(OUT / "plan.json")[1].checkpoints:
         open_hub().fetcher.weights(checkpoint)
     hub.log.clear()
-    done = qaudit("scan", "out/plan.json", *others, "third")
+    done = qaudit("scan", "out/plan.json", *further, "third")
     assert done.code == 0, done.err
     assert asked_of(hub) == []
-    first, *others_rows = (
-        [numbers(row) for row in audit_of(place / name)["measurements"]]
-        for name in ("out", "second", "third")
-    )
-    assert others_rows == [first, first]
+    for name in ("second", "third"):
+        rows: Any = audit_of(place / name)["measurements"]
+        assert [numbers(row) for row in rows] == [numbers(row) for row in first]
 
 
-def test_the_same_weights_under_two_names_are_fetched_once(hub: Hub, scan: Run) -> None:
-    done = scan(REPO)
-    assert done.code == 0, done.err
-    blobs = [line for line in asked_of(hub) if line.startswith("GET /cdn/")]
-    assert len(set(blobs)) == 3  # of step10, step200, step1000 and `main`
-    assert len(blobs) == 3 + 1  # and one range of one of them, its header
-
-
-def test_without_a_network_what_is_here_is_planned_and_what_is_not_is_named(
-    hub: Hub, scan: Run, monkeypatch: pytest.MonkeyPatch
+def test_a_lock_is_kept_refused_or_made_anew_where_it_must_be(
+    hub: Hub, place: Path, qaudit: Run, scan: Run
 ) -> None:
-    assert scan(REPO, "--dry-run").code == 0
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    asked = (REPO, "--checkpoints", "step10")
+    assert scan(*asked).code == 0
+    lock = OUT / "plan.json"
+    for words, sentence, hint in (
+        ("series", "other targets are given beside it", "by itself"),
+        ("--checkpoints step200", "`checkpoints` would change that", "leave it out"),
+        ("--soup a+b", "`soups` would change that", "leave it out"),
+        ("--set last=1", "`last` would change that", "leave it out"),
+        ("--evaluation other.jsonl", "`evaluation` would change that", "leave it out"),
+    ):
+        refused(qaudit("scan", lock, *words.split()), 2, sentence, hint)
+    audit = json.loads(qaudit("scan", "out/plan.json", "--schemes", "rtn-3bit", "--json").out)
+    assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-3bit"]
+    assert audit_of(place / "qaudit-out" / "out") == audit
+
+    whole = lock.read_text(encoding="utf-8")
+    lock.write_text(whole[:100], encoding="utf-8")
+    refused(scan(*asked), 2, "cannot be read", "pass `--set update=true`")
+    assert scan(*asked, "--set", "update=true").code == 0
+    again = json.loads(lock.read_text(encoding="utf-8"))
+    assert again["resolved"] == json.loads(whole)["resolved"]
+
+    branches = hub.repos[REPO].branches
+    was, branches["step10"] = branches["step10"], branches["step200"]
     hub.log.clear()
-    done = scan(REPO, "--dry-run")
+    done = scan(*asked, "--schemes", "rtn-3bit")
+    assert done.code == 0
+    assert not hub.asked("/api/")  # weights that were evicted come again, from where they were
+    assert [s["commit"] for s in audit_of()["subjects"]] == [was]
+    moved = scan(*asked, "--schemes", "rtn-3bit", "--set", "update=true")
+    assert f"it was at {was[:10]}" in " ".join(moved.err.split())
+    assert [s["commit"] for s in audit_of()["subjects"]] == [branches["step10"]]
+
+
+def test_a_lock_over_folders_that_changed_is_refused(
+    hub: Hub, place: Path, qaudit: Run, scan: Run
+) -> None:
+    assert scan(f"{REPO}@step10", "series/step200").code == 0
+    shutil.copy(place / "series/step1000/model.safetensors", place / "series/step200")
+    refused(qaudit("scan", "out/plan.json"), 2, "have changed since", "targets themselves")
+    assert scan(f"{REPO}@step10", "series/step200").code == 0  # planned anew
+
+
+def test_what_is_kept_is_exported_without_a_download(hub: Hub, qaudit: Run, online: Path) -> None:
+    kept = (*TEXT, "--schemes", ROUNDED, "--keep", ROUNDED, "--out", "out")
+    assert qaudit("scan", f"{REPO}@step10", *kept).code == 0
+    for weights in weights_in(online / "hf"):
+        weights.unlink()
+    hub.log.clear()
+    named = ("--subject", "step10", "--scheme", ROUNDED)
+    done = qaudit("export", "out", *named, "--out", "new")
     assert done.code == 0, done.err
-    assert f"offline: the revisions of `{REPO}` are those of 20" in done.err
-    refused(scan("lab/other"), 4, "`lab/other`", "HF_HUB_OFFLINE")
-    done = scan(REPO)  # planned, and no weights are here
-    assert done.code in (3, 4), done.err
-    assert "HF_HUB_OFFLINE" in done.err
+    assert "written from the weights that the scan kept" in done.err
     assert asked_of(hub) == []
 
 
@@ -148,259 +226,214 @@ def write_c4(root: Path) -> None:
         path.write_bytes(gzip.compress("\n".join(lines).encode()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "repo", "chosen", "soups"),
-    [
-        ("olmo2-7b", "allenai/OLMo-2-1124-7B", 12, 1),
-        ("smollm3", "HuggingFaceTB/SmolLM3-3B-checkpoints", 16, 2),
-        ("pythia-160m", "EleutherAI/pythia-160m", 12, 1),
-    ],
-)
-def test_a_shipped_recipe_is_planned_with_a_call_for_each_checkpoint(
-    recipe: str,
-    repo: str,
-    chosen: int,
-    soups: int,
-    shipped: Path,
-    online: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    qaudit: Run,
-) -> None:
-    monkeypatch.chdir(online)
-    write_c4(online / "root")
-    names = [name for name in names_of(repo) if name != "main"]
-    with Hub(online / "root").running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        folder = shipped / "series" / "step10"
-        hub.add_names(repo, names, folder, main=None)
-        hub.repos[repo].branches["main"] = hub.repos[repo].branches[names[-1]]
-        done = qaudit("scan", f"recipes/{recipe}.yaml", "--dry-run", "--json")
-        assert done.code == 0, done.err
-        calls = [line for line in asked_of(hub) if "/api/models/" in line]
-        of_texts = [line for line in asked_of(hub) if "/api/datasets/" in line]
-    plan = json.loads(done.out)
-    soup = [subject.get("merge") is not None for subject in plan["subjects"]]
-    assert (soup.count(False), soup.count(True)) == (chosen, soups)
-    assert {text["repo"] for text in plan["texts"]} == {"allenai/c4"}
-    extra = chosen_by_soups(recipe)
-    assert len(calls) <= 1 + chosen + extra
-    assert len(of_texts) <= 4
-
-
-def chosen_by_soups(recipe: str) -> int:
-    """Return how many members of soups a recipe does not measure by themselves."""
-    return {"olmo2-7b": 0, "smollm3": 2, "pythia-160m": 4}[recipe]
-
-
 def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(
-    hub: Hub, online: Path, qaudit: Run, place: Path
+    place: Path, online: Path, qaudit: Run, serve_root: Callable[..., Hub]
 ) -> None:
     write_c4(online / "root")
-    with Hub(online / "root").running() as fresh, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_ENDPOINT", fresh.url)
-        done = qaudit("scan", f"{REPO}@step10", "--schemes", "rtn-4bit", "--out", "out")
-        asked = asked_of(fresh)
+    shutil.copytree(place / "series/step10", online / "root" / REPO / "step10")
+    hub = serve_root()
+    done = qaudit("scan", f"{REPO}@step10", "--schemes", "rtn-4bit", "--out", "out")
     assert done.code == 0, done.err
-    (fp, _) = audit_of(place / "out")["measurements"]
+    (fp, _) = audit_of()["measurements"]
     assert fp["documents"] == 10
-    lock = json.loads((place / "out" / "plan.json").read_text(encoding="utf-8"))["resolved"]
+    lock = json.loads((OUT / "plan.json").read_text(encoding="utf-8"))["resolved"]
     assert sorted(t["path"] for t in lock["texts"]) == [
-        "en/c4-train.00001-of-01024.json.gz",
-        "en/c4-validation.00000-of-00008.json.gz",
-    ]
-    texts = max(k for k, line in enumerate(asked) if "/datasets/" in line)
-    weights = [k for k, line in enumerate(asked) if line.endswith("model.safetensors")]
+        "en/c4-train.00001-of-01024.json.gz", "en/c4-validation.00000-of-00008.json.gz",
+    ]  # fmt: skip
+    texts = max(k for k, line in enumerate(asked_of(hub)) if "/datasets/" in line)
+    weights = [k for k, line in enumerate(asked_of(hub)) if line.endswith("model.safetensors")]
     assert weights[-1] > texts  # the first is a range, its header
 
 
 # ------------------------------------------------------------------------------- what goes wrong
 
 
-def test_a_private_repository_without_a_token(hub: Hub, scan: Run, online: Path) -> None:
-    refused(
-        scan("lab/secret"),
-        4,
-        "`lab/secret` does not exist, or is private",
-        "`hf auth login` or set `HF_TOKEN`",
-    )
-    assert weights_in(online / "hf") == []
-
-
-def test_a_revision_that_disappears_after_the_plan_is_skipped(
-    hub: Hub, scan: Run, place: Path
+def test_what_cannot_be_fetched_is_refused_and_a_budget_that_does_is_proposed(
+    hub: Hub, scan: Run, place: Path, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sentence = "`lab/secret` does not exist, or is private"
+    refused(scan("lab/secret"), 4, sentence, "`hf auth login` or set `HF_TOKEN`")
+    (place / "mounts").write_text("server:/x / nfs4 rw 0 0\n")
+    with monkeypatch.context() as patched:
+        patched.setattr("qaudit.host.MOUNTS", place / "mounts")
+        done = scan(REPO, "--set", "disk_budget=50MB")
+    refused(done, 4, "network file system (nfs4)", "leave out `disk_budget`")
+    asked = (REPO, "--checkpoints", "step10", "--set")
+    done = scan(*asked, "disk_budget=100KB")
+    refused(done, 4, "100 kB may be used", "give `--set disk_budget=")
+    assert (weights_in(online / "hf"), OUT.exists()) == ([], False)
+    proposed = done.err.partition("disk_budget=")[2].partition("`")[0]
+    assert scan(*asked, f"disk_budget={proposed}").code == 0
+
+
+def test_a_revision_that_disappears_after_the_plan_is_skipped(hub: Hub, scan: Run) -> None:
     assert scan(REPO, "--dry-run").code == 0  # names, trees and headers are known from here on
     gone = commit_of(hub, "step200")
-    hub.faults.append(
-        {
-            "match": f"/resolve/{gone}/.*safetensors",
-            "status": 404,
-            "headers": {"X-Error-Code": "RevisionNotFound"},
-        }
-    )
+    missing = {"status": 404, "headers": {"X-Error-Code": "RevisionNotFound"}}
+    hub.faults.append({"match": f"/resolve/{gone}/.*safetensors", **missing})
     done = scan(REPO)
     assert done.code == 3, done.err
-    audit = audit_of(place / "out")
+    audit = audit_of()
     assert {row["subject"] for row in audit["measurements"]} >= {"step10", "step1000"}
     (skipped,) = [row for row in audit["skipped"] if row["subject"] == "step200"]
     assert gone in skipped["reason"] or "step200" in skipped["reason"]
     assert "skipped step200" in done.err
 
 
-def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(
-    hub: Hub, scan: Run, place: Path
-) -> None:
+def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(hub: Hub, scan: Run) -> None:
     assert scan(REPO, "--dry-run").code == 0
     hub.log.clear()
     hub.faults.append({"match": "GET /cdn/", "skip": 1, "status": 503})
     done = scan(REPO)
     assert done.code == 4, done.err
     assert done.err.count("error: ") == 1
-    measured = len(list((place / "out" / "evidence").glob("*.npz")))
-
+    assert len(list((OUT / "evidence").glob("*.npz"))) > 0
     hub.faults.clear()
-    fetched = [line for line in asked_of(hub) if line.startswith("GET /cdn/")][:1]
+    fetched = weights_asked(hub)[:1]
     hub.log.clear()
     again = scan(REPO)
     assert again.code == 0, again.err
-    assert measured > 0
     assert not set(fetched) & set(asked_of(hub))  # what was brought is not brought again
-    assert len(audit_of(place / "out")["measurements"]) == 2 * 4
-
-
-def test_what_is_kept_is_exported_without_a_download(
-    hub: Hub, qaudit: Run, place: Path, online: Path
-) -> None:
-    scheme = "rtn-4bit:group=32"
-    kept = (*TEXT, "--schemes", scheme, "--keep", scheme, "--out", "out")
-    assert qaudit("scan", REPO, *kept).code == 0
-    for weights in weights_in(online / "hf"):
-        weights.unlink()
-    ships = audit_of(place / "out")["verdict"]["classes"][0]  # type: ignore[index]
-    named = ("--subject", ships["subject"], "--scheme", scheme)
-    hub.log.clear()
-    done = qaudit("export", "out", *named, "--out", "new")
-    assert done.code == 0, done.err
-    assert "written from the weights that the scan kept" in done.err
-    assert asked_of(hub) == []
-
-
-def test_a_subject_is_diagnosed_before_its_weights_leave_the_disk(
-    hub: Hub, scan: Run, place: Path, online: Path
-) -> None:
-    """Measured first, diagnosed by a later scan: fetched once more, and then never again."""
-    tight = (REPO, "--set", "disk_budget=1MB")
-    assert scan(*tight).code == 0
-    assert weights_in(online / "hf") == []
-    hub.log.clear()
-    assert scan(*tight, "--set", "diagnostics=weights").code == 0
-    assert weights_in(online / "hf") == []
-    tables = audit_of(place / "out")["diagnostics"]
-    models = [row for row in tables["weights"] if row["part"] == "model"]  # type: ignore[index]
-    assert [row["subject"] for row in models] == ["step10", "step200", "step1000", "main"]
-    assert all("safetensors" not in line for line in asked_again(hub, scan, tight))
-
-
-def asked_again(hub: Hub, scan: Run, tight: tuple[str, ...]) -> list[str]:
-    hub.log.clear()
-    assert scan(*tight, "--set", "diagnostics=weights").code == 0
-    return asked_of(hub)
+    assert len(audit_of()["measurements"]) == 2 * 4
 
 
 # ---------------------------------------------------------------- files that are quantized already
 
 
-def test_a_quantized_repository_is_fetched_verified_and_pinned(
-    place: Path, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_of_repositories_are_fetched_verified_and_pinned(
+    hub: Hub, scan: Run, online: Path
 ) -> None:
-    root = online / "root"
-    quantized_copy(place / "series/step10", root / "lab/series-GPTQ" / "v1", "gptq")
-    shutil.move(place / "series", root / REPO)
-    for name in (REPO, "lab/series-GPTQ"):
-        settings(root / name, branch_per_revision=True)
-    arguments = (f"{REPO}@step10", "--shipped", "lab/series-GPTQ@v1")
-    with Hub(root).running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        done = scan(*arguments)
-        assert done.code == 0, done.err
-        rows = audit_of(place / "out")["measurements"]
-        assert [row["scheme"] for row in rows] == ["fp", "rtn-4bit", "series-GPTQ"]
-        lock = json.loads((place / "out" / "plan.json").read_text())["resolved"]
-        (pinned,) = lock["shipped"]
-        assert len(pinned["commit"]) == 40
-        fetched = audit_of(place / "out")["plan"]["traffic"]["nbytes_to_fetch"]
-        assert fetched >= sum(file["nbytes"] for file in pinned["files"])
-        hub.log.clear()
-        assert scan(*arguments).code == 0
-        assert not [one for one in asked_of(hub) if "safetensors" in one]
+    gguf = "lab/series-GGUF@v1//files/series-{}.gguf"
+    base = f"{REPO}@step10"
+    missing = scan(base, "--shipped", gguf.format("Q5_0"))
+    refused(missing, 4, "there is no file `files/series-Q5_0.gguf`", "files/series-Q")
+    both = ("--shipped", "lab/series-GPTQ@v1", "--shipped", gguf.format("Q4_0"))
+    refused(scan(base, *both, "--set", "disk_budget=90kB"), 4, "needs", "disk_budget=")
+    done = scan(base, *both, "--set", "disk_budget=1MB")
+    assert done.code == 0, done.err
+    rows: Any = audit_of()["measurements"]
+    assert [r["scheme"] for r in rows] == ["fp", "rtn-4bit", "series-GPTQ", "series-Q4_0"]
+    assert "gguf" in rows[-1]["spec"]
+    lock = json.loads((OUT / "plan.json").read_text())
+    gptq, file = lock["resolved"]["shipped"]
+    assert (len(gptq["commit"]), len(file["commit"])) == (40, 40)
+    size = (online / "root/lab/series-GGUF/v1/files/series-Q4_0.gguf").stat().st_size
+    assert file["files"][0]["nbytes"] == size
+    nbytes = size + sum(file["nbytes"] for file in gptq["files"])
+    assert audit_of()["plan"]["traffic"]["nbytes_to_fetch"] >= nbytes
+    assert not [line for line in asked_of(hub) if "Q8_0" in line]
+    assert weights_in(online / "hf") == []  # measured, and not needed any more
+    hub.log.clear()
+    assert scan(base, *both, "--set", "disk_budget=1MB").code == 0
+    # Of a file that was evicted the header is read again, for the plan.
+    assert len([e for e in hub.asked("GET /cdn/") if e["range"] in (None, "bytes=0-")]) == 0
 
 
-def test_one_gguf_file_of_a_repository_is_fetched_verified_and_pinned(
-    place: Path, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+# --------------------------------------------------------------------------------------- soups
+
+
+def test_members_of_a_soup_stay_until_it_is_made_within_a_budget_that_holds_them(
+    hub: Hub, qaudit: Run, place: Path, online: Path
 ) -> None:
-    root, repo = online / "root", "lab/series-GGUF"
-    folder = root / repo / "v1" / "files"
-    folder.mkdir(parents=True)
-    base = place / "series/step10"
-    for kind in ("Q4_0", "Q8_0"):
-        write_gguf(base, folder / f"series-{kind}.gguf", lambda n, kind=kind: kind)
-    size = (folder / "series-Q4_0.gguf").stat().st_size
-    shutil.move(place / "series", root / REPO)
-    for name in (REPO, repo):
-        settings(root / name, branch_per_revision=True)
-    file = f"{repo}@v1//files/series-Q4_0.gguf"
-    with Hub(root).running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        missing = scan(f"{REPO}@step10", "--shipped", f"{repo}@v1//files/series-Q5_0.gguf")
-        refused(missing, 4, "there is no file `files/series-Q5_0.gguf`", "files/series-Q")
-        done = scan(f"{REPO}@step10", "--shipped", file, "--set", "disk_budget=40MB")
-        assert done.code == 0, done.err
-        rows = audit_of(place / "out")["measurements"]
-        assert [row["scheme"] for row in rows] == ["fp", "rtn-4bit", "series-Q4_0"]
-        assert "gguf" in rows[-1]["spec"]
-        plan = json.loads((place / "out" / "plan.json").read_text())
-        (pinned,) = plan["resolved"]["shipped"]
-        assert (pinned["files"][0]["nbytes"], len(pinned["commit"])) == (size, 40)
-        assert not [one for one in asked_of(hub) if "Q8_0" in one]
-        hub.log.clear()
-        assert scan(f"{REPO}@step10", "--shipped", file, "--set", "disk_budget=40MB").code == 0
-        # Of a file that was evicted the header is read again, for the plan.
-        assert len([one for one in asked_of(hub) if "gguf" in one and "/resolve/" in one]) <= 1
+    weights = online / "root" / REPO / "step10" / "model.safetensors"
+    budget = 2 * weights.stat().st_size
+    mix = (REPO, "--soup", "step200+step1000")
+    done = qaudit("soup", *mix, "--out", "series")
+    refused(done, 2, "exists already", "does not exist yet")
+    for name, options in (("scan", QUICK), ("soup", ())):
+        below = ("--set", f"disk_budget={budget - 1}B", "--out", "new")
+        done = qaudit(name, *mix, *options, *below)
+        refused(done, 4, "for its 2 members at once", "disk_budget=")
+        assert not (place / "new" / "audit.json").exists()
+    assert weights_in(online / "hf") == []
+
+    enough = ("--set", f"disk_budget={budget}B", "--out")
+    done = qaudit("soup", *mix, *enough, "new")
+    assert done.code == 0, done.err
+    assert sorted(p.name for p in place.glob(".*")) == []
+    assert json.loads((place / "new" / "config.json").read_text())
+    assert weights_in(online / "hf") == []
+    hub.log.clear()
+    done = qaudit("scan", *mix, *QUICK, *enough, "tight")
+    assert done.code == 0, done.err
+    assert not audit_of(place / "tight")["skipped"]
+    assert weights_in(online / "hf") == []
+    sent = [e["path"] for e in hub.asked("GET /cdn/") if e["range"] in (None, "bytes=0-")]
+    assert len(sent) == len(set(sent)) == 3  # nothing is downloaded twice
 
 
-@pytest.mark.slow
-def test_shipped_files_leave_within_the_disk_budget_and_resume(
-    place: Path, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+# ------------------------------------------------------ shards that hold nothing but towers
+
+
+TOWERS, WORDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def shard(folder: Path, *, mixed: bool = False) -> None:
+    """Store the towers in one shard and the text in another; `mixed`: one tensor of them beside."""
+    single = folder / "model.safetensors"
+    # The tower's names in the release; transformers 5 saves shorter ones.
+    tower = ("vision_tower.", "vision_tower.vision_model.")
+    tensors = {name.replace(*tower): tensor for name, tensor in load_file(single).items()}
+    single.unlink()
+    beside = "multi_modal_projector.mm_soft_emb_norm.weight" if mixed else ""
+    placed = {n: WORDS if n == beside or n.startswith("lang") else TOWERS for n in tensors}
+    for file in (TOWERS, WORDS):
+        part = {name: tensors[name] for name in tensors if placed[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": placed}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_towers_in_shards_of_their_own_are_downloaded_only_to_be_written_again(
+    place: Path, qaudit: Run, online: Path, serve_root: Callable[..., Hub]
 ) -> None:
-    root = online / "root"
-    for bits in (4, 8):
-        quantized_copy(place / "series/step10", root / f"lab/{bits}bit" / "v1", "gptq", bits=bits)
-    shutil.move(place / "series", root / REPO)
-    for name in (REPO, "lab/4bit", "lab/8bit"):
-        settings(root / name, branch_per_revision=True)
-    arguments = (f"{REPO}@step10", "--shipped", "lab/4bit@v1", "--shipped", "lab/8bit@v1")
-    with Hub(root).running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        done = scan(*arguments, "--set", "disk_budget=1MB")
-        assert done.code == 0, done.err
-        assert weights_in(online / "hf") == []  # measured, and not needed any more
-        rows = audit_of(place / "out")["measurements"]
-        assert [row["scheme"] for row in rows] == ["fp", "rtn-4bit", "4bit", "8bit"]
-        hub.log.clear()
-        assert scan(*arguments, "--set", "disk_budget=1MB").code == 0
-        assert not _weights_asked(hub)
-        fewer = (*arguments, "--set", "evaluation_documents=11", "--out", "fewer")
-        refused(scan(*fewer, "--set", "disk_budget=90kB"), 4, "needs", "disk_budget=")
-        hub.faults.append({"match": "GET /cdn/", "skip": 1, "status": 503})
-        cut = scan(*fewer)
-        assert cut.code == 4, cut.err
-        hub.faults.clear()
-        hub.log.clear()
-        done = scan(*fewer)
-        assert done.code == 0, done.err
-        assert 0 < len(_weights_asked(hub)) < 3  # base and two files, less what is there
+    repo = online / "root" / "lab" / "model"
+    for seed, name in enumerate(("step1", "step2")):
+        save_tokenizer(released.save(repo / name, "gemma3", seed))
+        shard(repo / name, mixed=bool(seed))
+    shutil.copytree(repo, place / "local")
+    hub = serve_root()
+    asked = (
+        *TEXT,
+        "--set",
+        "context=32",
+        "--schemes",
+        ROUNDED,
+        "--checkpoints",
+        "step1",
+        "--soup",
+        "step1+step2",
+        "--out",
+    )
+    done = qaudit("scan", "lab/model", *asked, "out", "--keep", ROUNDED)
+    assert done.code == 0, done.err
+    assert hub.asked(WORDS) and not hub.asked(TOWERS)
+    assert {path.name for path in (online / "hf").rglob("*.safetensors")} == {WORDS}
+    notes: Any = [n for n in audit_of()["plan"]["notes"] if "not downloaded" in n]
+    assert notes and all(TOWERS in note and note in whole_at(OUT) for note in notes)
 
+    assert qaudit("scan", "local", *asked, "of-local").code == 0
+    ours, theirs = (
+        {(r["subject"], r["scheme"]): r for r in audit_of(place / name)["measurements"]}
+        for name in ("out", "of-local")
+    )
+    assert len(theirs) == 4
+    for cell, row in theirs.items():
+        for key in ("ce", "kl", "bits_per_weight"):
+            assert ours[cell][key] == row[key], (cell, key)
+    hub.log.clear()
+    assert qaudit("scan", "lab/model", *asked, "out", "--keep", ROUNDED).code == 0
+    assert not [line for line in asked_of(hub) if "safetensors" in line]  # nothing is measured
 
-def _weights_asked(hub: Hub) -> list[str]:
-    return [one for one in asked_of(hub) if one.startswith("GET /cdn/")]
+    done = qaudit("export", "out", "--subject", "step1", "--scheme", ROUNDED, "--out", "new", "-q")
+    assert done.code == 0, done.err
+    assert hub.asked(TOWERS)
+    written = load_file(place / "new" / "model.safetensors")
+    stored = load_file(repo / "step1" / TOWERS)
+    assert all((written[name] == tensor).all() for name, tensor in stored.items())
+    done = qaudit("verify", "new", "--audit", "out", "--json", "-q")
+    assert json.loads(done.out)["differences"] == []
+    hub.log.clear()
+    done = qaudit("soup", "lab/model", "--soup", "step1+step2", "--out", "soup")
+    assert done.code == 0, done.err
+    assert hub.asked(TOWERS)  # of the other member

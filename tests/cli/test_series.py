@@ -14,41 +14,32 @@ from qaudit.errors import UnreachableError
 from qaudit.hub.listing import Listing
 from tests.support import released, sample
 from tests.support.cli import Run, refused
-from tests.support.hub import Hub, Serve, write_headers
+from tests.support.hub import Hub, write_headers
 from tests.support.names import names_of
 from tests.support.saved_audits import save
 
 REPO = "allenai/OLMo-2-1124-7B"
 
 
+STEPS = [f"step{1000 * n}" for n in range(1, 41)]
+NAMES = [*STEPS, "main"]
+"""Checkpoints of a run, of which two are equal, and a README."""
+
+
 @pytest.fixture
-def hub(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """Return a Hub that the command line takes for the real one."""
-    hub = serve()
-    monkeypatch.setenv("HF_ENDPOINT", hub.url)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "own"))
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    write_headers(tmp_path / "one", {"w": ("BF16", (2, 2))}, 100)
+def hub(online: Path, serve_root: Callable[..., Hub]) -> Hub:
+    hub = serve_root()
+    write_headers(online / "one", {"w": ("BF16", (2, 2))}, 100)
+    sizes = {"hashed": False, "pretend_nbytes": 5_000_000}
+    twin = {"step40000": "step7000"}
+    hub.add_names("o/run", STEPS[:-1], online / "one", main=None, aliases=twin, **sizes)
     return hub
 
 
-def small(hub: Hub, tmp_path: Path, count: int = 40) -> list[str]:
-    """Serve a series of `count` steps of which two are equal, and a README."""
-    names = [f"step{1000 * n}" for n in range(1, count)]
-    hub.add_names(
-        "o/run",
-        names,
-        tmp_path / "one",
-        main=None,
-        hashed=False,
-        pretend_nbytes=5_000_000,
-        aliases={f"step{1000 * count}": "step7000"},
-    )
-    return [*names, f"step{1000 * count}", "main"]
+def row_of(label: str, text: str) -> list[str]:
+    """Return the words of a checkpoint's line."""
+    (row,) = [line for line in text.splitlines() if line.lstrip("* ").startswith(f"{label} ")]
+    return row.split()
 
 
 def calls(hub: Hub) -> dict[str, int]:
@@ -60,45 +51,36 @@ def calls(hub: Hub) -> dict[str, int]:
 # ------------------------------------------------------------------------------------- the price
 
 
-def test_only_trees_of_what_is_selected_are_read(hub: Hub, tmp_path: Path, qaudit: Run) -> None:
-    names = small(hub, tmp_path)
+def test_only_trees_that_are_selected_or_asked_for_are_read_and_kept(hub: Hub, qaudit: Run) -> None:
+    shown = qaudit("series", "o/run", "--checkpoints", "*").out
+    assert calls(hub) == {"refs": 1}
+    assert "41 selected, 0 checked" in shown
     done = qaudit("series", "o/run")
     assert (done.code, done.err) == (0, "")
-    assert calls(hub) == {"refs": 1, "tree": 12}
+    assert calls(hub) == {"refs": 2, "tree": 12}
     head = done.out.splitlines()[0]
-    assert head == f"o/run: {len(names)} checkpoints, 12 selected by default, 12 checked"
+    assert head == f"o/run: {len(NAMES)} checkpoints, 12 selected by default, 12 checked"
     assert "* step40000" in done.out
     assert "... 2 more, steps 1,000 to 2,000" not in done.out  # too short to fold
     assert "5.0 MB" in done.out
     qaudit("series", "o/run", "--set", "last=3")
-    assert calls(hub) == {"refs": 2, "tree": 13}  # main and step40000 are known by now
+    assert calls(hub) == {"refs": 3, "tree": 13}  # main and step40000 are known by now
 
-
-def test_a_large_selection_is_shown_and_not_read(hub: Hub, tmp_path: Path, qaudit: Run) -> None:
-    small(hub, tmp_path)
-    done = qaudit("series", "o/run", "--checkpoints", "*")
-    assert calls(hub) == {"refs": 1}
-    assert "41 selected, 0 checked" in done.out
-
-
-def test_everything_is_read_when_asked_for_and_kept(hub: Hub, tmp_path: Path, qaudit: Run) -> None:
-    names = small(hub, tmp_path)
     done = qaudit("series", "o/run", "--check")
     assert done.code == 0
-    assert calls(hub) == {"refs": 1, "tree": 41}
-    assert f"{len(names)} checked" in done.out
+    assert calls(hub) == {"refs": 4, "tree": 41}
+    assert f"{len(NAMES)} checked" in done.out
     assert "1 the same weights: step7000, step40000" in done.out
     assert "2 it holds no weights" in done.out
-    (row,) = [line for line in done.out.splitlines() if line.lstrip("* ").startswith("main ")]
-    assert row.split()[-2:] == ["none", "2"]
+    assert row_of("main", done.out)[-2:] == ["none", "2"]
     qaudit("series", "o/run", "--check")
-    assert calls(hub) == {"refs": 2, "tree": 41}
+    assert calls(hub) == {"refs": 5, "tree": 41}
     assert "the same weights: step7000" in qaudit("series", "o/run").out
 
 
-def test_a_thousand_names_are_folded_into_a_page(hub: Hub, tmp_path: Path, qaudit: Run) -> None:
+def test_a_thousand_names_are_folded_into_a_page(hub: Hub, online: Path, qaudit: Run) -> None:
     names = [name for name in names_of(REPO) if name != "main"]
-    hub.add_names(REPO, names, tmp_path / "one", main=None, hashed=False, pretend_nbytes=9)
+    hub.add_names(REPO, names, online / "one", main=None, hashed=False, pretend_nbytes=9)
     done = qaudit("series", REPO, "--set", "last=1")
     assert len(hub.asked("/api/")) == 2
     assert "965 checkpoints, 1 selected, 1 checked" in done.out
@@ -126,60 +108,47 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) 
     monkeypatch.setattr(Listing, "files", files)
 
 
-@pytest.mark.slow
-def test_an_interrupted_walk_keeps_what_it_read(
-    hub: Hub, tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+def test_a_walk_that_is_stopped_keeps_what_it_read(
+    hub: Hub, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small(hub, tmp_path)
+    silent = UnreachableError("the Hub does not answer", hint="try later")
+    again = "run the same command again: qaudit series"
     with monkeypatch.context() as patch:
-        stop_at(patch, 11, KeyboardInterrupt())
+        stop_at(patch, 5, silent)
         done = qaudit("series", "o/run", "--check")
-    refused(done, 130, "interrupted; 10 of 41 trees were read and are kept", "qaudit series o/run")
-    assert calls(hub) == {"refs": 1, "tree": 10}
+    refused(done, 4, "does not answer; 4 of 41 trees were read", again)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 7, KeyboardInterrupt())
+        done = qaudit("series", "o/run", "--check")
+    refused(done, 130, "interrupted; 6 of 37 trees were read and are kept", f"{again} o/run")
+    assert calls(hub) == {"refs": 2, "tree": 10}
     assert qaudit("series", "o/run", "--check").code == 0
-    assert calls(hub) == {"refs": 2, "tree": 41}
+    assert calls(hub) == {"refs": 3, "tree": 41}
 
 
-def test_a_hub_that_falls_silent_is_told_with_what_was_read(
-    hub: Hub, tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small(hub, tmp_path)
-    stop_at(monkeypatch, 5, UnreachableError("the Hub does not answer", hint="try later"))
-    done = qaudit("series", "o/run", "--check")
-    refused(
-        done,
-        4,
-        "does not answer; 4 of 41 trees were read",
-        "run the same command again: qaudit series",
-    )
-
-
-def test_a_tree_that_is_refused_leaves_the_others(hub: Hub, tmp_path: Path, qaudit: Run) -> None:
-    small(hub, tmp_path)
+def test_a_tree_that_is_refused_leaves_the_others(hub: Hub, qaudit: Run) -> None:
     commit = hub.repos["o/run"].branches["step3000"]
     hub.faults.append({"match": f"tree/{commit}", "status": 404, "times": 99})
     done = qaudit("series", "o/run", "--check", "--all")
     assert done.code == 3
     assert "40 checked" in done.out
     assert "1 of the trees could not be read:" in done.err
-    (row,) = [line for line in done.out.splitlines() if line.lstrip("* ").startswith("step3000 ")]
-    assert row.split()[-1] == "-"
+    assert row_of("step3000", done.out)[-1] == "-"
     assert "the same weights: step7000, step40000" in done.out
 
 
-def test_a_repository_that_is_not_there_is_refused(hub: Hub, qaudit: Run) -> None:
-    done = qaudit("series", "o/nothing")
-    assert done.code == 4
-    assert "`o/nothing`" in done.err
-
-
-def test_a_selection_that_means_nothing_is_refused(hub: Hub, tmp_path: Path, qaudit: Run) -> None:
-    small(hub, tmp_path)
-    done = qaudit("series", "o/run", "--checkpoints", "@90k..80k")
-    refused(done, 2, "`@90k..80k` ends before it starts", "stage1@100k..900k/50k")
-    refused(
-        qaudit("series", "o/run", "--checkpoints", "stage2@.."), 2, "no stage `stage2`", "by name"
-    )
+@pytest.mark.parametrize(
+    ("words", "code", "sentence", "hint"),
+    [
+        ("o/nothing", 4, "`o/nothing`", ""),
+        ("o/run --checkpoints @90k..80k", 2, "`@90k..80k` ends before it", "@100k..900k/50k"),
+        ("o/run --checkpoints stage2@..", 2, "no stage `stage2`", "by name"),
+    ],
+)
+def test_what_selects_nothing_is_refused(
+    hub: Hub, qaudit: Run, words: str, code: int, sentence: str, hint: str
+) -> None:
+    refused(qaudit("series", *words.split()), code, sentence, hint)
 
 
 # ------------------------------------------------------------------------------- folders and JSON
@@ -200,31 +169,24 @@ def test_equal_folders_are_found_when_asked_for(place: Path, qaudit: Run) -> Non
     assert "MB" in done.out or "kB" in done.out
 
 
-def test_json_has_every_row_and_null_for_what_was_not_checked(
-    hub: Hub, tmp_path: Path, qaudit: Run
+def test_json_has_every_row_and_a_recipe_its_own_selection(
+    hub: Hub, online: Path, qaudit: Run
 ) -> None:
-    names = small(hub, tmp_path)
     done = qaudit("series", "o/run", "--json", "--checkpoints", "@7k", "--checkpoints", "@40k")
     found = json.loads(done.out)
     rows = {row["label"]: row for row in found["checkpoints"]}
-    assert list(rows) == names
+    assert list(rows) == NAMES
     assert found["selected_by_default"] is False
     assert (rows["step7000"]["nbytes"], rows["step7000"]["selected"]) == (5_000_000, True)
     assert rows["step7000"]["same_as"] == ["step40000"]
     assert (rows["step8000"]["nbytes"], rows["step8000"]["checked"]) == (None, False)
     assert rows["step7000"]["commit"] == hub.repos["o/run"].branches["step7000"]
     assert [finding["rule"] for finding in found["findings"]] == ["QA009"]
-
-
-def test_a_recipe_s_own_selection_is_shown(hub: Hub, tmp_path: Path, qaudit: Run) -> None:
-    small(hub, tmp_path)
-    recipe = tmp_path / "mine.yaml"
+    recipe = online / "mine.yaml"
     recipe.write_text("targets: o/run\ncheckpoints: ['@10k..20k/5k']\n", encoding="utf-8")
-    done = qaudit("series", recipe)
-    stars = [line.split()[1] for line in done.out.splitlines() if line.startswith("* ")]
-    assert [name for name in stars if name.startswith("step")] == [
-        "step10000", "step15000", "step20000",
-    ]  # fmt: skip
+    lines = qaudit("series", recipe).out.splitlines()
+    stars = [line.split()[1] for line in lines if line.startswith("* step")]
+    assert stars == ["step10000", "step15000", "step20000"]
 
 
 def test_a_type_that_cannot_be_opened_is_shown_with_its_reason(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from qaudit.items import harness
 from qaudit.saved.evidence import read_saved
 from tests.support import toys
 from tests.support.cards import whole_at
-from tests.support.cli import Outcome, Run, audit_of, refused
+from tests.support.cli import TEXT, Run, audit_of, refused
 from tests.support.curved import must_be_close
 from tests.support.hub import Hub
 from tests.support.models import save_model, write_documents
@@ -26,7 +27,6 @@ from tests.support.quantized import quantized_copy
 pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
 
 TASKS = "piqa,arc_easy,pubmedqa"
-BLIMP = "blimp_adjunct_island"
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +49,17 @@ def place(shipped: Path, online: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def hub(place: Path, online: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(place: Path, online: Path, serve_root: Callable[..., Hub]) -> Hub:
     """Serve the data sets, and nothing else."""
     for folder in (place / "data").glob("*/*"):
         inside = folder.relative_to(place / "data")
         shutil.copytree(folder, online / "root" / "datasets" / inside / "main")
-    with Hub(online / "root").running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        yield hub
+    return serve_root()
 
 
 @pytest.fixture
 def scan(place: Path, qaudit: Run, without_pictures: None) -> Run:
-    def run(*arguments: object) -> Outcome:
-        texts = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-        return qaudit("scan", "model", *texts, "--schemes", "rtn-3bit", "--out", "out", *arguments)
-
-    return run
+    return partial(qaudit, "scan", "model", *TEXT, "--schemes", "rtn-3bit", "--out", "out")
 
 
 def rows(folder: Path) -> dict[tuple[str, str], Any]:
@@ -77,8 +71,8 @@ def fetched(hub: Hub) -> list[str]:
 
 
 @pytest.mark.slow
-def test_only_the_splits_that_are_read_come_from_the_hub_and_a_second_run_asks_for_none(
-    hub: Hub, scan: Run, monkeypatch: pytest.MonkeyPatch
+def test_only_the_splits_that_are_read_come_from_the_hub_and_other_runs_and_parts_ask_for_none(
+    hub: Hub, scan: Run, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = scan("--tasks", TASKS)
     assert done.code == 0, done.err
@@ -91,11 +85,18 @@ def test_only_the_splits_that_are_read_come_from_the_hub_and_a_second_run_asks_f
     assert found["rtn-3bit", "mean"]["drop_low"] <= found["rtn-3bit", "mean"]["drop"]
     lock = json.loads(Path("out/plan.json").read_text())["resolved"]
     assert {len(text["commit"]) for text in lock["texts"]} == {40}
+    asked = ("model", *TEXT, "--schemes", "rtn-3bit", "--tasks", TASKS, "--out", "parts")
+    assert qaudit("plan", *asked).code == 0
+    monkeypatch.setenv("HF_HOME", str(online / "node"))  # not where the plan was made
+    assert qaudit("fetch", "parts").code == 0
     hub.log.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    again = scan("--tasks", TASKS)
-    assert (again.code, fetched(hub)) == (0, [])
+    assert scan("--tasks", TASKS).code == 0
     assert rows(Path("out")) == found
+    done = qaudit("part", "parts", "--part", "0/1")
+    assert (done.code, fetched(hub)) == (0, []), done.err
+    assert qaudit("collect", "parts").code == 0
+    same_audit(Path("out"), Path("parts"))
 
 
 @pytest.mark.slow
@@ -109,32 +110,33 @@ def test_tasks_have_the_cpus_numbers_on_a_pretended_gpu(hub: Hub, scan: Run) -> 
     must_be_close(audit_of(Path("gpu"))["tasks"], audit_of(Path("cpu"))["tasks"], 1e-5)
 
 
-def test_a_task_whose_data_fail_is_skipped_and_costs_the_others_nothing_later(
+def skipped(folder: Path) -> dict[str, str]:
+    rows: Any = audit_of(folder)["skipped"]
+    return {row["subject"]: row["reason"] for row in rows}
+
+
+def written(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.npz")}
+
+
+def test_tasks_whose_data_fail_are_skipped_and_cost_the_others_nothing_later(
     hub: Hub, scan: Run
 ) -> None:
     hub.faults.append({"match": r"piqa/resolve/.*validation", "status": 404})
-    assert scan("--tasks", TASKS).code == 3
-    audit = audit_of(Path("out"))
-    (skipped,) = audit["skipped"]  # type: ignore[misc]
-    assert skipped["subject"] == "task piqa"
-    assert "data cannot be had" in skipped["reason"]
-    assert {task for _, task in rows(Path("out"))} == {"arc_easy", "pubmedqa", "mean"}
-    before = {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
+    hub.faults.append({"match": r"pqal.zip", "reset": 0})
+    first = scan("--tasks", TASKS)
+    assert first.code == 3, first.err
+    assert skipped(Path("out")).keys() == {"task piqa", "task pubmedqa"}
+    assert "data cannot be had" in skipped(Path("out"))["task piqa"]
+    assert {task for _, task in rows(Path("out"))} == {"arc_easy"}
+    before = written(Path("out/evidence"))
     hub.faults.clear()
+    hub.log.clear()
     assert scan("--tasks", TASKS).code == 0
-    after = {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
+    assert not [path for path in fetched(hub) if "ai2_arc" in path]
+    after = written(Path("out/evidence"))
     assert before.items() <= after.items()  # nothing was measured again
-    assert {path.parent.name for path in after.keys() - before.keys()} == {"piqa"}
-
-
-@pytest.mark.slow
-def test_data_of_a_folder_need_no_hub(scan: Run) -> None:
-    done = scan(
-        "--tasks", "arc_easy,mmlu_anatomy", "--set", "task_data=data", "--set", "task_items=4"
-    )
-    assert done.code == 0, done.err
-    assert rows(Path("out"))["fp", "mmlu_anatomy"]["items"] == 4
-    assert "`arc_easy`" in whole_at(Path("out"))
+    assert {path.parent.name for path in after.keys() - before.keys()} == {"piqa", "pubmedqa"}
 
 
 @pytest.mark.slow
@@ -147,12 +149,12 @@ def test_shipped_files_answer_the_same_items(place: Path, scan: Run, qaudit: Run
     assert {scheme for scheme, _ in found} == {"fp", "rtn-3bit", "model-GPTQ"}
     for task in ("arc_easy", "mmlu_anatomy", "mean"):
         own = found["model-GPTQ", task]
-        assert own["items"] == found["fp", task]["items"]
+        assert own["items"] == found["fp", task]["items"] == (8 if task == "mean" else 4)
         assert own["drop"] is not None
         assert own["flips"] is not None
+    assert "`arc_easy`" in whole_at(Path("out"))
     alone = ("scan", "model-GPTQ", "--schemes", "none", "--out", "alone")
-    texts = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    done = qaudit(*alone, *texts, *data)
+    done = qaudit(*alone, *TEXT, *data)
     assert done.code == 0, done.err
     by_itself = rows(Path("alone"))["model-GPTQ", "arc_easy"]
     assert by_itself["accuracy"] == found["model-GPTQ", "arc_easy"]["accuracy"]
@@ -218,102 +220,58 @@ def wrong(place: Path) -> None:
     (place / "data/allenai/sciq/sciq.py").write_text("raise RuntimeError")
 
 
-def test_a_split_that_is_missing_and_a_script_are_refused_while_planning(
+def test_a_split_that_is_missing_and_a_script_are_refused_or_leave_the_other_tasks(
     wrong: None, hub: Hub, scan: Run
 ) -> None:
-    done = scan("--tasks", "piqa")
-    refused(done, 4, "has no split `validation`: it has train", "leave")
-    refused(scan("--tasks", "sciq"), 4, "needs a script, which is not run", "task_data=")
+    no_split, no_script = "has no split `validation`: it has train", "needs a script, which is not"
+    refused(scan("--tasks", "piqa"), 4, no_split, "leave")
+    refused(scan("--tasks", "sciq"), 4, no_script, "task_data=")
     assert not Path("out/audit.json").exists()
-
-
-def test_a_split_that_is_missing_and_a_script_leave_the_other_tasks(
-    wrong: None, hub: Hub, scan: Run
-) -> None:
     done = scan("--tasks", "piqa,sciq,arc_easy")
     assert done.code == 3, done.err
     assert {task for _, task in rows(Path("out"))} == {"arc_easy"}
-    skipped = {one["subject"]: one["reason"] for one in audit_of(Path("out"))["skipped"]}  # type: ignore[attr-defined]
-    assert "has no split `validation`: it has train" in skipped["task piqa"]
-    assert "needs a script, which is not run" in skipped["task sciq"]
-    assert "task `piqa` is left out" in " ".join(audit_of(Path("out"))["plan"]["notes"])  # type: ignore[call-overload]
+    assert no_split in skipped(Path("out"))["task piqa"]
+    assert no_script in skipped(Path("out"))["task sciq"]
+    plan: Any = audit_of()["plan"]
+    assert "task `piqa` is left out" in " ".join(plan["notes"])
 
 
-@pytest.mark.slow
-def test_a_network_that_is_gone_half_way_costs_what_was_not_fetched_and_nothing_later(
-    hub: Hub, scan: Run
+def test_items_of_tasks_are_published_and_those_that_lose_their_beginning_are_counted(
+    scan: Run, tmp_path: Path
 ) -> None:
-    """From the first file of the second task on, nothing answers."""
-    hub.faults.append({"match": r"ai2_arc/resolve/.*parquet|pqal.zip", "reset": 0})
-    first = scan("--tasks", TASKS)
-    assert first.code == 3, first.err
-    assert {task for _, task in rows(Path("out"))} == {"piqa"}
-    skipped = {one["subject"]: one["reason"] for one in audit_of(Path("out"))["skipped"]}  # type: ignore[attr-defined]
-    assert skipped.keys() == {"task arc_easy", "task pubmedqa"}
-    before = {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
-    hub.faults.clear()
-    hub.log.clear()
-    assert scan("--tasks", TASKS).code == 0
-    assert not [path for path in fetched(hub) if "baber/piqa" in path]
-    after = {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
-    assert before.items() <= after.items()
-
-
-def test_what_is_published_has_the_items_of_tasks(scan: Run, tmp_path: Path) -> None:
-    assert scan("--tasks", "arc_easy,piqa", "--set", "task_data=data").code == 0
+    options = ("--set", "task_data=data", "--set", "context=64")
+    done = scan("--tasks", "arc_easy,piqa", *options)
+    assert done.code == 0, done.err
+    plan: Any = audit_of()["plan"]
+    notes = " ".join(plan["protocol"]["notes"])
+    assert "piqa: 12 of 12 options lost the beginning of their context" in notes
     files = read_for_publishing(Path("out")).files
     for path, data in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
     assert len([path for path in files if "evidence/tasks/" in path]) == 4
     measured = read_saved(tmp_path / "qaudit").measurements
-    assert {len(one.evidence.tasks) for one in measured} == {2}
+    assert {len(measurement.evidence.tasks) for measurement in measured} == {2}
 
 
 @pytest.mark.usefixtures("few_files")
-@pytest.mark.parametrize("kind", ["bos_token", "eos_token"])
-def test_a_tokenizer_with_one_of_bos_and_eos_scores_items_without_a_context(
-    scan: Run, place: Path, kind: str
-) -> None:
-    _special_tokens(place, kind)
-    _without_context(place)
-    assert scan("--tasks", BLIMP, "--set", "task_data=data").code == 0
-    assert rows(Path("out"))["fp", BLIMP]["items"] == 4
-
-
-@pytest.mark.usefixtures("few_files")
-def test_a_tokenizer_with_neither_bos_nor_eos_leaves_tasks_without_a_context_out(
-    scan: Run, place: Path
-) -> None:
-    _special_tokens(place)
-    _without_context(place)
-    assert scan("--tasks", f"{BLIMP},piqa", "--set", "task_data=data").code == 3
-    assert {task for _, task in rows(Path("out"))} == {"piqa"}
-    (skipped,) = audit_of(Path("out"))["skipped"]  # type: ignore[misc]
-    assert "has neither BOS nor EOS" in skipped["reason"]
-
-
-def _special_tokens(place: Path, *kinds: str) -> None:
-    """Leave the special tokens of a tokenizer out, except these."""
+@pytest.mark.parametrize("kinds", [["bos_token"], ["eos_token"], []])
+def test_items_without_a_context_need_bos_or_eos(scan: Run, place: Path, kinds: list[str]) -> None:
     path = place / "model/tokenizer_config.json"
     config = json.loads(path.read_text())
-    for kind in ("bos_token", "eos_token"):
-        if kind not in kinds:
-            config.pop(kind, None)
+    for kind in {"bos_token", "eos_token"} - set(kinds):
+        config.pop(kind, None)
     path.write_text(json.dumps(config))
-
-
-def _without_context(place: Path) -> None:
-    """Write the data of a task whose options follow nothing."""
-    rows = [{"sentence_good": f"{w} is", "sentence_bad": f"is {w}"} for w in toys.WORDS[:4]]
-    toys.write_data(place / "data/nyu-mll/blimp", "adjunct_island", {"train": rows})
-
-
-def test_options_that_lose_the_beginning_of_their_context_are_counted(scan: Run) -> None:
-    done = scan("--tasks", "piqa", "--set", "task_data=data", "--set", "context=64")
-    assert done.code == 0, done.err
-    notes = " ".join(audit_of(Path("out"))["plan"]["protocol"]["notes"])  # type: ignore[index,call-overload]
-    assert "piqa: 12 of 12 options lost the beginning of their context" in notes
+    options = [{"sentence_good": f"{w} is", "sentence_bad": f"is {w}"} for w in toys.WORDS[:4]]
+    toys.write_data(place / "data/nyu-mll/blimp", "adjunct_island", {"train": options})
+    blimp = "blimp_adjunct_island"
+    if kinds:
+        assert scan("--tasks", blimp, "--set", "task_data=data").code == 0
+        assert rows(Path("out"))["fp", blimp]["items"] == 4
+        return
+    assert scan("--tasks", f"{blimp},piqa", "--set", "task_data=data").code == 3
+    assert {task for _, task in rows(Path("out"))} == {"piqa"}
+    assert "has neither BOS nor EOS" in skipped(Path("out"))[f"task {blimp}"]
 
 
 def test_tasks_are_listed_with_what_they_cost(qaudit: Run) -> None:
@@ -321,21 +279,3 @@ def test_tasks_are_listed_with_what_they_cost(qaudit: Run) -> None:
     assert listed.code == 0
     assert "paper-a" in listed.out
     assert "14,042 items of 4 options" in listed.out
-
-
-@pytest.mark.slow
-def test_tasks_are_measured_in_parts_without_a_network(
-    hub: Hub, scan: Run, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
-    asked = ("model", *texts, "--schemes", "rtn-3bit", "--tasks", TASKS)
-    assert qaudit("plan", *asked, "--out", "parts").code == 0
-    monkeypatch.setenv("HF_HOME", str(online / "node"))  # not where the plan was made
-    assert qaudit("fetch", "parts").code == 0
-    hub.log.clear()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    done = qaudit("part", "parts", "--part", "0/1")
-    assert (done.code, fetched(hub)) == (0, []), done.err
-    assert qaudit("collect", "parts").code == 0
-    assert scan("--tasks", TASKS).code == 0
-    same_audit(Path("out"), Path("parts"))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from qaudit.checkpoints.header import FSDP_FOLDER
-from tests.support.cli import TEXT, Run, audit_of, refused, settings
+from tests.support.cli import OUT, TEXT, Run, audit_of, refused
 from tests.support.hub import Hub
 
-BASE, SCHEME = "series/step10", "rtn-4bit:group=32"
+BASE, SCHEME, MIXTURE = "series/step10", "rtn-4bit:group=32", "gptq-mix:budget=3.75:group=32"
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +50,33 @@ def trained(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(place: Path, trained: Path) -> Path:
     """Return a copy of the run beside its base, which it names by a path."""
     shutil.copytree(trained, place / "run")
-    for file in (place / "run").rglob("adapter_config.json"):
-        text = file.read_text("utf-8")
-        assert str(trained.parents[1]) not in text or "step10" in text
-        file.write_text(_naming(text, BASE), "utf-8")
+    rename(place / "run", BASE)
     return place / "run"
 
 
-def _naming(text: str, base: str | None) -> str:
-    return json.dumps({**json.loads(text), "base_model_name_or_path": base})
+@pytest.fixture
+def scan(place: Path, qaudit: Run) -> Run:
+    return partial(qaudit, "scan", *TEXT, "--schemes", SCHEME, "--out", "out")
+
+
+def rename(folder: Path, base: str | None, **more: object) -> None:
+    """Name another base, and change what else an adapter says of itself."""
+    for file in folder.rglob("adapter_config.json"):
+        values = {**json.loads(file.read_text("utf-8")), "base_model_name_or_path": base, **more}
+        file.write_text(json.dumps(values), "utf-8")
 
 
 def losses(folder: Path) -> dict[tuple[str, str], float]:
-    rows = audit_of(folder)["measurements"]
+    rows: Any = audit_of(folder)["measurements"]
     return {(row["subject"], row["scheme"]): row["ce"] for row in rows}
+
+
+def export_is_what_was_audited(qaudit: Run, out: str, label: str, scheme: str = SCHEME) -> None:
+    shutil.rmtree("exported", ignore_errors=True)
+    chosen = ("--subject", label, "--scheme", scheme, "--out", "exported")
+    assert qaudit("export", out, *chosen).code == 0
+    verified = qaudit("verify", "exported", "--audit", out)
+    assert (verified.code, "This is what was audited" in verified.out + verified.err) == (0, True)
 
 
 def test_adapters_of_a_run_are_a_series_that_is_merged_as_peft_merges(
@@ -69,156 +85,83 @@ def test_adapters_of_a_run_are_a_series_that_is_merged_as_peft_merges(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    done = scan(
-        "run",
-        BASE,
-        "--schemes",
-        SCHEME,
-        "--soup",
-        "both=checkpoint-1+checkpoint-2",
-        "--soup",
-        "half=step10+checkpoint-2",
-    )
+    both, half = "both=checkpoint-1+checkpoint-2", "half=step10+checkpoint-2"
+    done = scan("run", BASE, "--soup", both, "--soup", half)
     assert done.code == 0
     assert "run holds the weights of checkpoint-2: one row for both" in " ".join(done.err.split())
     assert "QA015" not in done.err
     with warnings.catch_warnings(action="ignore"):
         model = AutoModelForCausalLM.from_pretrained(place / BASE)
-        PeftModel.from_pretrained(model, run / "checkpoint-2").merge_and_unload().save_pretrained(
-            place / "merged"
-        )
+        merged = PeftModel.from_pretrained(model, run / "checkpoint-2").merge_and_unload()
+        merged.save_pretrained(place / "merged")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(place / BASE / name, place / "merged" / name)
-    assert scan("merged", "--schemes", SCHEME, "--out", "of-merged").code == 0
-    ours, merged = losses(place / "out"), losses(place / "of-merged")
-    assert {subject for subject, _ in ours} == {
-        "step10",
-        "checkpoint-1",
-        "checkpoint-2",
-        "both",
-        "half",
-    }
+    assert scan("merged", "--out", "of-merged").code == 0
+    ours, theirs = losses(OUT), losses(place / "of-merged")
+    labels = {"step10", "checkpoint-1", "checkpoint-2", "both", "half"}
+    assert {subject for subject, _ in ours} == labels
     for scheme in ("fp", SCHEME):
-        assert ours["checkpoint-2", scheme] == pytest.approx(merged["merged", scheme], rel=1e-6)
+        assert ours["checkpoint-2", scheme] == pytest.approx(theirs["merged", scheme], rel=1e-6)
         assert ours["checkpoint-2", scheme] != ours["step10", scheme]
-
-    chosen = ("--subject", "checkpoint-2", "--scheme", SCHEME)
-    assert qaudit("export", "out", *chosen, "--out", "w4").code == 0
-    verified = qaudit("verify", "w4", "--audit", "out")
-    assert (verified.code, "This is what was audited" in verified.out + verified.err) == (0, True)
-    assert (
-        qaudit("soup", "run", "--soup", "both=checkpoint-1+checkpoint-2", "--out", "soup").code == 0
-    )
+    export_is_what_was_audited(qaudit, "out", "checkpoint-2")
+    assert qaudit("soup", "run", "--soup", both, "--out", "soup").code == 0
     assert scan("soup", "--out", "of-soup").code == 0
     assert losses(place / "of-soup")["soup", "fp"] == pytest.approx(ours["both", "fp"], rel=1e-6)
 
-
-MIXED_SOUP = """
-targets: [run, series/step10]
-soups:
-  - {label: half, merge: mean, of: [step10, checkpoint-2]}
-schemes: ["gptq-mix:budget=3.75:group=32"]
-"""
+    rename(run / "checkpoint-1", BASE, lora_alpha=64)  # of 8: a plan knows another adapter
+    assert scan("run", "--checkpoints", "checkpoint-1", "--out", "again").code == 0
+    assert losses(place / "again")["checkpoint-1", "fp"] != ours["checkpoint-1", "fp"]
 
 
 def test_a_mixture_of_a_soup_with_an_adapter_is_measured_exported_and_verified(
-    qaudit: Run, place: Path, run: Path
+    qaudit: Run, run: Path
 ) -> None:
-    (place / "recipe.yaml").write_text(MIXED_SOUP)
-    assert qaudit("scan", "recipe.yaml", *TEXT, "--out", "out").code == 0
-    mixture = "gptq-mix:budget=3.75:group=32"
-    (row,) = (
-        row
-        for row in audit_of(place / "out")["measurements"]
-        if (row["subject"], row["scheme"]) == ("half", mixture)
-    )
+    half = ("--soup", "half=step10+checkpoint-2", "--checkpoints", "step10", "--out", "out")
+    assert qaudit("scan", "run", BASE, *half, *TEXT, "--schemes", MIXTURE).code == 0
+    rows: Any = audit_of()["measurements"]
+    (row,) = (row for row in rows if (row["subject"], row["scheme"]) == ("half", MIXTURE))
     assert len(set("".join(row["mixture"].values()))) > 1
-    assert qaudit("export", "out", "--subject", "half", "--scheme", mixture, "--out", "w").code == 0
-    assert qaudit("verify", "w", "--audit", "out", "-q").code == 0
+    export_is_what_was_audited(qaudit, "out", "half", MIXTURE)
 
 
-def test_an_adapter_is_refused_with_what_is_missing(scan: Run, place: Path, run: Path) -> None:
-    configuration = run / "checkpoint-2" / "adapter_config.json"
-    text = configuration.read_text("utf-8")
+def test_an_adapter_is_refused_with_what_is_missing(scan: Run, run: Path) -> None:
     shutil.rmtree(run / "checkpoint-1")
     for base, sentence, hint in (
         (None, "does not name the model", "base_model_name_or_path"),
-        (
-            "/gone/base/model",
-            "is an adapter of `/gone/base/model`, which",
-            "put that model there",
-        ),
-        ("series/step200", "", ""),
+        ("/gone/model", "is an adapter of `/gone/model`, which", "put that model there"),
     ):
-        configuration.write_text(_naming(text, base), "utf-8")
-        done = scan("run/checkpoint-2", "--dry-run")
-        if sentence:
-            refused(done, 4, sentence, hint)
-        else:
-            assert done.code == 0
+        rename(run, base)
+        refused(scan("run/checkpoint-2", "--dry-run"), 4, sentence, hint)
+    rename(run, "series/step200")
+    assert scan("run/checkpoint-2", "--dry-run").code == 0
     (run / "checkpoint-2" / "adapter_model.safetensors").unlink()
     refused(scan("run/checkpoint-2"), 4, "no weights of an adapter", "adapter_model.safetensors")
 
 
-def test_the_base_of_an_adapter_may_be_on_the_hub(
-    scan: Run, place: Path, run: Path, online: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_adapter_and_its_base_may_be_on_the_hub(
+    scan: Run, qaudit: Run, place: Path, run: Path, online: Path, serve_root: Callable[..., Hub]
 ) -> None:
     assert scan("run").code == 0
-    here = losses(place / "out")
-    shutil.copytree(place / "series", online / "root" / "lab/series")
-    settings(online / "root" / "lab/series", branch_per_revision=True)
-    for file in run.rglob("adapter_config.json"):
-        named = json.loads(_naming(file.read_text("utf-8"), "lab/series"))
-        file.write_text(json.dumps({**named, "revision": "step10"}), "utf-8")
-    with Hub(online / "root").running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        assert scan("run", "--dry-run", "--out", "remote").code == 0
-        assert scan("run", "--out", "remote").code == 0
-    assert losses(place / "remote") == here
-
-
-@pytest.mark.parametrize("where", ["lab/adapter", "lab/adapters@main//checkpoint-2"])
-def test_an_adapter_on_the_hub_is_read_with_its_base(
-    where: str,
-    scan: Run,
-    qaudit: Run,
-    place: Path,
-    run: Path,
-    online: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert scan("run/checkpoint-2", "--schemes", SCHEME).code == 0
-    here = losses(place / "out")
-    shutil.copytree(place / BASE, online / "root/lab/base/main")
-    folder = online / "root" / where.replace("@", "/").replace("//", "/")
-    folder = folder if "@" in where else folder / "main"
-    shutil.copytree(run / "checkpoint-2", folder)
-    configuration = folder / "adapter_config.json"
-    configuration.write_text(_naming(configuration.read_text("utf-8"), "lab/base"), "utf-8")
-    with Hub(online / "root").running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        remote = ("--schemes", SCHEME, "--out", "remote")
-        assert scan(where, *remote, "--dry-run").code == 0
-        assert scan(where, *remote).code == 0
-        (label,) = {subject for subject, _ in losses(place / "remote")}
-        export = ("export", "remote", "--subject", label, "--scheme", SCHEME, "--out", "w4")
-        assert qaudit(*export).code == 0
-        verified = qaudit("verify", "w4", "--audit", "remote")
-    assert "This is what was audited." in verified.out
-    assert {s: ce for (_, s), ce in losses(place / "remote").items()} == {
-        scheme: loss for (_, scheme), loss in here.items()
-    }
-
-
-def test_a_scale_that_changes_after_the_plan_is_noticed(scan: Run, place: Path, run: Path) -> None:
-    assert scan("run", "--checkpoints", "checkpoint-1").code == 0
-    before = losses(place / "out")
-    configuration = run / "checkpoint-1" / "adapter_config.json"
-    text = configuration.read_text("utf-8")
-    assert '"lora_alpha": 8' in text
-    configuration.write_text(text.replace('"lora_alpha": 8', '"lora_alpha": 64'), "utf-8")
-    assert scan("run", "--checkpoints", "checkpoint-1", "--out", "again").code == 0
-    assert losses(place / "again")["checkpoint-1", "fp"] != before["checkpoint-1", "fp"]
+    here, root = losses(OUT), online / "root" / "lab"
+    shutil.copytree(place / "series", root / "series")
+    shutil.copytree(place / BASE, root / "base" / "main")
+    shutil.copytree(run / "checkpoint-2", root / "adapter" / "main")
+    shutil.copytree(run / "checkpoint-2", root / "adapters" / "main" / "checkpoint-2")
+    rename(root, "lab/base")
+    rename(run, "lab/series", revision="step10")
+    serve_root()
+    for target in ("run", "lab/adapter", "lab/adapters@main//checkpoint-2"):
+        out = f"of-{target.replace('/', '-')}"
+        assert scan(target, "--out", out, "--dry-run").code == 0
+        assert scan(target, "--out", out).code == 0
+        found = losses(place / out)
+        if target == "run":
+            assert found == here
+            continue
+        (label,) = {subject for subject, _ in found}
+        for scheme in ("fp", SCHEME):
+            assert found[label, scheme] == here["checkpoint-2", scheme]
+        export_is_what_was_audited(qaudit, out, label)
 
 
 def test_a_distributed_checkpoint_is_measured_as_its_safetensors_are(
@@ -229,37 +172,18 @@ def test_a_distributed_checkpoint_is_measured_as_its_safetensors_are(
 
     for number, step in enumerate((10, 200), 1):
         model = AutoModelForCausalLM.from_pretrained(place / f"series/step{step}")
+        folder = place / "fsdp" / f"checkpoint-{number}"
         with warnings.catch_warnings(action="ignore"):  # that one process saves
-            dcp.save(
-                {"model": model.state_dict()},
-                checkpoint_id=place / "fsdp" / f"checkpoint-{number}" / FSDP_FOLDER,
-                no_dist=True,
-            )
-        (place / "fsdp" / f"checkpoint-{number}" / "optimizer_0").mkdir()
+            states = {"model": model.state_dict()}
+            dcp.save(states, checkpoint_id=folder / FSDP_FOLDER, no_dist=True)
+        (folder / "optimizer_0").mkdir()
     refused(scan("fsdp"), 4, "config.json` cannot be read", "once into the folder that holds all")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(place / BASE / name, place / "fsdp" / name)
-    assert scan("fsdp", "--schemes", SCHEME).code == 0
-    assert (
-        scan(
-            "series",
-            "--schemes",
-            SCHEME,
-            "--checkpoints",
-            "step10",
-            "--checkpoints",
-            "step200",
-            "--out",
-            "plain",
-        ).code
-        == 0
-    )
-    ours, plain = losses(place / "out"), losses(place / "plain")
+    assert scan("fsdp").code == 0
+    assert scan(BASE, "series/step200", "--out", "plain").code == 0
+    ours, plain = losses(OUT), losses(place / "plain")
     for number, step in enumerate((10, 200), 1):
         for scheme in ("fp", SCHEME):
             assert ours[f"checkpoint-{number}", scheme] == plain[f"step{step}", scheme]
-    assert (
-        qaudit("export", "out", "--subject", "checkpoint-1", "--scheme", SCHEME, "--out", "w4").code
-        == 0
-    )
-    assert qaudit("verify", "w4", "--audit", "out").code == 0
+    export_is_what_was_audited(qaudit, "out", "checkpoint-1")

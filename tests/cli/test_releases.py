@@ -7,7 +7,9 @@ are tied, masks that old checkpoints keep. `open-sci` and `crystal` are code of 
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support import released, tiny
-from tests.support.cli import TEXT, Run, audit_of, settings
+from tests.support.cards import whole_at
+from tests.support.cli import OUT, QUICK, Run, audit_of
 from tests.support.hub import Hub
-from tests.support.models import VOCABULARY
+from tests.support.models import VOCABULARY, save_tokenizer
 
 
 @dataclass(frozen=True)
@@ -102,27 +105,69 @@ def write(folder: Path, release: Release, seed: int, tokenizer: Path) -> None:
 
 @pytest.mark.parametrize("family", EACH)
 def test_a_family_is_audited_along_its_schedule(
-    family: str, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, place: Path, qaudit: Run, online: Path, serve_root: Callable[..., Hub]
 ) -> None:
     release, root = RELEASES[family], online / "root"
     for seed, revision in enumerate(release.rates):
         write(root / release.repo / revision, release, seed, place / "series/step10")
-    settings(root / release.repo, branch_per_revision=True)
-    options = ["--allow-pickle"] if release.pickled else []
-    with Hub(root).running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        targets = [f"{release.repo}@{revision}" for revision in release.rates]
-        settings_of_scan = (*TEXT, "--set", "context=32", "--schemes", "rtn-4bit", "--out", "out")
-        done = qaudit("scan", *targets, *settings_of_scan, *options)
+    serve_root()
+    targets = [f"{release.repo}@{revision}" for revision in release.rates]
+    options = ["--set", "context=32", *(["--allow-pickle"] if release.pickled else [])]
+    done = qaudit("scan", *targets, *QUICK, *options)
     assert done.code == 0, done.err
-    audit: Any = audit_of(place / "out")
-    first = [
-        row for row in audit["measurements"] if row["subject"] == audit["subjects"][0]["label"]
-    ]
-    assert [(row["scheme"], row["kl"] is None) for row in first] == [
-        ("fp", True), ("rtn-4bit", False)
-    ]  # fmt: skip
+    audit: Any = audit_of()
+    label = audit["subjects"][0]["label"]
+    first = [row for row in audit["measurements"] if row["subject"] == label]
+    cells = [(row["scheme"], row["kl"] is None) for row in first]
+    assert cells == [("fp", True), ("rtn-4bit", False)]
     plain = released.plain_loss(root / release.repo / next(iter(release.rates)), release.model_type)
     assert first[0]["ce"] == pytest.approx(plain, abs=1e-5)
     for subject, rate in zip(audit["subjects"], release.rates.values(), strict=True):
         assert subject["learning_rate"] == (rate and pytest.approx(rate, rel=1e-3, abs=1e-9))
+
+
+# ------------------------------------------------- experts, towers and joined tensors, to an export
+
+
+SCHEMES = "rtn-4bit:group=32,gptq-4bit:group=32"
+SLOW = ["apertus", "falcon_h1", "gpt_oss", "mixtral", "olmo_hybrid", "qwen2_moe", "qwen3_moe"]
+LAYOUTS = ["gemma3", "olmoe", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+
+
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_a_release_is_audited_from_the_hub_and_exported(
+    family: str, place: Path, qaudit: Run, online: Path, serve_root: Callable[..., Hub]
+) -> None:
+    folder = released.save(online / "root" / "org" / "model" / "main", family)
+    save_tokenizer(folder)
+    serve_root()
+    done = qaudit("scan", "org/model", *QUICK, "--set", "context=32", "--schemes", SCHEMES)
+    assert done.code == 0, done.err
+    rows: Any = audit_of()["measurements"]
+    full, rtn, gptq = (next(r for r in rows if r["scheme"].startswith(s)) for s in ("fp", "r", "g"))
+    assert full["ce"] == pytest.approx(released.plain_loss(folder, family), abs=1e-5)
+    assert math.isfinite(rtn["ce"]) and math.isfinite(gptq["ce"]) and rtn["ce"] != full["ce"]
+    card = whole_at(OUT)
+    if family == "gemma3":
+        assert "text never enters them" in card
+    if family in ("olmoe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"):
+        assert "routers and small gates" in card
+        assert 0 < gptq["routing_agreement"] <= 1 and full["routing_agreement"] is None
+        assert 0 < gptq["routing_moved"] < 1 and "<summary>Routing</summary>" in card
+    if family in ("gpt_oss", "gemma3"):
+        return
+    named = ("--subject", "model", "--scheme", "gptq-4bit:group=32", "--out", "exported")
+    done = qaudit("export", "out", *named)
+    assert done.code == 0, done.err
+
+
+def test_a_model_that_cannot_be_opened_is_refused_before_its_weights_come(
+    qaudit: Run, place: Path, online: Path, serve_root: Callable[..., Hub]
+) -> None:
+    save_tokenizer(released.save(online / "root" / "org" / "model" / "main", "jetmoe"))
+    serve_root()
+    done = qaudit("series", "org/model", "--check")
+    assert done.code == 0 and "cannot be audited: 93% of block 0" in done.out
+    done = qaudit("plan", "org/model", *QUICK[:-2])
+    assert done.code != 0 and "would not be quantized" in done.err
+    assert not list(online.glob("hf/**/*.safetensors"))
