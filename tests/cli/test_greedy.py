@@ -20,7 +20,7 @@ from qaudit.text.rollouts import Rollout
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support import rollouts
 from tests.support.cards import whole_at
-from tests.support.cli import QUICK, Run, audit_of, refused, run_in
+from tests.support.cli import OUT, Run, audit_of, refused
 from tests.support.models import text
 from tests.support.schemas import violations
 
@@ -29,13 +29,15 @@ GREEDY = ("--soup", "best=greedy(series-*)")
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the members of all that is measured from now on, and if without full precision."""
+    """Return the members of all that is measured from now on, and what is read beside documents."""
     done: list[str] = []
     real = qaudit.engine.measure.send
 
     def counted(task: Any, *rest: Any) -> Any:
         members = "+".join(c.label.removeprefix("series-") for c, _ in task.subject.members)
-        done.append(members + ("" if task.pass_.full_precision else " alone"))
+        more = f", {len(task.corpus.items)} items" if task.corpus.items else ""
+        more += ", rollouts" if task.corpus.rollouts is not None else ""
+        done.append(members + more + ("" if task.pass_.full_precision else " alone"))
         return real(task, *rest)
 
     monkeypatch.setattr(qaudit.engine.measure, "send", counted)
@@ -56,23 +58,6 @@ def learned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(root / "step10", folder)
         _push(folder / "model.safetensors", share, seed // 2)
     return root
-
-
-@pytest.fixture(scope="module")
-def searched(shipped: Path, learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return what a scan with a search left."""
-    folder = tmp_path_factory.mktemp("searched") / "place"
-    shutil.copytree(shipped, folder)
-    shutil.copytree(learned / "ends", folder / "ends")
-    assert run_in(folder, "scan", *QUICK, "ends", *GREEDY) == 0
-    return folder / "out"
-
-
-@pytest.fixture
-def finished(searched: Path, trained: Path) -> Path:
-    """Return a place in which the search is over."""
-    shutil.copytree(searched, trained / "out")
-    return trained
 
 
 @pytest.fixture
@@ -104,20 +89,31 @@ def _learn(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def _search_of(place: Path) -> dict[str, Any]:
-    (row,) = audit_of(place / "out")["diagnostics"]["greedy"]
+def _search() -> dict[str, Any]:
+    (row,) = audit_of()["diagnostics"]["greedy"]
     return row
 
 
-def test_a_greedy_soup_is_a_subject_like_any_other(
-    scan: Run, trained: Path, passes: list[str]
+def test_a_search_that_was_interrupted_goes_on_to_a_subject_like_any_other_and_never_again(
+    scan: Run, trained: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    counted = qaudit.engine.measure.send
+
+    def stopped(task: Any, *rest: Any) -> Any:
+        if len(passes) == 4:
+            raise KeyboardInterrupt
+        return counted(task, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(qaudit.engine.measure, "send", stopped)
+        assert scan("ends", *GREEDY).code == 130
+    assert len(passes) == 4
     done = scan("ends", *GREEDY)
     assert done.code == 0, done.err
     assert "search best among series-a, series-b and series-c: up to 2 means" in " ".join(
         done.err.split()
     )
-    audit, row = audit_of(trained / "out"), _search_of(trained)
+    audit, row = audit_of(), _search()
     assert (row["scheme"], row["documents"], row["further"]) == ("rtn-4bit", 12, False)
     assert (
         "The search for best chose on the 12 documents that judge it: its 2 means count."
@@ -132,8 +128,16 @@ def test_a_greedy_soup_is_a_subject_like_any_other(
     }  # fmt: skip
     assert passes == ["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"]
     assert violations(audit) == []
-    (search,) = from_json((trained / "out" / "audit.json").read_text()).diagnostics.greedy
+    (search,) = from_json((OUT / "audit.json").read_text()).diagnostics.greedy
     assert search.label == "best" and search.trials
+
+    before = _search()
+    passes.clear()
+    assert scan("ends", *GREEDY).code == 0
+    assert (passes, _search()) == ([], before)
+    more = ("--schemes", "rtn-3bit", "--soup", "best=greedy:scheme=rtn-4bit(series-*)")
+    assert scan("ends", *more).code == 0  # is no search again
+    assert passes == ["a alone", "b alone", "c alone", "a+b alone"]
 
 
 def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
@@ -142,7 +146,7 @@ def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
     few = ("--set", "evaluation_documents=6")
     done = scan("ends", *GREEDY, *few)
     assert done.code == 0, done.err
-    audit, row = audit_of(trained / "out"), _search_of(trained)
+    audit, row = audit_of(), _search()
     assert (row["documents"], row["further"], row["members"]) == (6, True, ["series-a", "series-b"])
     searched = [f"{members} alone" for members in ("a", "b", "c", "a+b", "a+b+c")]
     assert passes == ["a", "b", "c", *searched, "a+b"]
@@ -150,65 +154,42 @@ def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
     assert {m["documents"] for m in audit["measurements"]} == {6}
     losses = {m["subject"]: m["ce"] for m in audit["measurements"] if m["scheme"] == "rtn-4bit"}
     assert losses["best"] != row["loss"]
-    files = (trained / "out" / "evidence").glob("*.npz")
+    files = (OUT / "evidence").glob("*.npz")
     read = {read_measurement(file).evidence.document_sha256 for file in files}
-    judged = {m.evidence.document_sha256 for m in read_saved(trained / "out").measurements}
+    judged = {m.evidence.document_sha256 for m in read_saved(OUT).measurements}
     (chosen_on,), (judged_on,) = read - judged, judged
     assert not set(chosen_on) & set(judged_on)
     (one,) = audit["verdict"]["classes"]
     assert one["at_once"] == 4  # on fewer than 10 documents all candidates, and no trial
     assert "chose on the" not in done.out
-    assert "on 6 further documents took 2 of 3" in whole_at(trained / "out")
+    assert "on 6 further documents took 2 of 3" in whole_at(OUT)
     assert scan("ends", *GREEDY, *few).code == 0
     assert len(passes) == 9
 
 
-def test_the_same_command_again_measures_nothing(
-    scan: Run, finished: Path, passes: list[str]
-) -> None:
-    before = _search_of(finished)
-    assert scan("ends", *GREEDY).code == 0
-    assert (passes, _search_of(finished)) == ([], before)
-
-
-def test_another_scheme_does_not_search_again(scan: Run, finished: Path, passes: list[str]) -> None:
-    more = ("--schemes", "rtn-3bit", "--soup", "best=greedy:scheme=rtn-4bit(series-*)")
-    assert scan("ends", *more).code == 0
-    assert passes == ["a alone", "b alone", "c alone", "a+b alone"]
-
-
 def test_trials_read_neither_rollouts_nor_items(
-    scan: Run, trained: Path, monkeypatch: pytest.MonkeyPatch
+    scan: Run, trained: Path, passes: list[str]
 ) -> None:
     """They choose by the loss of documents; subjects and the soup are measured on everything."""
-    answers: list[tuple[str, bool, int]] = []
-    real = qaudit.engine.measure.send
-
-    def counted(task: Any, *rest: Any) -> Any:
-        members = "+".join(c.label.removeprefix("series-") for c, _ in task.subject.members)
-        answers.append((members, task.corpus.rollouts is not None, len(task.corpus.items)))
-        return real(task, *rest)
-
-    monkeypatch.setattr(qaudit.engine.measure, "send", counted)
     folder = trained / "ends" / "series-c"
     rollout = Rollout(prompt=0, prompt_sha256="a", ids=(1, 2), new_ids=(3, 4, 5))
     rollouts.written(trained / "rolls", (rollout,), tokenizer_sha256=tokenizer_sha256([folder]))
     item = {"question": "which", "choices": ["fox", "dog", "night"], "answer": 0}
     (trained / "items.jsonl").write_text(7 * f"{json.dumps(item)}\n", "utf-8")
     more = ("--set", "rollouts=rolls", "--set", "choices=items.jsonl")
-    done = scan("ends", *GREEDY, "--checkpoints", "series-c", *more)
+    asked = ("ends", *GREEDY, "--checkpoints", "series-c", *more)
+    done = scan(*asked)
     assert done.code == 0, done.err
-    whole, bare = (True, 7), (False, 0)
-    assert [(m, (r, n)) for m, r, n in answers] == [
-        ("c", whole), ("a", bare), ("b", bare), ("a+b", bare), ("a+b+c", bare), ("a+b", whole),
-    ]  # fmt: skip
-    audit = audit_of(trained / "out")
+    trials = ["a alone", "b alone", "a+b alone", "a+b+c alone"]
+    assert passes == ["c, 7 items, rollouts", *trials, "a+b, 7 items, rollouts"]
+    audit = audit_of()
     assert {(r["subject"], r["scheme"]) for r in audit["diagnostics"]["rollouts"]} == {
         (subject, scheme) for subject in ("series-c", "best") for scheme in ("fp", "rtn-4bit")
     }
-    answers.clear()
-    assert scan("ends", *GREEDY, "--checkpoints", "series-c", *more).code == 0
-    assert answers == []
+    assert [s["label"] for s in audit["subjects"]] == ["series-c", "best"]
+    passes.clear()
+    assert scan(*asked).code == 0
+    assert passes == []
 
 
 def test_the_same_soup_by_its_members_is_the_same_measurement(
@@ -218,72 +199,48 @@ def test_the_same_soup_by_its_members_is_the_same_measurement(
     assert done.code == 0
     # The soup is measured before the search, which finds it.
     assert passes == ["a", "b", "c", "a+b", "a+b+c alone"]
-    audit = audit_of(trained / "out")
+    audit = audit_of()
     ce = {m["subject"]: m["ce"] for m in audit["measurements"] if m["scheme"] == "rtn-4bit"}
     assert ce["best"] == ce["both"]
 
 
-@pytest.mark.parametrize("documents", [6, 12])
 def test_candidates_that_nobody_asked_for_are_no_subjects(
-    scan: Run, trained: Path, passes: list[str], documents: int
+    scan: Run, trained: Path, passes: list[str]
 ) -> None:
-    some = ("--checkpoints", "series-c", "--set", f"evaluation_documents={documents}")
-    assert scan("ends", *GREEDY, *some).code == 0
-    audit = audit_of(trained / "out")
-    assert [s["label"] for s in audit["subjects"]] == ["series-c", "best"]
+    few = ("--checkpoints", "series-c", "--set", "evaluation_documents=6")
+    assert scan("ends", *GREEDY, *few).code == 0
+    labels = [subject["label"] for subject in audit_of()["subjects"]]
+    assert labels == ["series-c", "best"]
     # On further documents the one that is a subject is measured by itself too.
-    assert [name for name in passes if name != "c alone"] == [
-        "c", "a alone", "b alone", "a+b alone", "a+b+c alone", "a+b",
-    ]  # fmt: skip
-    assert ("c alone" in passes) == (documents == 6)
-
-
-def test_an_interrupted_search_goes_on_where_it_was(
-    scan: Run, trained: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = qaudit.engine.measure.send
-
-    def stopped(task: Any, *rest: Any) -> Any:
-        if len(passes) == 4:
-            raise KeyboardInterrupt
-        return counted(task, *rest)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(qaudit.engine.measure, "send", stopped)
-        assert scan("ends", *GREEDY).code == 130
-    assert len(passes) == 4
-    assert scan("ends", *GREEDY).code == 0
-    assert passes == ["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"]
+    alone = [f"{members} alone" for members in ("a", "b", "a+b", "a+b+c")]
+    assert [name for name in passes if name != "c alone"] == ["c", *alone, "a+b"]
+    assert "c alone" in passes
 
 
 def test_a_search_that_stays_at_one_member_says_so(scan: Run, trained: Path) -> None:
     done = scan("ends", "--soup", "best=greedy(series-a+series-c)")
     assert done.code == 0, done.err
-    audit = audit_of(trained / "out")
+    audit = audit_of()
     assert "best" not in {s["label"] for s in audit["subjects"]}
     (finding,) = [f for f in audit["findings"] if f["rule"] == "QA017"]
     assert finding["message"] == (
         "no member improves on `series-a` at rtn-4bit, so that `best` is no soup"
     )
     assert (finding["level"], finding["outcome"]) == ("info", "pass")
-    assert finding["message"] in whole_at(trained / "out")
-    assert _search_of(trained)["members"] == ["series-a"]
+    assert finding["message"] in whole_at(OUT)
+    assert _search()["members"] == ["series-a"]
 
 
 def test_a_recipe_may_ask_for_a_search(qaudit: Run, trained: Path) -> None:
-    recipe = {
-        "targets": "ends",
-        "schemes": "rtn-4bit",
-        "calibration": "calibration.jsonl",
-        "evaluation": "evaluation.jsonl",
-        "soups": [{"label": "best", "merge": "greedy:scheme=rtn-4bit", "of": ["series-*", "x"]}],
-    }
-    (trained / "mine.yaml").write_text(json.dumps(recipe).replace(', "x"', ', "series-?"'))
+    text = {name: f"{name}.jsonl" for name in ("calibration", "evaluation")}
+    recipe = {"targets": "ends", "schemes": "rtn-4bit", **text}
+    twice = {"label": "best", "merge": "greedy:scheme=rtn-4bit", "of": ["series-*", "series-?"]}
+    (trained / "mine.yaml").write_text(json.dumps({**recipe, "soups": [twice]}))
     refused(qaudit("scan", "mine.yaml"), 2, "has the same weights twice", "leave one")
     recipe["soups"] = ["best=greedy(series-a+series-b)"]
     (trained / "mine.yaml").write_text(json.dumps(recipe))
     assert qaudit("scan", "mine.yaml", "--out", "out").code == 0
-    assert _search_of(trained)["members"] == ["series-a", "series-b"]
+    assert _search()["members"] == ["series-a", "series-b"]
 
 
 def test_a_candidate_that_cannot_be_read_ends_the_search_and_nothing_else(
@@ -292,7 +249,7 @@ def test_a_candidate_that_cannot_be_read_ends_the_search_and_nothing_else(
     weights = trained / "ends" / "series-c" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     assert scan("ends", *GREEDY).code == 3
-    audit = audit_of(trained / "out")
+    audit = audit_of()
     assert {s["subject"] for s in audit["skipped"]} == {"series-c", "best"}
     assert [s["label"] for s in audit["subjects"]] == ["series-a", "series-b"]
     assert "greedy" not in audit["diagnostics"]

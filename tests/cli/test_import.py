@@ -11,11 +11,12 @@ import pytest
 
 from qaudit.audit import load
 from tests.support.cards import whole_at
-from tests.support.cli import TEXT, Outcome, Run, audit_of, refused, run_in
+from tests.support.cli import OUT, TEXT, Outcome, Run, audit_of, refused, run_in
 from tests.support.parts import same_audit
 
 ANSWERS = Path(__file__).parents[1] / "items" / "answers" / "lm-eval"
 STRICT = "exact_match,strict"
+FILES = ("--base", "answers/base", "--quantized", "rtn-4bit=answers/q3", "--metric", STRICT)
 SCHEMES = "rtn-4bit,rtn-3bit:group=16"
 
 
@@ -37,12 +38,7 @@ def place(scanned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture
 def imported(place: Path, qaudit: Run) -> Outcome:
-    return answers_into(qaudit, "out")
-
-
-def answers_into(qaudit: Run, out: object, *arguments: object) -> Outcome:
-    files = ("--base", "answers/base", "--quantized", "rtn-4bit=answers/q3", "--metric", STRICT)
-    return qaudit("import", out, *files, *arguments)
+    return qaudit("import", "out", *FILES)
 
 
 def tasks(folder: Path) -> dict[tuple[str, str], Any]:
@@ -51,9 +47,9 @@ def tasks(folder: Path) -> dict[tuple[str, str], Any]:
     return {(row["scheme"], row["task"]): row for row in rows}
 
 
-def test_imported_answers_are_rows_like_those_of_a_scan(imported: Outcome, place: Path) -> None:
+def test_imported_answers_are_rows_like_those_of_a_scan(imported: Outcome) -> None:
     assert imported.code == 0, imported.err
-    rows = tasks(place / "out")
+    rows = tasks(OUT)
     row = rows["rtn-4bit", "choice"]
     assert (row["right_to_wrong"], row["wrong_to_right"], row["items"]) == (5, 1, 15)
     assert row["p_value"] == pytest.approx(0.125)
@@ -61,12 +57,12 @@ def test_imported_answers_are_rows_like_those_of_a_scan(imported: Outcome, place
     assert row["imported"] == "lm-eval 0.4.13, acc,none, greedy"
     assert rows["rtn-4bit", "arguments"]["flips"] == pytest.approx(2 / 14)
     assert ("rtn-4bit", "mean") in rows
-    card = whole_at(place / "out")
+    card = whole_at(OUT)
     assert "`choice` (lm-eval 0.4.13, acc,none, greedy)" in card
     assert "1 back, p 0.12" in imported.out
 
 
-def test_a_gate_reads_imported_tasks_by_their_evidence(
+def test_a_gate_reads_imported_tasks_by_their_evidence_and_refuses_what_was_edited(
     imported: Outcome, place: Path, qaudit: Run
 ) -> None:
     rule = '{name: answers, metric: flips, margin: "5%", tasks: worst}'
@@ -74,83 +70,64 @@ def test_a_gate_reads_imported_tasks_by_their_evidence(
     gate = qaudit("gate", "out", "--policy", "policy.yaml")
     assert gate.code == 1
     assert "flips" in gate.out
-    path = place / "out" / tasks(place / "out")["rtn-4bit", "choice"]["evidence"]
+    whole = (OUT / "audit.json").read_text("utf-8")
+    for name, value in (("imported", ""), ("right_to_wrong", 0)):
+        audit: Any = json.loads(whole)
+        for row in audit["tasks"]:
+            if (row["scheme"], row["task"]) == ("rtn-4bit", "choice"):
+                row[name] = value
+        (OUT / "audit.json").write_text(json.dumps(audit), "utf-8")
+        refused(qaudit("gate", "out"), 2, f"`{name}` of choice of", "edited after it was written")
+    (OUT / "audit.json").write_text(whole, "utf-8")
+    path = OUT / tasks(OUT)["rtn-4bit", "choice"]["evidence"]
     assert path.parent.parent.name == "imported"
     with path.open("ab") as file:
         file.write(b"x")
     refused(qaudit("gate", "out"), 4, "is not the evidence", "again")
 
 
-@pytest.mark.parametrize(("name", "value"), [("imported", ""), ("right_to_wrong", 0)])
-def test_an_edited_row_of_an_imported_task_is_refused(
-    name: str, value: object, imported: Outcome, place: Path, qaudit: Run
-) -> None:
-    audit = audit_of(place / "out")
-    for row in audit["tasks"]:  # type: ignore[attr-defined]
-        if (row["scheme"], row["task"]) == ("rtn-4bit", "choice"):
-            row[name] = value
-    (place / "out" / "audit.json").write_text(json.dumps(audit), "utf-8")
-    refused(qaudit("gate", "out"), 2, f"`{name}` of choice of", "edited after it was written")
-
-
-def test_a_scan_that_goes_on_keeps_what_was_imported(
+def test_a_scan_keeps_what_was_imported_until_it_is_imported_again_or_weights_are_others(
     imported: Outcome, place: Path, qaudit: Run
 ) -> None:
-    shutil.copytree(place / "out", place / "before")
-    assert qaudit("scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out").code == 0
-    same_audit(place / "before", place / "out")
-    assert tasks(place / "out") == tasks(place / "before")
+    scan = ("scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out")
+    shutil.copytree(OUT, place / "before")
+    before, files = tasks(OUT), sorted(Path("out/evidence/imported").rglob("*.npz"))
+    assert qaudit(*scan).code == 0
+    same_audit(place / "before", OUT)
+    assert tasks(OUT) == before
 
-
-def test_importing_again_takes_the_place_of_what_was_imported(
-    imported: Outcome, place: Path, qaudit: Run
-) -> None:
-    before = tasks(place / "out")
-    files = sorted((place / "out" / "evidence" / "imported").rglob("*.npz"))
     swapped = ("--base", "answers/q3", "--quantized", "rtn-4bit=answers/base")
     assert qaudit("import", "out", *swapped, "--metric", STRICT).code == 0
-    after = tasks(place / "out")
-    assert after["rtn-4bit", "choice"]["wrong_to_right"] == 5
-    assert len(sorted((place / "out" / "evidence" / "imported").rglob("*.npz"))) == len(files)
-    assert answers_into(qaudit, "out").code == 0
-    assert tasks(place / "out") == before
+    assert tasks(OUT)["rtn-4bit", "choice"]["wrong_to_right"] == 5
+    assert len(sorted(Path("out/evidence/imported").rglob("*.npz"))) == len(files)
+    assert qaudit("import", "out", *FILES).code == 0
+    assert tasks(OUT) == before
 
-
-def test_what_cannot_be_imported_is_refused_in_words(
-    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base, q3 = ("--base", "answers/base"), ("--quantized", "rtn-4bit=answers/q3")
-    refused(qaudit("import", "nothing", *base, *q3), 2, "no audit", "output folder")
-    wrong = qaudit("import", "out", *base, "--quantized", "rtn-2bit=answers/q3")
-    refused(wrong, 2, "no measurement of `step10` under `rtn-2bit`", "`rtn-4bit`")
-    refused(
-        qaudit("import", "out", *base, "--quantized", "answers"),
-        2,
-        "is not SCHEME=PATH",
-        "a scheme of the audit",
-    )
-    refused(qaudit("import", "out", *base, *q3), 2, "marked by", f"--metric {STRICT}")
-    missing = qaudit("import", "out", "--base", "answers/none", *q3)
-    refused(missing, 2, "there is no `answers/none`", "--log_samples")
-    elsewhere = qaudit("import", "out", *base, *q3, "--subject", "step20")
-    refused(elsewhere, 2, "no subject `step20`", "step10")
-    load("out").save("copy")
-    refused(qaudit("import", "copy", *base, *q3), 2, "a copy of an audit", "output folder")
-
-
-def test_other_weights_do_not_take_imported_answers(
-    imported: Outcome, place: Path, qaudit: Run
-) -> None:
     shutil.copytree(place / "series" / "step200", place / "series" / "step10", dirs_exist_ok=True)
-    assert qaudit("scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out").code == 0
-    assert tasks(place / "out") == {}
+    assert qaudit(*scan).code == 0
+    assert tasks(OUT) == {}
+
+
+def test_what_cannot_be_imported_is_refused_in_words(place: Path, qaudit: Run) -> None:
+    load("out").save("copy")
+    base, q3 = "--base answers/base", "--quantized rtn-4bit=answers/q3"
+    for words, sentence, hint in (
+        (f"nothing {base} {q3}", "no audit", "output folder"),
+        (f"out {base} --quantized rtn-2bit=answers/q3", "of `step10` under `rtn-2b", "`rtn-4bit`"),
+        (f"out {base} --quantized answers", "is not SCHEME=PATH", "a scheme of the audit"),
+        (f"out {base} {q3}", "marked by", f"--metric {STRICT}"),
+        (f"out --base answers/none {q3}", "there is no `answers/none`", "--log_samples"),
+        (f"out {base} {q3} --subject step20", "no subject `step20`", "step10"),
+        (f"copy {base} {q3}", "a copy of an audit", "output folder"),
+    ):
+        refused(qaudit("import", *words.split()), 2, sentence, hint)
 
 
 def test_several_schemes_are_compared_with_one_base(place: Path, qaudit: Run) -> None:
     both = ("--quantized", "rtn-4bit=answers/base", "--quantized", "rtn-3bit:group=16=answers/q3")
     done = qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT)
     assert done.code == 0, done.err
-    rows = tasks(place / "out")
+    rows = tasks(OUT)
     assert rows["rtn-4bit", "choice"]["right_to_wrong"] == 0
     assert rows["rtn-3bit:group=16", "choice"]["right_to_wrong"] == 5
     path = next((place / "answers" / "q3").glob("samples_choice_*"))

@@ -21,7 +21,7 @@ from qaudit.errors import ConfigurationError, MachineError, QauditError
 from qaudit.formats.packing import format_named
 from qaudit.formats.weights import QuantizedFolder, format_of
 from qaudit.support.plugins import entries_of
-from tests.support.cli import Run, audit_of, refused
+from tests.support.cli import OUT, Run, audit_of, refused
 
 PACKAGE = Path(__file__).parents[1] / "support" / "plugin"
 ORIGIN = {"distribution": "qaudit-ternary", "version": "0.1.0"}
@@ -65,25 +65,16 @@ def distribution(folder: Path, name: str, version: str, entries: str) -> None:
     (info / "entry_points.txt").write_text(entries)
 
 
-def test_the_example_is_short() -> None:
-    files = [*PACKAGE.rglob("*.py"), PACKAGE / "pyproject.toml"]
-    lines = [line for file in files for line in file.read_text().splitlines() if line.strip()]
-    assert len(lines) < 60
-
-
-def test_what_is_installed_is_listed(installed: Path, qaudit: Run) -> None:
-    for kind, name in (("schemes", "ternary"), ("merges", "middle"), ("diagnostics", "zeros")):
-        assert name in qaudit("list", kind, "-q").out.split()
-
-
 def test_what_is_installed_is_measured_and_judged_without_it(
     installed: Path, scan: Run, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for kind, name in (("schemes", "ternary"), ("merges", "middle"), ("diagnostics", "zeros")):
+        assert name in qaudit("list", kind, "-q").out.split()
     soup = "soup=middle(step10+step200+step1000)"
     more = ("--schemes", "ternary", "--soup", soup, "--set", "diagnostics=zeros", "--set", "last=1")
     done = scan("series", *more)
     assert done.code == 0, done.err
-    audit = audit_of(place / "out")
+    audit = audit_of()
     assert audit["plan"]["plugins"] == [
         {"kind": "scheme", "name": "ternary", **ORIGIN},
         {"kind": "merge", "name": "middle", **ORIGIN},
@@ -93,9 +84,9 @@ def test_what_is_installed_is_measured_and_judged_without_it(
     rows = {(row["subject"], row["scheme"]): row for row in audit["measurements"]}
     soup_row = rows["soup", "ternary"]
     assert (soup_row["bit_class"], soup_row["calibrates"]) == ("2", False)
-    about = json.loads(str(np.load(place / "out" / soup_row["evidence"])["about"]))
+    about = json.loads(str(np.load(OUT / soup_row["evidence"])["about"]))
     assert about["plugins"] == ["qaudit-ternary 0.1.0"]
-    full = json.loads(str(np.load(place / "out" / rows["step1000", "fp"]["evidence"])["about"]))
+    full = json.loads(str(np.load(OUT / rows["step1000", "fp"]["evidence"])["about"]))
     assert full["plugins"] == []
     assert {row["subject"] for row in audit["diagnostics"]["others"]["zeros"]} == {
         "step1000", "soup"
@@ -114,22 +105,17 @@ def test_what_is_installed_is_measured_and_judged_without_it(
     assert qaudit("gate", "out", "--policy", "any.yaml", "--format", "json").out == anywhere.out
 
 
-def test_files_are_written_in_a_format_of_others(installed: Path) -> None:
-    scheme = parse_scheme("ternary")
-    weight_RC = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
-    stored = scheme.quantize(Linears({"a": weight_RC})).stored["a"]
-    form = format_named("ternary", scheme)
-    assert set(form.pack("a", stored)) == {"a.weight_packed", "a.weight_scale", "a.weight_shape"}
-
-
-def test_files_in_a_format_of_others_are_read_and_their_reader_is_named(
+def test_files_in_a_format_of_others_are_written_read_and_their_reader_is_named(
     installed: Path, tmp_path: Path
 ) -> None:
     scheme = parse_scheme("ternary")
-    quantized = scheme.quantize(Linears({"a": torch.linspace(-1, 1, 2048).reshape(32, 64)}))
+    weight_RC = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    quantized = scheme.quantize(Linears({"a": weight_RC}))
     form = format_named("ternary", scheme)
+    packed = form.pack("a", quantized.stored["a"])
+    assert set(packed) == {"a.weight_packed", "a.weight_scale", "a.weight_shape"}
     config = {**form.config((), symmetric=True), "quant_method": "ternary"}
-    save_file(form.pack("a", quantized.stored["a"]), tmp_path / "model.safetensors")
+    save_file(packed, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
     assert torch.equal(QuantizedFolder(tmp_path).read("a.weight"), quantized.weights["a"])
     assert format_of(tmp_path) == ("ternary", 2, 16)

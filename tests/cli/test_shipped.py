@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from torch import Tensor
 from qaudit.checkpoints.configuration import read_configuration
 from tests.support import quantized_bases, released
 from tests.support.cards import section, table, whole_at
-from tests.support.cli import QUICK, TEXT, Run, audit_of, refused
+from tests.support.cli import OUT, QUICK, TEXT, Run, audit_of, refused, weights_in
 from tests.support.gguf import write_gguf
+from tests.support.hub import Hub
 from tests.support.models import save_tokenizer
 from tests.support.parts import same_audit
 from tests.support.quantized import quantized_copy
@@ -36,15 +38,16 @@ def copy(place: Path, name: str, kind: str = "gptq", **options: object) -> Path:
 def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
     copy(place, "model-GPTQ")
     copy(place, "model-AWQ", "awq", scale=2.0)
-    done = scan(BASE, "--shipped", "model-GPTQ", "--shipped", "model-AWQ")
+    both = ("--shipped", "model-GPTQ", "--shipped", "model-AWQ")
+    done = scan(BASE, *both)
     assert done.code == 0, done.err
-    audit = audit_of(place / "out")
+    audit = audit_of()
     rows = {row["scheme"]: row for row in audit["measurements"]}
     assert list(rows) == ["fp", "rtn-4bit", "model-GPTQ", "model-AWQ"]
     assert 0 < rows["model-GPTQ"]["kl"] < rows["model-AWQ"]["kl"]
     assert rows["model-GPTQ"]["nbytes"] < rows["fp"]["nbytes"]
     assert [one["label"] for one in audit["plan"]["shipped"]] == ["model-GPTQ", "model-AWQ"]
-    card = section(whole_at(place / "out"), "Shipped files")
+    card = section(whole_at(OUT), "Shipped files")
     (_, gptq, awq) = table(card)
     assert gptq[:2] == ["`model-GPTQ`", "gptq, 4-bit"]
     assert gptq[-1] == "-"
@@ -55,19 +58,14 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
     assert second["dominated_by"] == ["rtn-4bit"]  # indices of groups take bytes, too
     (finding,) = [one for one in audit["findings"] if one["rule"] == "QA042"]
     assert finding["scheme"] == "model-AWQ"
-    assert {path.name for path in (place / "out" / "plots").glob("shipped*")} == {
+    assert {path.name for path in (OUT / "plots").glob("shipped*")} == {
         "shipped.svg", "shipped-dark.svg", "shipped.png"
     }  # fmt: skip
-    again = scan(BASE, "--shipped", "model-GPTQ", "--shipped", "model-AWQ")
-    assert again.code == 0
-    assert audit_of(place / "out")["measurements"] == audit["measurements"]  # from disk
-
-
-def test_weights_are_diagnosed_beside_shipped_files(place: Path, scan: Run) -> None:
-    copy(place, "model-GPTQ")
-    assert scan(BASE, "--shipped", "model-GPTQ", "--set", "diagnostics=weights").code == 0
-    rows = audit_of(place / "out")["diagnostics"]["weights"]
-    assert {name for row in rows for name in row["perturbation"]} == {"rtn-4bit"}
+    assert scan(BASE, *both, "--set", "diagnostics=weights").code == 0
+    again = audit_of()
+    assert again["measurements"] == audit["measurements"]  # from disk
+    weights = again["diagnostics"]["weights"]
+    assert {name for row in weights for name in row["perturbation"]} == {"rtn-4bit"}
 
 
 @pytest.mark.skipif(not INSTALLED, reason="qaudit-torchao is not installed")
@@ -76,40 +74,11 @@ def test_the_same_codes_diverge_alike_in_any_format(place: Path, qaudit: Run) ->
     copy(place, "model-torchao", "torchao")
     done = qaudit(*ALONE, "--shipped", "model-GPTQ", "--shipped", "model-torchao")
     assert done.code == 0, done.err
-    rows = {row["scheme"]: row for row in audit_of(place / "out")["measurements"]}
+    rows = {row["scheme"]: row for row in audit_of()["measurements"]}
     assert rows["model-torchao"]["kl"] == rows["model-GPTQ"]["kl"] > 0
 
 
 ALONE = ("scan", *TEXT, "--out", "out", "--schemes", "none", BASE)
-
-
-def test_a_changed_file_is_measured_again(place: Path, scan: Run) -> None:
-    folder = copy(place, "model-GPTQ")
-    assert scan(BASE, "--shipped", "model-GPTQ").code == 0
-    before = audit_of(place / "out")["measurements"][-1]["kl"]
-    path = folder / "model.safetensors"
-    tensors = safetensors.torch.load_file(path)
-    tensors["model.norm.weight"] *= 3
-    safetensors.torch.save_file(tensors, path)
-    assert scan(BASE, "--shipped", "model-GPTQ").code == 0
-    assert audit_of(place / "out")["measurements"][-1]["kl"] > before
-
-
-def test_a_file_that_breaks_while_it_is_read_is_skipped_by_name(place: Path, scan: Run) -> None:
-    folder = copy(place, "model-GPTQ")
-    path = folder / "model.safetensors"
-    tensors = safetensors.torch.load_file(path)
-    name = next(name for name in tensors if name.endswith(".scales"))
-    tensors[name] = tensors[name] * 0
-    safetensors.torch.save_file(tensors, path)
-    done = scan(BASE, "--shipped", "model-GPTQ")
-    assert done.code == 3, done.err
-    audit = audit_of(place / "out")
-    assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-4bit"]
-    (skipped,) = audit["skipped"]
-    assert skipped["scheme"] == "model-GPTQ"
-    assert "scales of zero" in skipped["reason"]
-    assert f"skipped {skipped['subject']} under model-GPTQ: " in done.err
 
 
 def changed(folder: Path, suffix: str, change: Callable[[Tensor], Tensor | None]) -> None:
@@ -131,6 +100,26 @@ def reordered(folder: Path) -> None:
     renamed(folder, '"desc_act": false', '"desc_act": true')
 
 
+def test_a_changed_file_is_measured_again_and_one_that_breaks_is_skipped_by_name(
+    place: Path, scan: Run
+) -> None:
+    folder = copy(place, "model-GPTQ")
+    assert scan(BASE, "--shipped", "model-GPTQ").code == 0
+    before = audit_of()["measurements"][-1]["kl"]
+    changed(folder, "model.norm.weight", lambda t: t * 3)
+    assert scan(BASE, "--shipped", "model-GPTQ").code == 0
+    assert audit_of()["measurements"][-1]["kl"] > before
+    changed(folder, "0.mlp.up_proj.scales", lambda t: t * 0)
+    done = scan(BASE, "--shipped", "model-GPTQ", "--out", "again")
+    assert done.code == 3, done.err
+    audit = audit_of(place / "again")
+    assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-4bit"]
+    (skipped,) = audit["skipped"]
+    assert skipped["scheme"] == "model-GPTQ"
+    assert "scales of zero" in skipped["reason"]
+    assert f"skipped {skipped['subject']} under model-GPTQ: " in done.err
+
+
 @pytest.mark.parametrize(
     ("bits", "breakage", "sign"),
     [
@@ -148,32 +137,22 @@ def test_a_broken_file_is_named_with_what_was_seen(
     breakage(copy(place, "broken", bits=bits))
     done = qaudit(*ALONE, "--shipped", "broken", "--shipped", "whole")
     assert done.code == 0, done.err
-    audit = audit_of(place / "out")
+    audit = audit_of()
     whole, broken = audit["diagnostics"]["shipped"]
     assert (whole["scheme"], whole["looks_broken"]) == ("whole", [])
     assert broken["dominated_by"] == ["whole"]
     (note,) = broken["looks_broken"]
     assert sign in note
     assert [f["scheme"] for f in audit["findings"] if f["rule"] == "QA043"] == ["broken"]
-    shown = section(whole_at(place / "out"), "Shipped files")
+    shown = section(whole_at(OUT), "Shipped files")
     assert "looks broken" in shown
     assert re.search(r"\d+ of \d+ linears are far", shown)
 
 
-@pytest.mark.slow
-def test_parts_measure_shipped_files_of_folders(place: Path, qaudit: Run, scan: Run) -> None:
+def test_a_base_may_be_quantized_itself_and_measured_in_parts(place: Path, qaudit: Run) -> None:
     copy(place, "model-GPTQ")
-    asked = (*TEXT, "--schemes", "rtn-4bit", BASE, "--shipped", "model-GPTQ")
-    assert qaudit("plan", *asked, "--out", "parts").code == 0
-    assert qaudit("part", "parts", "--part", "0/1").code == 0
-    assert qaudit("collect", "parts").code == 0
-    assert scan(BASE, "--shipped", "model-GPTQ").code == 0
-    same_audit(place / "out", place / "parts")
-
-
-def test_a_base_may_be_quantized_itself(place: Path, qaudit: Run) -> None:
-    copy(place, "model-GPTQ")
-    done = qaudit("scan", *TEXT, "--out", "alone", "model-GPTQ", "--schemes", "none")
+    asked = (*TEXT, "model-GPTQ", "--schemes", "none", "--out")
+    done = qaudit("scan", *asked, "alone")
     assert done.code == 0, done.err
     audit = audit_of(place / "alone")
     (row,) = audit["measurements"]
@@ -183,28 +162,16 @@ def test_a_base_may_be_quantized_itself(place: Path, qaudit: Run) -> None:
     assert note.startswith("audited without a reference: `model-GPTQ` is quantized already (gptq")
     assert note in whole_at(place / "alone")
     assert qaudit(*ALONE, "--shipped", "model-GPTQ").code == 0
-    beside = audit_of(place / "out")["measurements"][-1]
+    beside = audit_of()["measurements"][-1]
     assert beside["ce"] == pytest.approx(row["ce"], rel=1e-6)  # the same text, in other batches
     assert beside["nbytes"] == row["nbytes"]
-    again = qaudit("scan", *TEXT, "--out", "alone", "model-GPTQ", "--schemes", "none")
+    again = qaudit("scan", *asked, "alone")
     assert audit_of(place / "alone")["measurements"] == [row], again.err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors"])
-def test_parts_measure_a_base_that_is_quantized_itself(
-    kind: str, place: Path, qaudit: Run, without_pictures: None
-) -> None:
-    copy(place, "model-Q", kind)
-    asked = (*TEXT, "--schemes", "none", "model-Q")
-    assert qaudit("plan", *asked, "--out", "parts").code == 0
+    assert qaudit("plan", *asked, "parts").code == 0
     refused(qaudit("collect", "parts"), 3, "round 1 has 1 subject, and 1 is not measured", "part")
     assert qaudit("part", "parts", "--part", "0/1").code == 0
     assert qaudit("collect", "parts").code == 0
-    assert qaudit("scan", *asked, "--out", "whole").code == 0
-    same_audit(place / "whole", place / "parts")
-    (row,) = audit_of(place / "parts")["measurements"]
-    assert (row["subject"], row["scheme"], row["kl"]) == ("model-Q", "model-Q", None)
+    same_audit(place / "alone", place / "parts")
 
 
 # ------------------------------------------------------------------------------- GGUF files
@@ -219,7 +186,7 @@ def test_a_gguf_file_is_measured_as_the_scheme_whose_bytes_it_has(place: Path, s
     gguf_copy(place)
     done = scan(BASE, "--schemes", "gguf-q4_0", "--shipped", "model-Q4_0.gguf")
     assert done.code == 0, done.err
-    audit = audit_of(place / "out")
+    audit = audit_of()
     rows = {row["scheme"]: row for row in audit["measurements"]}
     own, file = rows["gguf-q4_0"], rows["model-Q4_0"]
     assert file["ce"] == own["ce"]
@@ -232,7 +199,7 @@ def test_a_gguf_file_is_judged_in_the_class_that_it_claims(place: Path, qaudit: 
     gguf_copy(place, "model-Q4_K_M.gguf", "Q5_0")  # as rows of small models fall back
     done = qaudit(*ALONE, "--shipped", "model-Q4_K_M.gguf")
     assert done.code == 0, done.err
-    audit = audit_of(place / "out")
+    audit = audit_of()
     (decision,) = audit["verdict"]["classes"]
     (row,) = (row for row in audit["measurements"] if row["scheme"] == "model-Q4_K_M")
     assert (decision["bit_class"], decision["status"]) == ("4", "undecided")
@@ -306,6 +273,9 @@ MADE_FROM = "the model that the file was made"
          "has no `scales`", "download"),
         (lambda: None, f"{BASE} --shipped series/step200", 4, "no quantization config", "target"),
         (lambda: None, f"{BASE} --shipped nowhere", 2, "`nowhere` does not exist", "org/name"),
+        (lambda: None, "model-GPTQ --shipped model-GPTQ", 2, "is the base itself", "leave out"),
+        (lambda: quantized_copy(Path("series/step200"), Path("b"), "gptq"),
+         "model-GPTQ b --soup b+model-GPTQ", 2, "is quantized already", "before they are quant"),
         (lambda: None, "series --shipped model-GPTQ", 2, "3 are measured", "--checkpoints"),
         (lambda: None, f"{BASE} --shipped model-Q5_0.gguf", 2, "does not exist", ".gguf"),
         (edited(lambda data: data[: len(data) // 2]), GGUF, 4, "cut short", "download the file"),
@@ -323,7 +293,7 @@ def test_what_cannot_be_measured_beside_its_base_is_refused(
     edit()
     usual = TEXT if "--schemes" in words else QUICK[:-2]
     refused(qaudit("scan", *usual, "--out", "out", *words.split()), code, sentence, hint)
-    assert not (place / "out" / "audit.json").exists()
+    assert not (OUT / "audit.json").exists()
 
 
 def repacked(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -333,22 +303,22 @@ def repacked(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return np.concatenate([scales[..., None], both], -1).reshape(*blocks.shape[:2], -1)
 
 
+OF_CONFIG = """
+    block_count=num_hidden_layers context_length=max_position_embeddings
+    embedding_length=hidden_size feed_forward_length=intermediate_size
+    expert_feed_forward_length=intermediate_size head_count=num_attention_heads
+    head_count_kv=num_key_value_heads key_length=head_dim value_length=head_dim
+    layer_norm_rms_eps=rms_norm_eps expert_count=num_local_experts
+    expert_used_count=num_experts_per_tok sliding_window
+"""
+
+
 def write_gpt_oss(folder: Path, path: Path) -> None:
     config, tensors = read_configuration(folder), load_file(folder / "model.safetensors")
     writer = gguf.GGUFWriter(path, "gpt-oss")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_expert_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_expert_count(config["num_local_experts"])
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    writer.add_sliding_window(config["sliding_window"])
+    for words in OF_CONFIG.split():
+        key, _, name = words.partition("=")
+        getattr(writer, f"add_{key}")(config[name or key])
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -387,7 +357,7 @@ def test_the_codes_of_a_release_are_those_of_its_gguf_file(place: Path, qaudit: 
     options = ("--schemes", "none", "--shipped", "gpt-oss.gguf", "--out", "out")
     done = qaudit("scan", ships, *TEXT, *options)
     assert done.code == 0, done.err
-    rows = {row["scheme"]: row for row in audit_of(place / "out")["measurements"]}
+    rows = {row["scheme"]: row for row in audit_of()["measurements"]}
     assert rows["gpt-oss"]["ce"] == rows["fp"]["ce"]
     assert rows["gpt-oss"]["kl"] == pytest.approx(0, abs=1e-9)
     assert not any("broken" in note for note in rows["gpt-oss"]["notes"])
@@ -403,7 +373,7 @@ def test_a_gguf_file_of_a_wrapper_s_text_is_measured(place: Path, qaudit: Run) -
     options = ("--set", "context=32", "--schemes", "none", "--out", "out")
     done = qaudit("scan", wrapper, "--shipped", "text.gguf", *TEXT, *options)
     assert done.code == 0, done.err
-    rows = {row["scheme"]: row for row in audit_of(place / "out")["measurements"]}
+    rows = {row["scheme"]: row for row in audit_of()["measurements"]}
     assert rows["fp"]["ce"] == pytest.approx(released.plain_loss(wrapper, "gemma3"), abs=1e-5)
     save_file(meant, text / "model.safetensors", metadata={"format": "pt"})
     assert rows["text"]["ce"] == pytest.approx(released.plain_loss(text, "gemma3_text"), abs=1e-5)
@@ -422,3 +392,79 @@ def test_an_exported_file_is_measured_beside_its_wrapper(place: Path, qaudit: Ru
     assert qaudit("scan", "wrapper", *options, *shipped).code == 0
     first, again = (audit_of(place / name)["measurements"][1] for name in ("out", "again"))
     assert again["scheme"] == "new" and again["ce"] == first["ce"] and again["kl"] == first["kl"]
+
+
+# ---------------------------------------------------------------- bases that ship quantized
+
+
+MEASURED = ("ce", "kl", "relative_error", "bits_per_weight")
+
+
+def rows_of(out: Path) -> dict[str, dict[str, object]]:
+    return {row["scheme"]: row for row in audit_of(out)["measurements"]}
+
+
+@pytest.mark.parametrize("layout", quantized_bases.LAYOUTS)
+def test_a_base_that_ships_quantized_is_measured_as_what_it_means(
+    layout: str, place: Path, qaudit: Run
+) -> None:
+    ships, means = quantized_bases.write(place, layout, place / BASE)
+    for folder in (ships, means):
+        done = qaudit("scan", *TEXT, "--schemes", "rtn-4bit", "--out", f"out-{folder.name}", folder)
+        assert done.code == 0, done.err
+    ours, dense = rows_of(place / f"out-{ships.name}"), rows_of(place / f"out-{means.name}")
+    for scheme in ("fp", "rtn-4bit"):
+        for key in MEASURED if scheme != "fp" else ("ce",):
+            assert ours[scheme][key] == dense[scheme][key]
+    assert ours["fp"]["nbytes"] < dense["fp"]["nbytes"]
+    assert ours["rtn-4bit"]["nbytes"] == dense["rtn-4bit"]["nbytes"]
+    (note,) = [n for n in ours["fp"]["notes"] if "ships quantized" in n]
+    assert note in whole_at(place / f"out-{ships.name}")
+    assert note in audit_of(place / f"out-{ships.name}")["plan"]["notes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["deepseek", "kimi"])
+def test_a_base_that_ships_quantized_is_diagnosed_and_exported_as_what_it_means(
+    layout: str, place: Path, qaudit: Run
+) -> None:
+    ships, means = quantized_bases.write(place, layout, place / BASE)
+    scheme = "gptq-4bit:group=-1"
+    setting = f"--schemes {scheme} --set dtype=bfloat16 --set diagnostics=weights -q"
+    options = (*TEXT, *setting.split())
+    rows = []
+    for folder in (ships, means):
+        assert qaudit("scan", folder, *options, "--out", f"out-{folder.name}").code == 0
+        diagnosed = audit_of(place / f"out-{folder.name}")["diagnostics"]["weights"]
+        rows.append([{**row, "subject": "", "details": ""} for row in diagnosed])
+    assert rows[0] == rows[1] and rows[0]
+    named = ("--subject", layout, "--scheme", scheme, "--out", "new", "-q")
+    assert qaudit("export", f"out-{layout}", *named).code == 0
+    done = qaudit("verify", "new", "--audit", f"out-{layout}", "--json", "-q")
+    run = json.loads(done.out[done.out.index("{") :])["run"]
+    assert run["agrees"] and run["difference"] == 0
+
+
+def test_files_are_compared_with_a_base_that_ships_quantized(place: Path, scan: Run) -> None:
+    quantized_copy(place / BASE, place / "model-GPTQ", "gptq", bits=8)
+    quantized_copy(place / BASE, place / "model-AWQ", "awq")
+    done = scan("model-GPTQ", "--shipped", "model-AWQ")
+    assert done.code == 0, done.err
+    rows = rows_of(OUT)
+    assert list(rows) == ["fp", "rtn-4bit", "model-AWQ"]
+    assert rows["model-AWQ"]["kl"] > 0
+
+
+def test_a_base_of_the_hub_is_priced_as_what_it_means(
+    place: Path, scan: Run, online: Path, serve_root: Callable[..., Hub]
+) -> None:
+    ships, means = quantized_bases.write(place, "gpt-oss", place / BASE)
+    for folder, name in ((ships, "oss"), (means, "dense")):
+        shutil.copytree(folder, online / "root" / "lab" / name / "v1")
+    serve_root()
+    priced = [
+        json.loads(scan(f"lab/{name}@v1", "--dry-run", "--json").out)["parameters"]
+        for name in ("oss", "dense")
+    ]
+    assert priced[0] == priced[1]
+    assert not weights_in(online / "hub")
