@@ -204,9 +204,7 @@ REFUSED: list[tuple[Edit | None, str, int, str, str]] = [
         file_of("book.txt", "the fox\n" * 500),
         "series --evaluation book.txt", 2, "1 usable document, and 2", "one a file",
     ),
-    (
-        None, "series --calibration evaluation.jsonl", 2, "share 12 documents", "no document in",
-    ),
+    (None, "series --calibration evaluation.jsonl", 2, "share 12 documents", "no document in"),
     (share_a_document, "series", 2, "share 1 documents, the first is `calibration.jsonl:5`", "in"),
     (
         None, "series --evaluation evaluatoin.jsonl", 2, "no text file `evaluatoin.jsonl`",

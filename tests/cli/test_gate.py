@@ -171,10 +171,7 @@ AUDITS: list[tuple[Damage, str, str]] = [
         edits(lambda a: a["pick"].update(subject=a["subjects"][0]["label"])),
         "the audit picks `stage2-", "edited",
     ),
-    (
-        edits(lambda a: a["pick"].update(scheme="rtn-2bit")),
-        "which it did not measure", "edited",
-    ),
+    (edits(lambda a: a["pick"].update(scheme="rtn-2bit")), "which it did not measure", "edited"),
     (
         with_row(lambda _: {"relative_error_high": float("nan")}),
         "`NaN` is no number of JSON", "scan again",
