@@ -20,7 +20,7 @@ import qaudit.engine.measure
 from qaudit.cli import main
 from qaudit.core.registry import parse_scheme
 from tests.support.cli import TEXT, audit_of
-from tests.support.parts import NUMBERS, losses
+from tests.support.parts import lasting, losses
 from tests.support.saved_audits import stub_pictures
 
 CALIBRATED = (
@@ -102,12 +102,12 @@ def collected(folder: Path) -> Path:
     return folder / "collected"
 
 
-def of_scheme(audit: Path, text: str) -> tuple[dict[Any, bytes], list[tuple[str, ...]]]:
+def of_scheme(audit: Path, text: str) -> tuple[dict[Any, bytes], list[str]]:
     """Return the losses of a scheme's documents, to the bit, and its other numbers."""
     spec = parse_scheme(text).spec
     rows = [row for row in audit_of(audit)["measurements"] if row["spec"] == spec]
     documents = {key: value for key, value in losses(audit).items() if key[1] == spec}
-    return documents, sorted(tuple(str(row[name]) for name in NUMBERS) for row in rows)
+    return documents, sorted(map(str, lasting(rows)))
 
 
 @pytest.mark.slow

@@ -63,11 +63,11 @@ def same_audit(a: Path, b: Path) -> None:
     assert losses(a) == losses(b)
     first, second = audit_of(a), audit_of(b)
     for name in ("measurements", "comparisons", "verdict", "pick", "tasks", "skipped", "subjects"):
-        assert _lasting(first[name]) == _lasting(second[name]), name
+        assert lasting(first[name]) == lasting(second[name]), name
     assert {f["rule"] for f in first["findings"]} == {f["rule"] for f in second["findings"]}
 
 
-def _lasting(rows: Any) -> Any:
+def lasting(rows: Any) -> Any:
     """Return rows without a clock's seconds and the hashes of files in which they are."""
     if not isinstance(rows, list):
         return rows
