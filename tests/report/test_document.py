@@ -184,7 +184,8 @@ def test_each_scheme_has_a_line_with_its_lowest_and_highest_error() -> None:
     assert sparkline([None, None]) == "--"
     audit = sample.audit()
     view = View(audit)
-    _, *lines = sparklines(view)
+    head, *lines = sparklines(view)
+    assert head.startswith("Along the series, stage1-step500 to stage2-ingredient1-step1000, ")
     assert [line.split()[0] for line in lines] == list(view.schemes)
     ends = [view.error(s, "rtn-3bit") for s in ("stage1-step500", "stage2-ingredient1-step1000")]
     low, high = (percent(error, bounds=False) for error in ends if error)

@@ -129,6 +129,8 @@ def test_the_first_screen_has_60_lines_and_500_words() -> None:
     assert "1 warning: QA029 (`qaudit explain QA029`)." in text
     assert "4 bits: about 322 documents, where 64 were measured." in text
     assert "| HOLD (warns) |" in text
+    assert "Planned and not measured: 1." in text
+    assert "nats lower than the last checkpoint's." in text
 
 
 def test_the_class_that_decides_is_in_the_table_and_what_ships_highlighted() -> None:
