@@ -26,39 +26,58 @@ from tests.support.parts import demo, same_audit
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
-def test_two_workers_that_are_killed_once_a_round_give_the_audit_of_one_process(
+def test_two_workers_give_the_audit_of_one_process(
     tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker is replaced by the same command, or by the pool where it may try again."""
+    monkeypatch.chdir(tmp_path)
+    killed = []
+    start = queues.Pool._start
+
+    def first_is_killed(self, worker, part, count):  # type: ignore[no-untyped-def]
+        process = start(self, worker, part, count)
+        if not killed:
+            killed.append(part)
+            process.kill()
+        return process
+
+    monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_is_killed)
+    monkeypatch.setattr("qaudit.executors.queues.PARTS_PER_WORKER", 1)
+    done = qaudit("scan", *demo(tmp_path), "--out", "out", "--set", "executor=local")
+    assert done.code == 0, done.err
+    assert f"part {killed[0]}/2 on worker 0 ended with -9" in done.err
+    assert qaudit("scan", *demo(tmp_path), "--out", "whole").code == 0
+    same_audit(tmp_path / "whole", tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_pictures")
+def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the_same_command(
+    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     asked = (*demo(tmp_path), "--checkpoints", "step10", "--set", "repeats=1")
     asked = (*asked, "--soup", "best=greedy(step10+step200+step1000)")
     started: list[tuple[str, int]] = []
-    killed: set[bool] = set()
     start = queues.Pool._start
 
-    def first_of_a_round_is_killed(self: Any, worker: Any, part: int, count: int) -> Any:
+    def first_of_round_2_is_killed(self, worker, part, count):  # type: ignore[no-untyped-def]
         process = start(self, worker, part, count)
         in_round_2 = (tmp_path / "out/parts/round-2.json").exists()
-        if in_round_2 not in killed:
+        if in_round_2 and not started:
             process.kill()
-            killed.add(in_round_2)
         if in_round_2:
             started.append((worker.name, part))
         return process
 
-    monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_of_a_round_is_killed)
+    monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_of_round_2_is_killed)
+    monkeypatch.setattr("qaudit.executors.queues.TRIES", 1)
     monkeypatch.setattr("qaudit.executors.queues.PARTS_PER_WORKER", 1)
-    scan = ("scan", *asked, "--out", "out", "--set", "executor=local")
-    with monkeypatch.context() as patched:
-        patched.setattr("qaudit.executors.queues.TRIES", 1)
-        done = qaudit(*scan)
-        assert done.code == 3, done.err
-        assert "round 1 has 2 subjects, and 1 is not measured yet" in done.err
-    done = qaudit(*scan)
+    done = qaudit("scan", *asked, "--out", "out", "--set", "executor=local")
+    assert done.code == 3, done.err
+    assert "round 2 has 2 subjects, and 1 is not measured yet" in done.err
+    assert started == [("worker 0", 0), ("worker 1", 1)]  # a candidate for each of two workers
+    done = qaudit("scan", *asked, "--out", "out", "--set", "executor=local")
     assert done.code == 0, done.err
-    assert "on worker 0 ended with -9" in done.err
-    assert started[:2] == [("worker 0", 0), ("worker 1", 1)]  # a candidate for each of two workers
     assert qaudit("scan", *asked, "--out", "whole").code == 0
     same_audit(tmp_path / "whole", tmp_path / "out")
     first, second = (audit_of(tmp_path / name)["diagnostics"] for name in ("whole", "out"))
