@@ -30,15 +30,10 @@ def enough(name):
 
 
 @every_merge
-def test_the_text_form_reads_back_as_the_merge(name):
-    merge = parse_merge(name)
+def test_a_merge_reads_back_from_its_text_and_is_documented_and_versioned(name):
+    merge, plugin = parse_merge(name), merges()[name]
     assert parse_merge(merge.spec) == merge
     assert merge.name == name
-
-
-@every_merge
-def test_a_merge_is_documented_and_versioned(name):
-    plugin = merges()[name]
     first = (plugin.__doc__ or "").strip().splitlines()[0]
     assert first.endswith(".")
     assert not first.startswith(plugin.__name__ + "(")
@@ -47,24 +42,21 @@ def test_a_merge_is_documented_and_versioned(name):
 
 @every_merge
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_member_comes_back_unchanged(name, dtype):
+def test_shape_and_dtype_are_those_of_the_first_and_members_are_not_touched(name, dtype):
+    count, merge = enough(name), parse_merge(name)
+    given_members, copies = members(count, dtype=dtype), members(count, dtype=dtype)
+    weights = [1.0, 2.0, 1.0][:count]
+    merged = merge.merge(given_members, weights)
+    assert merged.dtype == dtype
+    assert merged.shape == given_members[0].shape
+    assert all(torch.equal(a, b) for a, b in zip(given_members, copies, strict=True))
+    assert merge.merge(given_members, weights, dtype=torch.float32).dtype == torch.float32
     (only,) = members(1, dtype=dtype)
-    merged = parse_merge(name).merge([only], [0.3])
+    merged = merge.merge([only], [0.3])
     assert torch.equal(merged, only)
     assert merged.dtype == dtype
     merged.add_(1)
     assert not torch.equal(merged, only)  # a copy
-
-
-@every_merge
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_shape_and_dtype_are_those_of_the_first_and_members_are_not_touched(name, dtype):
-    count = enough(name)
-    given_members, copies = members(count, dtype=dtype), members(count, dtype=dtype)
-    merged = parse_merge(name).merge(given_members, [1.0, 2.0, 1.0][:count])
-    assert merged.dtype == dtype
-    assert merged.shape == given_members[0].shape
-    assert all(torch.equal(a, b) for a, b in zip(given_members, copies, strict=True))
 
 
 @every_merge
@@ -80,35 +72,19 @@ def test_the_number_of_threads_changes_no_bit(name):
 
 
 @every_merge
-def test_every_candidate_has_a_share_and_they_sum_to_one(name):
-    shares = parse_merge(name).shares(
-        [100 * n for n in range(max(6, enough(name)))][: merges()[name].most]
-    )
+def test_every_candidate_has_a_share_and_members_that_agree_are_their_merge(name):
+    count, merge = enough(name), parse_merge(name)
+    shares = merge.shares([100 * n for n in range(max(6, count))][: merges()[name].most])
     assert math.isclose(sum(shares), 1.0)
+    one = members(1)[0]
+    assert torch.equal(merge.merge([one] * count, [1 / count] * count), one)
 
 
 @every_merge
-def test_members_that_agree_are_their_merge(name):
-    one, count = members(1)[0], enough(name)
-    assert torch.equal(parse_merge(name).merge([one] * count, [1 / count] * count), one)
-
-
-@every_merge
-def test_another_dtype_can_be_asked_for(name):
-    tensors = members(count := enough(name), dtype=torch.bfloat16)
-    merged = parse_merge(name).merge(tensors, [1] * count, dtype=torch.float32)
-    assert merged.dtype == torch.float32
-
-
-@every_merge
-@pytest.mark.parametrize(("count", "weights"), [(0, []), (2, [1.0]), (2, [1.0, -1.0])])
-def test_weights_that_make_no_soup_are_refused(name, count, weights):
-    with pytest.raises(UsageError):
-        parse_merge(name).merge(members(count), weights)
-
-
-@every_merge
-def test_members_of_different_shape_are_refused(name):
+def test_weights_that_make_no_soup_and_members_of_different_shape_are_refused(name):
+    for count, weights in ((0, []), (2, [1.0]), (2, [1.0, -1.0])):
+        with pytest.raises(UsageError):
+            parse_merge(name).merge(members(count), weights)
     with pytest.raises(SourceError, match="differ in shape"):
         parse_merge(name).merge([torch.zeros(2, 3), torch.zeros(3, 2)], [1.0, 1.0])
 
@@ -125,23 +101,18 @@ def test_mean_equals_the_sum_in_double_precision_in_order(seed, weights):
     np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-15)
 
 
-def test_mean_keeps_what_a_half_precision_sum_would_lose():
+def test_mean_sums_in_double_precision_however_a_tensor_is_sliced_or_laid_out(monkeypatch):
     # Summed in bf16, 256 + 1 is 256; in double precision the mean of 256 and 1, 1, 1, 1 is 52.
+    merge = parse_merge("mean").merge
     tensors = [torch.full((2,), value, dtype=torch.bfloat16) for value in (256.0, 1, 1, 1, 1)]
-    assert parse_merge("mean").merge(tensors, [1.0] * 5).tolist() == [52.0, 52.0]
-
-
-def test_mean_does_not_depend_on_how_a_tensor_is_sliced(monkeypatch):
-    tensors = members(3, shape=(31, 17))
-    whole = parse_merge("mean").merge(tensors, [0.2, 0.3, 0.5])
-    monkeypatch.setattr("qaudit.core.merge.SLICE", 10)
-    assert torch.equal(whole, parse_merge("mean").merge(tensors, [0.2, 0.3, 0.5]))
-
-
-def test_mean_reads_members_that_are_not_contiguous():
+    assert merge(tensors, [1.0] * 5).tolist() == [52.0, 52.0]
     tensors = [tensor.T for tensor in members(2)]
     expected = (tensors[0].double() + tensors[1].double()) / 2
-    assert torch.equal(parse_merge("mean").merge(tensors, [1, 1]), expected.float())
+    assert torch.equal(merge(tensors, [1, 1]), expected.float())
+    tensors = members(3, shape=(31, 17))
+    whole = merge(tensors, [0.2, 0.3, 0.5])
+    monkeypatch.setattr("qaudit.core.merge.SLICE", 10)
+    assert torch.equal(whole, merge(tensors, [0.2, 0.3, 0.5]))
 
 
 # ------------------------------------------------------------------------------ each by itself
@@ -158,22 +129,31 @@ def test_free_weights_are_used_as_they_are(weights, seed):
 
 
 @pytest.mark.parametrize(
-    ("text", "weights", "sentence"),
+    ("text", "asked", "given_", "sentence"),
     [
-        ("weighted", [0.9, 0.2], "the weights sum to 1.1, not to 1"),
-        ("weighted", [1.0, -1.0], "weights that sum to 0"),
-        ("weighted:scaled=true", [math.inf, 1.0], "weights that sum to inf"),
-        ("mean", [0.5, 0.5], "`mean` takes no weights"),
-        ("lawa", [0.5, 0.5], "`lawa` takes no weights"),
-        ("lawa:k=1", [], "k"),
-        ("lawa:every=-1", [], "every"),
-        ("ema:decay=1", [], "decay"),
-        ("slerp:t=2", [], "t"),
+        ("weighted", "accept", [0.9, 0.2], "the weights sum to 1.1, not to 1"),
+        ("weighted", "accept", [1.0, -1.0], "weights that sum to 0"),
+        ("weighted:scaled=true", "accept", [math.inf, 1.0], "weights that sum to inf"),
+        ("mean", "accept", [0.5, 0.5], "`mean` takes no weights"),
+        ("lawa", "accept", [0.5, 0.5], "`lawa` takes no weights"),
+        ("lawa:k=1", "accept", [], "k"),
+        ("lawa:every=-1", "accept", [], "every"),
+        ("ema:decay=1", "accept", [], "decay"),
+        ("slerp:t=2", "accept", [], "t"),
+        ("lawa:k=5", "shares", [1, 2, 3], "a window of 5 is longer than the series, which has 3"),
+        ("lawa:k=3:every=150", "shares", [100, 200, 300, 400], "no checkpoint at step 250"),
+        ("lawa:k=2:every=9", "shares", [None, None], "no step to count back from"),
+        ("slerp", "members", [1.0] * 3, "and there are 3"),
+        ("stock", "members", [1.0] * 2, "two members or more"),
     ],
 )
-def test_weights_and_parameters_that_a_merge_cannot_mean_are_refused(text, weights, sentence):
+def test_what_a_merge_cannot_mean_is_refused(text, asked, given_, sentence):
     with pytest.raises(UsageError, match=sentence):
-        parse_merge(text).accept(weights)
+        merge = parse_merge(text)
+        if asked == "members":
+            merge.merge(members(len(given_)), given_)
+        else:
+            getattr(merge, asked)(given_)
 
 
 def test_weights_that_sum_to_one_or_need_not_are_taken():
@@ -186,19 +166,6 @@ def test_a_window_takes_the_latest_or_those_so_many_steps_apart():
     steps = [100, 200, 300, 400, 500]
     assert parse_merge("lawa:k=2").shares(steps) == (0, 0, 0, 0.5, 0.5)
     assert parse_merge("lawa:k=3:every=200").shares(steps) == (1 / 3, 0, 1 / 3, 0, 1 / 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "steps", "sentence"),
-    [
-        ("lawa:k=5", [1, 2, 3], "a window of 5 is longer than the series, which has 3"),
-        ("lawa:k=3:every=150", [100, 200, 300, 400], "no checkpoint at step 250"),
-        ("lawa:k=2:every=9", [None, None], "no step to count back from"),
-    ],
-)
-def test_a_window_that_is_not_there_is_refused(text, steps, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        parse_merge(text).shares(steps)
 
 
 @given(st.floats(0.01, 0.99), st.integers(2, 9))
@@ -223,10 +190,13 @@ def test_slerp_keeps_lengths_and_moves_at_an_even_pace(t, seed):
     assert math.isclose(math.acos(min(1.0, float((a * merged).sum()))), t * angle, abs_tol=1e-7)
 
 
-def test_slerp_between_the_same_direction_is_the_straight_line():
+def test_slerp_between_the_same_direction_is_a_line_and_stock_stays_at_its_anchor_when_orthogonal():
     a = members(1, dtype=torch.float64)[0]
     merged = parse_merge("slerp:t=0.25").merge([a, 3 * a], [0.75, 0.25])
     torch.testing.assert_close(merged, 1.5 * a)
+    anchor = torch.zeros(4, dtype=torch.float64)
+    merged = parse_merge("stock").merge([anchor, *torch.eye(4, dtype=torch.float64)[:3]], [1] * 4)
+    assert torch.equal(merged, anchor)
 
 
 def plain_stock(anchor, others):
@@ -247,15 +217,3 @@ def test_stock_equals_its_paper(count, common, seed):
     others = [anchor + common * shared + part for part in noise]
     found = parse_merge("stock").merge([anchor, *others], [1.0] * (count + 1))
     torch.testing.assert_close(found, plain_stock(anchor, others), rtol=1e-10, atol=1e-11)
-
-
-def test_stock_stays_at_the_anchor_when_members_went_orthogonal_ways():
-    anchor = torch.zeros(4, dtype=torch.float64)
-    merged = parse_merge("stock").merge([anchor, *torch.eye(4, dtype=torch.float64)[:3]], [1] * 4)
-    assert torch.equal(merged, anchor)
-
-
-@pytest.mark.parametrize(("text", "count"), [("slerp", 3), ("stock", 2)])
-def test_a_number_of_members_that_a_merge_cannot_take_is_refused(text, count):
-    with pytest.raises(UsageError):
-        parse_merge(text).merge(members(count), [1.0] * count)

@@ -1,14 +1,21 @@
+"""AWQ against the plain search, and presets of toolchains by their published arithmetic."""
+
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from qaudit.core.linears import Inputs, Linears, tf32_products
 from qaudit.core.registry import parse_scheme
 from qaudit.core.schemes import awq
+from tests.support.filled import filled
 from tests.support.pretended_device import pretended
-from tests.support.reference.plain_awq import clip_and_round, search_scale
+from tests.support.reference.plain_awq import clip_and_round, round_groups, search_scale
+from tests.support.whole import FAMILIES, groups_here, save, tokens
 
 CLIPPED_ONLY = "nothing before these linears can take scales: clipped only"
 
@@ -77,6 +84,8 @@ def test_grouped_query_attention_ties_the_query_heads_of_a_kv_head():
         assert len(set(scale[torch.from_numpy(fold == index)].tolist())) == 1
     expected = search_scale(joined(linears), x, bits=4, group=32, zero_point=True, tie=fold)
     np.testing.assert_allclose(scale.numpy(), expected, rtol=1e-12)
+    labelled = replace(linears, fold_C=torch.from_numpy(1000 - 7 * fold))  # any labels tie columns
+    torch.testing.assert_close(scheme.search_scales(labelled), scale, rtol=1e-13, atol=0)
 
     # Folded for real: values divided by the scale, the projection multiplied by it.
     generator = torch.Generator().manual_seed(0)
@@ -94,15 +103,6 @@ def test_grouped_query_attention_ties_the_query_heads_of_a_kv_head():
         attention_output(value, weight),
         rtol=1e-12,
         atol=1e-12,
-    )
-
-
-def test_any_labels_tie_columns():
-    first, _ = problem(columns=32, fold=np.arange(32) // 2)
-    second, _ = problem(columns=32, fold=1000 - 7 * (np.arange(32) // 2))
-    scheme = parse_scheme("awq-4bit:group=16")
-    torch.testing.assert_close(
-        scheme.search_scales(first), scheme.search_scales(second), rtol=1e-13, atol=0
     )
 
 
@@ -241,3 +241,71 @@ def test_a_gpu_multiplies_in_tf32_and_the_setting_is_put_back():
             assert settings.allow_tf32
             raise ZeroDivisionError
         assert not settings.allow_tf32
+
+
+# --------------------------------------------------------------------------------------------------
+# Presets: the searches of tools, multiplied out on the inputs of whole blocks.
+
+
+FOLDED = {  # the first linears of the groups whose inputs can be divided
+    "llama": {"q_proj", "gate_proj", "down_proj"},  # o_proj: 4 query heads read 2 value heads
+    "olmo2": {"down_proj"},
+}
+RATIOS = {
+    "autoawq": [step / 20 for step in range(20)],
+    "llm-compressor": [None, *(step / 18 for step in range(19))],
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def block(request, tmp_path_factory):
+    """Return a model's first block by group, in double precision: linears, inputs and fold."""
+    folder = save(tmp_path_factory.mktemp(request.param), request.param)
+    text = tokens(1)[:4]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    inputs = {}
+    for name, module in model.model.layers[0].named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(
+                lambda _, given, name=name: inputs.update({name: given[0].flatten(0, 1).numpy()})
+            )
+    with torch.no_grad():
+        model(text)
+    groups = {}
+    for linears, _ in groups_here(folder, "awq-4bit:group=64", text):
+        first = next(iter(linears.weights))
+        if linears.block == 0:
+            x = inputs[first]
+            gram_CC, absmean_C = torch.from_numpy(x.T @ x), torch.from_numpy(np.abs(x).mean(0))
+            weights = {name: weight.double() for name, weight in linears.weights.items()}
+            moments = Inputs(gram_CC, absmean_C, len(x))
+            name = first.rpartition(".")[2]
+            groups[name] = replace(linears, weights=weights, inputs=moments), x
+    assert set(groups) == {"q_proj", "o_proj", "gate_proj", "down_proj"}
+    return groups, FOLDED[request.param]
+
+
+@pytest.mark.parametrize("tool", RATIOS)
+def test_awq_searches_a_block_as_its_tool_does(block, tool):
+    groups, folded = block
+    scheme = parse_scheme(f"awq-4bit:preset={tool}:group=64:scale_dtype=float32")
+    grid = {"bits": 4, "group": 64, "zero_point": True}
+    for first, (linears, x) in filled(groups.items()):
+        found, quantized = scheme.search_scales(linears), scheme.quantize(linears)
+        assert (found is not None) == (first in folded)
+        scale = np.ones(x.shape[1])
+        if found is not None:
+            joined = torch.cat(list(linears.weights.values())).numpy()
+            scale = search_scale(joined, x, **grid, ratios=RATIOS[tool])
+            # A sum over tokens in another order; no two ratios have losses as near as that.
+            np.testing.assert_allclose(found, scale, rtol=1e-12)
+            scale = found.numpy()
+        for name, weight in linears.weights.items():
+            scaled = weight.numpy() * scale
+            if tool == "llm-compressor" or name.endswith(("q_proj", "k_proj")):
+                expected = round_groups(scaled, **grid)
+            else:
+                expected = clip_and_round(scaled, x / scale, **grid)
+            # The same arithmetic on the same scales: the codes are equal, and each product is
+            # rounded alike but for the last division.
+            np.testing.assert_allclose(quantized.weights[name], expected / scale, rtol=1e-12)

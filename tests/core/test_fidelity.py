@@ -61,14 +61,20 @@ def plain(p_NV, q_NV, targets_N):
 def test_rows_are_those_of_the_definition(noise, dtype):
     p_NV, q_NV, targets_N = rows(1, noise=noise, dtype=dtype)
     compared = Reference.of(p_NV, targets_N).compare(q_NV, targets_N)
+    nll_N = holds_the_definition(compared, p_NV, q_NV, targets_N)
+    np.testing.assert_allclose(compared.nll_N, nll_N, rtol=0, atol=3e-6 * max(1, noise))
+
+
+def holds_the_definition(compared, p_NV, q_NV, targets_N):
+    """Hold divergence and agreement against the definition, and return its losses."""
     kl_N, nll_N, same_N = plain(p_NV, q_NV, targets_N)
     # A float32 logit near 10 has a spacing of 1e-6. The difference of two is rounded by half of
     # that where they are apart, and its square root of a KL: d(KL) = sqrt(2 KL) * 1e-6 at most,
     # beside the relative rounding of sums of 400 terms. What is trusted is right to `rounding`.
     atol = 1e-6 * np.sqrt(2 * kl_N) + 1e-12 + rounding(p_NV, q_NV) * (kl_N > TRUSTED)
     assert (abs(compared.kl_N.double().numpy() - kl_N) <= atol + 1e-5 * kl_N).all()
-    np.testing.assert_allclose(compared.nll_N, nll_N, rtol=0, atol=3e-6 * max(1, noise))
     assert compared.same_top_N.tolist() == same_N.tolist()
+    return nll_N
 
 
 @pytest.mark.parametrize("shift", [0.0, 20.0])
@@ -85,22 +91,18 @@ def test_sums_in_float32_are_right_to_their_rounding(noise, shift):
     assert (error_N <= 0.006 * kl_N + 1e-12).all()  # 5e-7 of 1e-4, and input rounded to 1e-6
 
 
-@pytest.mark.parametrize("noise", [1e-4, 0.01, 1.0])
-def test_a_gpu_compares_without_a_wait(noise):
-    p_NV, q_NV, targets_N = rows(5, count=40, noise=noise)
-    kl_N, _, same_N = plain(p_NV, q_NV, targets_N)
-    compared = on_gpu(p_NV, q_NV, targets_N)
-    atol = 1e-6 * np.sqrt(2 * kl_N) + 1e-12 + rounding(p_NV, q_NV) * (kl_N > TRUSTED)
-    assert (abs(compared.kl_N.double().numpy() - kl_N) <= atol + 1e-5 * kl_N).all()
-    assert compared.same_top_N.tolist() == same_N.tolist()
-
-
 def on_gpu(p_NV, q_NV, targets_N):
     with pretended() as device:
         p_NV, q_NV, targets_N = (x.to("cuda") for x in (p_NV, q_NV, targets_N))
         compared = Reference.of(p_NV, targets_N).compare(q_NV, targets_N)
         assert not device.waits
         return replace(compared, kl_N=compared.kl_N.cpu(), same_top_N=compared.same_top_N.cpu())
+
+
+@pytest.mark.parametrize("noise", [1e-4, 0.01, 1.0])
+def test_a_gpu_compares_without_a_wait(noise):
+    p_NV, q_NV, targets_N = rows(5, count=40, noise=noise)
+    holds_the_definition(on_gpu(p_NV, q_NV, targets_N), p_NV, q_NV, targets_N)
 
 
 def test_a_gpu_compares_rows_that_are_not_finite():
@@ -122,16 +124,12 @@ def test_a_small_divergence_keeps_its_digits_where_the_definition_in_float32_has
     assert (abs(naive_NV.sum(-1).double().numpy() - exact_N) > exact_N).any()
 
 
-@given(st.integers(0, 10**6), st.sampled_from([1e-6, 1e-3, 0.3, 3.0, 40.0]))
-def test_divergence_is_never_negative(seed, noise):
+@given(st.integers(0, 10**6), st.sampled_from([1e-6, 1e-3, 0.3, 3.0, 40.0]), st.floats(0.01, 30))
+def test_divergence_is_never_negative_and_that_of_equal_logits_is_zero(seed, noise, scale):
     p_NV, q_NV, targets_N = rows(seed, vocabulary=50, noise=noise)
     kl_N = Reference.of(p_NV, targets_N).compare(q_NV, targets_N).kl_N
     assert bool((kl_N >= 0).all())
     assert bool(torch.isfinite(kl_N).all())
-
-
-@given(st.integers(0, 10**6), st.floats(0.01, 30))
-def test_equal_logits_have_no_divergence_and_agree(seed, scale):
     p_NV, _, targets_N = rows(seed, vocabulary=50, scale=scale)
     compared = Reference.of(p_NV, targets_N).compare(p_NV.clone(), targets_N)
     assert compared.kl_N.tolist() == [0.0] * len(p_NV)
@@ -149,29 +147,23 @@ def test_adding_a_number_to_all_logits_changes_nothing(seed, shift):
     assert torch.equal(one.same_top_N, other.same_top_N)
 
 
-def test_a_token_ruled_out_by_full_precision_adds_nothing():
+def test_rows_that_rule_out_lie_far_apart_or_tie() -> None:
     p_NV = torch.tensor([[0.0, 1.0, -torch.inf]])
     q_NV = torch.tensor([[0.0, 1.0, -50.0]])
     compared = Reference.of(p_NV, torch.tensor([1])).compare(q_NV, torch.tensor([1]))
     assert compared.kl_N.tolist() == pytest.approx([0.0], abs=1e-7)
     ruled_out = Reference.of(q_NV + 60, torch.tensor([1])).compare(p_NV, torch.tensor([1]))
     assert ruled_out.kl_N.tolist() == [torch.inf]
-
-
-def test_logits_far_apart_do_not_overflow():
     p_NV, q_NV = torch.tensor([[500.0, 0.0]]), torch.tensor([[0.0, 500.0]])
     target_N = torch.tensor([0])
     compared = Reference.of(p_NV, target_N).compare(q_NV, target_N)
-    assert compared.kl_N.tolist() == [500.0]
-    assert compared.nll_N.tolist() == [500.0]
+    assert compared.kl_N.tolist() == compared.nll_N.tolist() == [500.0]
     assert divergence(p_NV, q_NV).tolist() == [500.0]
-
-
-def test_a_tie_for_the_likeliest_token_agrees():
-    p_NV, target_N = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([0])
-    reference = Reference.of(p_NV, target_N)
+    reference = Reference.of(torch.tensor([[1.0, 2.0, 0.0]]), target_N)
     for q_V, agrees in (([2.0, 2.0, 0.0], True), ([2.0, 1.9, 0.0], False)):
         assert reference.compare(torch.tensor([q_V]), target_N).same_top_N.tolist() == [agrees]
+    p_NV = torch.tensor([[1.0, 2.0, 2.0], [3.0, 1.0, 3.0]])
+    assert Reference.of(p_NV, torch.tensor([0, 0])).top_N1.tolist() == [[1], [0]]
 
 
 def in_parts(p_NV, q_NV, targets_N):
@@ -194,11 +186,6 @@ def test_a_row_does_not_depend_on_how_many_are_processed_at_once(elements, noise
     for column, expected in zip(in_parts(p_NV, q_NV, targets_N), whole, strict=True):
         assert torch.equal(column, expected)
     assert torch.equal(losses(q_NV, targets_N), whole[1])
-
-
-def test_the_first_of_equal_logits_is_the_likeliest_token():
-    p_NV = torch.tensor([[1.0, 2.0, 2.0], [3.0, 1.0, 3.0]])
-    assert Reference.of(p_NV, torch.tensor([0, 0])).top_N1.tolist() == [[1], [0]]
 
 
 @pytest.mark.parametrize("seed", range(6))  # of four, one row's sum ends otherwise

@@ -70,14 +70,10 @@ def test_any_block_decodes_to_what_the_gguf_package_reads(kind, seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_stored_of_a_weight_is_the_number_of_bytes_that_ggml_has(kind):
+def test_rows_are_packed_by_themselves_in_as_many_bytes_as_ggml_has(kind):
     columns, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     assert (TYPES[kind].columns, TYPES[kind].nbytes) == (columns, nbytes)
     assert pack(kind, weight()).shape == (len(weight()), weight().shape[1] // columns * nbytes)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_packed_by_themselves(kind):
     values = weight()[:12]  # one of each sort
     rows = [pack(kind, row[None], importance()) for row in values]
     assert torch.equal(pack(kind, values, importance()), torch.cat(rows))
@@ -138,58 +134,46 @@ def test_columns_that_256_does_not_divide_get_the_type_of_llama_cpp_and_a_note(
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "q3_k", "q4_k", "q6_k", "q4_k_m", "q3_k_m"])
-def test_rows_that_32_does_not_divide_are_refused_by_name(name):
+def test_rows_that_32_does_not_divide_and_weights_beyond_float16_are_refused_by_name(name):
+    scheme = parse_scheme(f"gguf-{name}")
     with pytest.raises(SourceError, match=r"`mlp\.up` has rows of 48 columns") as refused:
-        parse_scheme(f"gguf-{name}").quantize(Linears({"mlp.up": torch.ones(2, 48)}))
+        scheme.quantize(Linears({"mlp.up": torch.ones(2, 48)}))
     assert f"gguf-{name}" in refused.value.hint
-
-
-@pytest.mark.parametrize("name", ["q8_0", "q4_0", "q3_k", "q4_k", "q6_k"])
-def test_weights_beyond_float16_are_refused(name):
     with pytest.raises(SourceError, match="are too large for `gguf-"):
-        parse_scheme(f"gguf-{name}").quantize(Linears({"w": torch.full((2, 256), 3e38)}))
+        scheme.quantize(Linears({"w": torch.full((2, 256), 3e38)}))
 
 
 # ------------------------------------------------------------------------------- the mixes
 
 
-def kinds(mix, role, blocks):
-    return [type_in_mix(mix, role, block, blocks) for block in range(blocks)]
-
-
-def test_q4_k_m_gives_more_bits_to_values_and_down_in_the_blocks_of_llama_cpp():
+def test_mixes_give_more_bits_in_the_blocks_of_llama_cpp():
     # The types of a Q4_K_M file of Llama 3.1 8B, which has 32 blocks.
     more = {0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31}
     wanted = ["Q6_K" if block in more else "Q4_K" for block in range(32)]
-    assert kinds("Q4_K", "self_attn.v_proj", 32) == wanted
-    assert kinds("Q4_K", "mlp.down_proj", 32) == wanted
-    for role in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj"):
-        assert set(kinds("Q4_K", role, 32)) == {"Q4_K"}
+    first_two = ["Q5_K"] * 2 + ["Q4_K"] * 30
+    for mix, role, expected in (
+        ("Q4_K", "self_attn.v_proj", wanted),
+        ("Q4_K", "mlp.down_proj", wanted),
+        *(("Q4_K", f"self_attn.{one}_proj", ["Q4_K"] * 32) for one in "qko"),
+        ("Q4_K", "mlp.up_proj", ["Q4_K"] * 32),
+        ("Q3_K", "self_attn.v_proj", first_two),
+        ("Q3_K", "mlp.down_proj", first_two),
+        ("Q3_K", "self_attn.o_proj", ["Q4_K"] * 32),
+        ("Q3_K", "mlp.gate_proj", ["Q3_K"] * 32),
+    ):
+        assert [type_in_mix(mix, role, block, 32) for block in range(32)] == expected
+    for mix in ("Q4_K", "Q3_K"):
+        assert type_in_mix(mix, "self_attn.v_proj", 11, 80, shared=True) == "Q5_K"
+        assert type_in_mix(mix, "self_attn.v_proj", 11, 80) == "Q4_K"
 
 
-def test_q3_k_m_gives_more_bits_to_values_outputs_and_down():
-    assert kinds("Q3_K", "self_attn.v_proj", 32) == ["Q5_K"] * 2 + ["Q4_K"] * 30
-    assert kinds("Q3_K", "mlp.down_proj", 32) == ["Q5_K"] * 2 + ["Q4_K"] * 30
-    assert set(kinds("Q3_K", "self_attn.o_proj", 32)) == {"Q4_K"}
-    assert set(kinds("Q3_K", "mlp.gate_proj", 32)) == {"Q3_K"}
-
-
-@pytest.mark.parametrize("mix", ["Q4_K", "Q3_K"])
-def test_shared_values_of_80_blocks_get_five_bits(mix):
-    assert type_in_mix(mix, "self_attn.v_proj", 11, 80, shared=True) == "Q5_K"
-    assert type_in_mix(mix, "self_attn.v_proj", 11, 80) == "Q4_K"
-
-
-def test_a_mix_is_packed_by_block_and_role_and_counted():
+def test_a_mix_is_packed_by_block_and_role_and_counted_and_a_linear_without_a_role_noted():
     quantized = parse_scheme("gguf-q4_k_m").quantize(linears(block=2, blocks=4))
     assert [one.kind for one in quantized.stored.values()] == ["Q4_K", "Q4_K", "Q6_K"]
     assert quantized.bits == 8 * 2 * (2 * 144 + 210) * 8
     assert not quantized.notes
-
-
-def test_a_linear_without_a_role_is_noted():
-    quantized = parse_scheme("gguf-q4_k_m").quantize(Linears({"mixer.in": torch.ones(2, 256)}))
-    assert "no role for `mixer.in`" in quantized.notes[0]
+    without = parse_scheme("gguf-q4_k_m").quantize(Linears({"mixer.in": torch.ones(2, 256)}))
+    assert "no role for `mixer.in`" in without.notes[0]
 
 
 @given(columns=st.integers(1, 4096), kind=st.sampled_from(KINDS))

@@ -9,8 +9,7 @@ Both run everything marked here; where the kernel cannot run these tests fail, t
 import os
 import subprocess
 import sys
-from dataclasses import replace
-from functools import cache
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from tests.support.filled import filled
 
 needs_triton = [pytest.mark.kernels, pytest.mark.gpu]
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+PARTS = [field.name for field in fields(Grid)]
 EPSILON = float(np.finfo(np.float32).eps)
 
 
@@ -49,13 +49,13 @@ class Block:
             self.pulled = drawn.tril(-1) / (2 * columns**0.5)
         starts = range(0, columns, group)
         grids = [fit(self.target[a : a + group], bits, symmetric=symmetric, dim=0) for a in starts]
-        self.grid = Grid(*(torch.cat([getattr(g, k) for g in grids]) for k in Grid.__annotations__))
+        self.grid = Grid(*(torch.cat([getattr(g, k) for g in grids]) for k in PARTS))
         self.grid_of = [column // group for column in range(columns)]
 
     def run(self, quantize, device="cpu", **options):
         """Return the quantized weights and the errors, as float32 numpy."""
         error, quantized = self.weight.to(device).clone(), self.target.to(device).clone()
-        grid = Grid(*(getattr(self.grid, k).to(device) for k in Grid.__annotations__))
+        grid = Grid(*(getattr(self.grid, k).to(device) for k in PARTS))
         if self.pulled is not None:
             options["pull"] = Pull(self.pulled.to(device), torch.zeros_like(quantized))
         quantize(error, quantized, self.lower.to(device), grid, self.grid_of, **options)
@@ -97,6 +97,14 @@ def walk(block):
     return quantized, error
 
 
+def agrees_with_a_walk(block):
+    """Hold what the kernel makes of a block against a walk in numpy, bit for bit."""
+    solution = block.run(quantize_block_fused, DEVICE)
+    for found, expected in zip(solution, walk(block), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    return solution
+
+
 def first_differences(codes, others):
     """Yield (column, row) where two solutions of a row first part."""
     for row in np.flatnonzero((codes != others).any(0)):
@@ -128,29 +136,17 @@ SHAPES = [
 ]
 
 
-@cache
-def solved(*parameters):
-    """Return a block and what the kernel makes of it, once for both tests."""
-    block = Block(*parameters)
-    return block, *block.run(quantize_block_fused, DEVICE)
-
-
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize(("columns", "rows", "group"), SHAPES)
 class TestOneBlock:
     pytestmark = needs_triton
 
-    def test_the_kernel_and_a_walk_in_numpy_agree_in_every_bit(
+    def test_the_kernel_agrees_with_a_walk_in_every_bit_and_with_the_plain_loop_except_on_ties(
         self, columns, rows, group, bits, symmetric
     ):
-        block, quantized, error = solved(columns, rows, group, bits, symmetric)
-        expected_quantized, expected_error = walk(block)
-        np.testing.assert_array_equal(quantized, expected_quantized)
-        np.testing.assert_array_equal(error, expected_error)
-
-    def test_codes_are_the_plain_loops_except_on_ties(self, columns, rows, group, bits, symmetric):
-        block, fused, _ = solved(columns, rows, group, bits, symmetric)
+        block = Block(columns, rows, group, bits, symmetric)
+        fused, _ = agrees_with_a_walk(block)
         plain, plain_error = block.run(quantize_block)
         codes, others = block.codes(plain), block.codes(fused)
         for column, row in first_differences(codes, others):
@@ -176,18 +172,13 @@ class TestTheKernel:
     def test_any_shape_gives_the_bits_of_a_walk_in_numpy(
         self, columns, rows, group, bits, symmetric, seed
     ):
-        block = Block(columns, rows, group, bits, symmetric, seed)
-        for ours, expected in zip(
-            block.run(quantize_block_fused, DEVICE), walk(block), strict=True
-        ):
-            np.testing.assert_array_equal(ours, expected)
+        agrees_with_a_walk(Block(columns, rows, group, bits, symmetric, seed))
 
     @pytest.mark.parametrize(("columns", "rows"), [(128, 37), (77, 17), (1, 1)])
     def test_columns_that_pull_give_the_bits_of_a_walk_in_numpy(self, columns, rows):
         block = Block(columns, rows, 32, 4, symmetric=True, pulls=True)
-        ours, targets = block.run(quantize_block_fused, DEVICE), block.targets
-        for one, expected in zip(ours, walk(block), strict=True):
-            np.testing.assert_array_equal(one, expected)
+        agrees_with_a_walk(block)
+        targets = block.targets
         block.run(quantize_block)
         apart = (abs(targets - block.targets) > 1e-4 * abs(block.targets).max()).any(0)
         assert apart.sum() <= 1  # a row with a tie
@@ -208,11 +199,8 @@ class TestTheKernel:
         block.grid.scale.fill_(2**-25)
         block.grid.low.fill_(-(2**22))
         block.grid.high.fill_(2**22)
-        quantized, error = block.run(quantize_block_fused, DEVICE)
+        quantized, _ = agrees_with_a_walk(block)
         assert np.abs(quantized).max() < 2**-3  # nothing was clamped
-        expected_quantized, expected_error = walk(block)
-        np.testing.assert_array_equal(quantized, expected_quantized)
-        np.testing.assert_array_equal(error, expected_error)
 
     def test_ties_go_to_the_even_code(self):
         block = Block(1, 8, 1, 4, symmetric=True)
@@ -227,7 +215,7 @@ class TestTheKernel:
         whole = torch.full((30, 19), 7.0, device=DEVICE)
         error, quantized = whole.clone(), whole.clone()
         error[5:25], quantized[5:25] = block.weight.to(DEVICE), block.target.to(DEVICE)
-        grid = Grid(*(getattr(block.grid, k).to(DEVICE) for k in Grid.__annotations__))
+        grid = Grid(*(getattr(block.grid, k).to(DEVICE) for k in PARTS))
         lower, before = block.lower.to(DEVICE), block.lower.clone()
         quantize_block_fused(error[5:25], quantized[5:25], lower, grid, block.grid_of)
         for array in (error, quantized):
@@ -245,10 +233,7 @@ class TestTheKernel:
     def test_blocks_in_another_layout_are_rounded_alike(self):
         block = Block(8, 9, 8, 4, symmetric=True)
         block.weight = block.weight.T.contiguous().T
-        quantized, error = block.run(quantize_block_fused, DEVICE)
-        expected_quantized, expected_error = walk(block)
-        np.testing.assert_array_equal(quantized, expected_quantized)
-        np.testing.assert_array_equal(error, expected_error)
+        agrees_with_a_walk(block)
 
 
 def problem(rows, columns, dtype=torch.float32):
@@ -368,14 +353,11 @@ class TestWithoutADevice:
         for name, weight in plain.weights.items():
             assert torch.equal(fused.weights[name], weight)
 
-    def test_double_precision_is_left_to_the_plain_loop(self, monkeypatch):
+    def test_double_precision_and_weights_on_the_cpu_are_left_to_the_plain_loop(self, monkeypatch):
         monkeypatch.setattr("qaudit.core.column_loops.find_spec", lambda name: name)
         monkeypatch.setattr("qaudit.core.column_loops._is_interpreted", lambda: True)
         assert obstacle(torch.zeros(2)) is None
         assert "float64" in obstacle(torch.zeros(2, dtype=torch.float64))
-
-    def test_weights_on_the_cpu_are_left_to_the_plain_loop(self, monkeypatch):
-        monkeypatch.setattr("qaudit.core.column_loops.find_spec", lambda name: name)
         monkeypatch.setattr("qaudit.core.column_loops._is_interpreted", lambda: False)
         assert obstacle(torch.zeros(2)) == "there is no CUDA device"
 

@@ -27,15 +27,9 @@ def test_equals_the_double_precision_product(columns, dtype):
     assert (np.abs(inputs.gram_CC.numpy() - expected) <= bound).all()
     np.testing.assert_allclose(inputs.absmean_C.numpy(), np.abs(wide).mean(0), rtol=1e-5)
     assert inputs.tokens == 300
+    assert torch.equal(inputs.gram_CC, inputs.gram_CC.T)
     assert np.array_equal(inputs.absmax_C.numpy(), np.abs(wide).max(0))
     assert inputs.gram_CC.dtype == inputs.absmean_C.dtype == torch.float32
-
-
-def test_is_exactly_symmetric():
-    accumulator = InputsAccumulator(150)
-    accumulator.add(activations(90, 150, torch.float32))
-    gram = accumulator.result().gram_CC
-    assert torch.equal(gram, gram.T)
 
 
 def test_half_precision_products_are_not_rounded_to_half_precision():
@@ -48,29 +42,36 @@ def test_half_precision_products_are_not_rounded_to_half_precision():
     assert torch.equal(accumulator.result().gram_CC.double(), wide.T @ wide)
 
 
-def test_batches_of_any_shape_are_runs_of_tokens():
-    x = activations(24, 10, torch.float32)
+def test_batches_of_any_shape_are_runs_of_tokens_and_change_no_earlier_result():
+    x = activations(24, 10, torch.float32).round()  # whole numbers, whose sums are exact
     flat, shaped = InputsAccumulator(10), InputsAccumulator(10)
+    empty = shaped.result()
     flat.add(x)
     shaped.add(x.view(2, 3, 4, 10))
-    assert torch.equal(flat.result().gram_CC, shaped.result().gram_CC)
-    assert shaped.result().tokens == 24
+    early, gram = shaped.result(), flat.result().gram_CC
+    shaped.add(x)
+    assert torch.equal(early.gram_CC, gram)
+    assert early.tokens == 24
+    assert torch.equal(shaped.result().gram_CC, 2 * gram)
+    assert empty.tokens == 0
+    assert not empty.gram_CC.any()
+    assert not empty.absmean_C.any()
 
 
-def test_a_result_is_not_changed_by_later_batches():
-    accumulator = InputsAccumulator(5)
-    accumulator.add(torch.ones(2, 5))
-    early = accumulator.result()
-    accumulator.add(torch.ones(2, 5))
-    assert torch.equal(early.gram_CC, torch.full((5, 5), 2.0))
-    assert torch.equal(accumulator.result().gram_CC, torch.full((5, 5), 4.0))
-
-
-def test_no_token_at_all_gives_zeros():
-    inputs = InputsAccumulator(3).result()
-    assert inputs.tokens == 0
-    assert not inputs.gram_CC.any()
-    assert not inputs.absmean_C.any()
+def test_the_drift_is_summed_from_differences():
+    generator = torch.Generator().manual_seed(0)
+    own = torch.randn(300, 70, generator=generator)
+    full = own + 1e-3 * torch.randn(300, 70, generator=generator)
+    inputs = InputsAccumulator(70)
+    inputs.add(own[:100].reshape(4, 25, 70), full[:100].reshape(4, 25, 70))
+    inputs.add(own[100:], full[100:])
+    drift_CC = inputs.result().drift_CC
+    expected = (full.double() - own.double()).T @ own.double()
+    # Sums of 300 float32 products; the difference itself is rounded to 2^-24 of an input.
+    assert torch.allclose(drift_CC.double(), expected, rtol=0, atol=1e-4 * expected.abs().max())
+    alone = InputsAccumulator(70)
+    alone.add(own)
+    assert alone.result().drift_CC is None
 
 
 def test_the_precision_setting_is_put_back_even_after_a_failure():

@@ -31,19 +31,13 @@ def drop_of(right: npt.ArrayLike, full: npt.ArrayLike) -> Interval | None:
     return items.drop([one], 0.95, normalized=True)
 
 
-def test_a_normalized_drop_is_a_share_of_what_was_wrong() -> None:
+def test_a_normalized_drop_is_a_share_of_what_was_wrong_and_never_certain() -> None:
     found = drop_of([1, 1, 0, 0, 0], [1, 1, 1, 0, 0])
     assert found is not None
     assert found.estimate == pytest.approx((0.6 - 0.4) / (1 - 0.6))
-
-
-def test_no_flip_among_few_items_is_no_certainty() -> None:
-    found = drop_of([1, 1, 0, 0] * 5, [1, 1, 0, 0] * 5)
-    assert found is not None
-    assert found.low < 0 < found.high
-
-
-def test_a_model_that_is_never_wrong_has_no_normalized_drop() -> None:
+    no_flip = drop_of([1, 1, 0, 0] * 5, [1, 1, 0, 0] * 5)
+    assert no_flip is not None
+    assert no_flip.low < 0 < no_flip.high
     assert drop_of([1, 0], [1, 1]) is None
 
 
@@ -202,28 +196,35 @@ def test_nothing_is_said_of_answers_that_a_scheme_would_not_write() -> None:
         assert all("generate" in r.reason for r in results)
 
 
-def test_equal_weights_are_the_plain_mean_and_no_change() -> None:
-    rng = np.random.default_rng(0)
-    score = (rng.random(400) < 0.3).astype(np.float64)
-    result = expected_score(score, np.zeros(400), np.repeat(np.arange(100), 4))
+def test_equal_weights_are_the_plain_mean_and_answers_that_cannot_be_written_have_none() -> None:
+    score = (np.random.default_rng(0).random(400) < 0.3).astype(np.float64)
+    weights, prompts = np.zeros(400), np.repeat(np.arange(100), 4)
+    result = expected_score(score, weights, prompts)
     assert result.score is not None
     assert result.change is not None
     assert result.score.estimate == pytest.approx(score.mean())
     assert (result.change.estimate, result.change.high) == pytest.approx((0, 0))
     assert result.effective == pytest.approx(400)
+    weights[:4] = -np.inf
+    result = expected_score(np.arange(400.0) % 2, weights, prompts)
+    assert result.effective == pytest.approx(396)
+    assert result.score is not None
 
 
-def test_too_few_samples_prompts_and_marks_are_refused() -> None:
-    few = expected_score(np.ones(80), np.zeros(80), np.arange(80))
-    assert few.reason == "the effective sample size is 80 of 80, below 100: generate"
-    alone = expected_score(np.ones(200), np.zeros(200), np.repeat(np.arange(5), 40))
-    assert alone.reason == "5 prompts are fewer than 10"
-    none = expected_score(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
-    assert none.reason == "no sampled rollout has a mark"
-    nan = expected_score(np.ones(200), np.full(200, np.nan), np.arange(200))
-    assert nan.reason == "probabilities are not finite"
-    for result in (few, alone, none, nan):
-        assert result.score is None
+@pytest.mark.parametrize(
+    ("count", "weight", "groups", "reason"),
+    [
+        (80, 0.0, 80, "the effective sample size is 80 of 80, below 100: generate"),
+        (200, 0.0, 5, "5 prompts are fewer than 10"),
+        (0, 0.0, 0, "no sampled rollout has a mark"),
+        (200, math.nan, 200, "probabilities are not finite"),
+    ],
+)
+def test_too_few_samples_prompts_and_marks_are_refused(count, weight, groups, reason) -> None:
+    prompts = np.repeat(np.arange(groups), count // max(1, groups))
+    result = expected_score(np.ones(count), np.full(count, weight), prompts)
+    assert result.reason == reason
+    assert result.score is None
 
 
 def test_tokens_that_only_the_scheme_takes_are_seen_in_the_mean_of_the_weights() -> None:
@@ -234,11 +235,3 @@ def test_tokens_that_only_the_scheme_takes_are_seen_in_the_mean_of_the_weights()
     assert result.score is None
     assert "weights average 0.65" in result.reason
     assert effective_size(weights) > 900
-
-
-def test_an_answer_that_the_scheme_cannot_write_has_no_weight() -> None:
-    weights = np.zeros(400)
-    weights[:4] = -np.inf
-    result = expected_score(np.arange(400.0) % 2, weights, np.repeat(np.arange(100), 4))
-    assert result.effective == pytest.approx(396)
-    assert result.score is not None

@@ -1,4 +1,4 @@
-"""QUIK and Atom against the published loop, which has the kept columns at its end."""
+"""Outliers: int8 and SmoothQuant by their formulas, QUIK and Atom by the published loop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,55 @@ import torch
 
 from qaudit.core.linears import INDEX_BITS
 from qaudit.core.registry import parse_scheme
+from qaudit.errors import SourceError
 from tests.support.filled import filled
 from tests.support.reference.plain_gptq import stored_scale
 from tests.support.schemes import COLUMNS, example
+
+
+def test_tokens_are_rounded_to_127_and_a_half_steps():
+    x = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    quantized = parse_scheme("int8").quantize(example())
+    scale = x.abs().amax(1, keepdim=True) / 127.5
+    expected = (x / scale).round().clamp(-128, 127) * scale
+    # One float32 rounding of a scale, and of a product.
+    assert torch.allclose(quantized.inputs(x), expected, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.8])
+def test_smoothquant_moves_columns_as_published(alpha):
+    linears = example(fold=True)
+    quantized = parse_scheme(f"smoothquant:alpha={alpha}").quantize(linears)
+    weights = torch.cat(list(linears.weights.values())).double()
+    largest = weights.abs().amax(0).clamp(min=1e-5)
+    scale = linears.inputs.absmax_C.double() ** alpha / largest ** (1 - alpha)
+    assert torch.allclose(quantized.column_scale_C.double(), scale, rtol=1e-5)
+    x = torch.randn(40, COLUMNS, generator=torch.Generator().manual_seed(1))
+    x *= linears.inputs.absmax_C / 3
+    scale = quantized.column_scale_C
+
+    def rounded(values):  # in float32: the largest of a row is at a tie, between 127 and 128
+        step = values.abs().amax(1, keepdim=True) / 127.5
+        step = torch.where(step == 0, 1.0, step)
+        return (values / step).round().clamp(-128, 127) * step
+
+    for name, weight in linears.weights.items():
+        expected = rounded(x / scale).double() @ rounded(weight * scale).double().T
+        output = quantized.inputs(x) @ quantized.weights[name].T
+        # Roundings of 160 products and of the scales that are multiplied and divided by.
+        assert (output - expected).norm() / expected.norm() < 1e-5
+
+
+def test_linears_behind_no_norm_have_no_scales_and_post_norm_models_are_refused_by_name():
+    linears = dataclasses.replace(example(fold=True), fold_is_norm=False)
+    smooth, plain = (parse_scheme(s).quantize(linears) for s in ("smoothquant", "int8"))
+    assert smooth.column_scale_C is None
+    for name, weight in plain.weights.items():
+        assert torch.equal(smooth.weights[name], weight)
+    linears = dataclasses.replace(example(), block_has_norm_folds=False, block=3)
+    with pytest.raises(SourceError, match=r"no norm of block 3 .*`attn\.q_proj`") as refused:
+        parse_scheme("smoothquant").quantize(linears)
+    assert "`int8`" in refused.value.hint
 
 
 def plain_loop(weight_RC, gram_CC, order, kept, find, keep, *, bits, group, damp):
@@ -85,19 +131,15 @@ def check(spec, order, kept, find, keep, *, bits=4, group=-1, last=False):
         assert same.all(), (name, same.mean())
 
 
-@pytest.mark.parametrize("search", [True, False])
-@pytest.mark.parametrize("kept", [0, 3, 10])
-def test_quik_is_the_published_loop_on_the_scales_it_searches(kept, search):
-    linears = example(torch.float64)
-    order = torch.argsort(linears.inputs.absmax_C, stable=True)
+@pytest.mark.parametrize(
+    ("kept", "search", "last"),
+    [*((kept, search, False) for kept in (0, 3, 10) for search in (True, False)), (10, True, True)],
+)
+def test_quik_is_the_published_loop_on_the_scales_it_searches(kept, search, last):
+    order = torch.argsort(example(torch.float64).inputs.absmax_C, stable=True)
     spec = f"quik-4bit:keep={kept}:search={str(search).lower()}"
     find = best_of_80 if search else cut(15 / 14)  # max / 7
-    check(spec, order, kept, find, in_bfloat16)
-
-
-def test_down_has_eight_bits_in_quik():
-    order = torch.argsort(example().inputs.absmax_C, stable=True)
-    check("quik-4bit:keep=10", order, 10, best_of_80, in_bfloat16, bits=8, last=True)
+    check(spec, order, kept, find, in_bfloat16, bits=8 if last else 4, last=last)
 
 
 @pytest.mark.parametrize("group", [-1, 16, 64])
@@ -140,17 +182,28 @@ def test_linears_without_outliers_keep_no_column(last):
     assert above.bits < below.bits
 
 
-def test_kept_columns_take_up_what_the_others_lost():
-    linears = example()
+def test_what_is_kept_or_smoothed_takes_up_what_was_lost():
+    linears = example(fold=True)
     gram = linears.inputs.gram_CC.double()
-    errors = {}
-    for keep in (0, 10):
-        quantized = parse_scheme(f"quik-4bit:keep={keep}").quantize(linears)
-        errors[keep] = sum(
-            float((((quantized.weights[n] - w).double() @ gram) * (quantized.weights[n] - w)).sum())
-            for n, w in linears.weights.items()
+    x = torch.randn(200, COLUMNS, generator=torch.Generator().manual_seed(1))
+    x *= linears.inputs.absmax_C / 3
+
+    def in_weights(quantized, name, weight):
+        off = quantized.weights[name] - weight
+        return ((off.double() @ gram) * off).sum()
+
+    def in_outputs(quantized, name, weight):
+        return (quantized.inputs(x) @ quantized.weights[name].T - x @ weight.T).square().sum()
+
+    for plain, better, error in (
+        ("quik-4bit:keep=0", "quik-4bit:keep=10", in_weights),
+        ("int8", "smoothquant", in_outputs),
+    ):
+        before, after = (
+            sum(float(error(quantized, *one)) for one in linears.weights.items())
+            for quantized in (parse_scheme(spec).quantize(linears) for spec in (plain, better))
         )
-    assert errors[10] < errors[0] / 2
+        assert after < before / 2
 
 
 def test_quik_keeps_the_largest_inputs_and_rounds_the_others_by_token():

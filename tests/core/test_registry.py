@@ -16,76 +16,53 @@ from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES
 
 PAPER_A = "act_order=true:act_group_aware=false"
-CANONICAL = (
-    "gptq:bits=4:group=128:sym=true:act_order=false:act_group_aware=true"
-    ":static_groups=false:damp=0.05:damp_increment=0.01:scale_dtype=bf16"
-)
-
-
-def groups():
-    return st.one_of(st.just(-1), st.integers(1, 4096))
-
-
-def fractions():
-    return st.floats(1e-9, 0.999, allow_nan=False)
-
-
-BITS, FLAG = st.integers(2, 8), st.booleans()
+BITS, FLAG, STEPS, KEEP = st.integers(2, 8), st.booleans(), st.integers(0, 99), st.integers(0, 999)
+GROUP, SHARE = st.just(-1) | st.integers(1, 4096), st.floats(1e-9, 0.999, allow_nan=False)
 TIES = st.sampled_from(["fused", "none"])
+ACT = st.sampled_from([4, 8, 16])
+FUSED = st.sampled_from(["auto", "true", "false"])
+BLOCKS = {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG}
+RULE = {"rule": st.sampled_from(["even", "floor"]), "rotate": FLAG}
 PARAMETERS = {
-    "rtn": {"bits": BITS, "group": groups(), "sym": FLAG},
+    "rtn": {"bits": BITS, "group": GROUP, "sym": FLAG},
     "gptq": {
-        "bits": BITS,
-        "group": groups(),
-        "sym": FLAG,
-        "static_groups": FLAG,
-        "act_group_aware": FLAG,
-        "damp": fractions(),
-        "damp_increment": fractions(),
-        "fused": st.sampled_from(["auto", "true", "false"]),
+        "bits": BITS, "group": GROUP, "sym": FLAG, "static_groups": FLAG, "act_group_aware": FLAG,
+        "damp": SHARE, "damp_increment": SHARE, "fused": FUSED,
     },
-    "awq": {"bits": BITS, "group": groups(), "zero_point": FLAG, "clip": FLAG, "unfolded": FLAG},
-    "bnb-nf4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
-    "bnb-fp4": {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG},
+    "awq": {"bits": BITS, "group": GROUP, "zero_point": FLAG, "clip": FLAG, "unfolded": FLAG},
+    "bnb-nf4": BLOCKS,
+    "bnb-fp4": BLOCKS,
     "bnb-int8": {"threshold": st.floats(0, 1e6)},
     "fp8": {"blocks": FLAG},
-    "gptaq": {
-        "bits": BITS,
-        "group": groups(),
-        "alpha": fractions(),
-        "fused": st.sampled_from(["auto", "true", "false"]),
-    },
-    "qronos": {"bits": BITS, "damp": fractions(), "static_groups": FLAG},
-    "hqq": {"bits": BITS, "group": groups()},
+    "gptaq": {"bits": BITS, "group": GROUP, "alpha": SHARE, "fused": FUSED},
+    "qronos": {"bits": BITS, "damp": SHARE, "static_groups": FLAG},
+    "hqq": {"bits": BITS, "group": GROUP},
     "int8": {},
     "smoothquant": {"alpha": st.floats(0, 1)},
     "gguf-q8_0": {},
     **{f"gguf-q{one}": {"importance": FLAG} for one in ("4_0", "3_k", "4_k", "5_k", "6_k")},
     **{f"gguf-q{one}_k_m": {"importance": FLAG} for one in (3, 4)},
-    "mxfp4": {"rule": st.sampled_from(["even", "floor"]), "rotate": FLAG},
-    "mxfp4a16": {"rule": st.sampled_from(["even", "floor"]), "rotate": FLAG},
-    "quarot": {"bits": BITS, "act": st.sampled_from([4, 8, 16]), "rotate": FLAG},
-    "quarot-rtn": {"bits": BITS, "act": st.sampled_from([4, 8, 16]), "clip": fractions()},
+    "mxfp4": RULE,
+    "mxfp4a16": RULE,
+    "quarot": {"bits": BITS, "act": ACT, "rotate": FLAG},
+    "quarot-rtn": {"bits": BITS, "act": ACT, "clip": SHARE},
     "nvfp4": {"rotate": FLAG},
     "nvfp4a16": {"rotate": FLAG},
     "mr-gptq": {"format": st.sampled_from(["nvfp4", "mxfp4"]), "act": st.sampled_from([4, 16])},
-    "base-q-w4a4": {"steps": st.integers(0, 99)},
-    "flatquant": {"bits": BITS, "steps": st.integers(0, 99)},
-    "spinquant": {"bits": BITS, "steps": st.integers(0, 99)},
-    "ostquant": {"bits": BITS, "steps": st.integers(0, 99), "act": st.sampled_from([4, 8, 16])},
-    "quik": {"bits": BITS, "keep": st.integers(0, 999), "down": st.sampled_from([4, 8])},
-    "atom": {"bits": BITS, "group": groups(), "keep": st.integers(0, 999), "clip": fractions()},
-    "duquant": {"bits": BITS, "block": groups(), "alpha": fractions()},
-    **{f"{name}-mix": {"budget": st.floats(3, 9), "group": groups()} for name in ("rtn", "hqq")},
+    "base-q-w4a4": {"steps": STEPS},
+    "flatquant": {"bits": BITS, "steps": STEPS},
+    "spinquant": {"bits": BITS, "steps": STEPS},
+    "ostquant": {"bits": BITS, "steps": STEPS, "act": ACT},
+    "quik": {"bits": BITS, "keep": KEEP, "down": st.sampled_from([4, 8])},
+    "atom": {"bits": BITS, "group": GROUP, "keep": KEEP, "clip": SHARE},
+    "duquant": {"bits": BITS, "block": GROUP, "alpha": SHARE},
+    **{f"{name}-mix": {"budget": st.floats(3, 9), "group": GROUP} for name in ("rtn", "hqq")},
     "gptq-mix": {
-        "budget": st.floats(2, 9),
-        "members": st.just("28"),
-        "tie": TIES,
-        "damp": fractions(),
+        "budget": st.floats(2, 9), "members": st.just("28"), "tie": TIES, "damp": SHARE
     },
     "awq-mix": {"budget": st.floats(3, 9), "clip": FLAG, "table": st.just("abc")},
     "gguf-mix": {"budget": st.floats(4, 7), "members": st.just("46"), "tie": TIES},
-}
+}  # fmt: skip
 
 
 @st.composite
@@ -94,22 +71,10 @@ def any_scheme(draw):
     return schemes()[name](**{key: draw(value) for key, value in PARAMETERS[name].items()})
 
 
-def refused(text):
-    with pytest.raises(SchemeError) as caught:
-        parse_scheme(text)
-    assert caught.value.hint
-    assert caught.value.code == 2
-    return caught.value
-
-
-def test_every_scheme_is_found_and_named():
+def test_every_scheme_is_found_and_named_in_a_registry_that_cannot_be_changed() -> None:
     assert set(schemes().built_in) == set(PARAMETERS)
     assert "mean" in merges()
-
-
-def test_the_registry_cannot_be_changed() -> None:
     for registry in (schemes(), merges()):
-        assert registry
         assert not hasattr(registry, "__setitem__")
         assert isinstance(registry.built_in, MappingProxyType)
 
@@ -122,8 +87,12 @@ def test_canonical_and_short_forms_read_back(scheme):
 
 
 def test_the_canonical_form_spells_every_parameter_in_order():
-    assert parse_scheme("gptq-4bit").spec == CANONICAL
-    assert parse_scheme("gptq-4bit:fused=true").spec == f"{CANONICAL}:fused=true"
+    canonical = (
+        "gptq:bits=4:group=128:sym=true:act_order=false:act_group_aware=true"
+        ":static_groups=false:damp=0.05:damp_increment=0.01:scale_dtype=bf16"
+    )
+    assert parse_scheme("gptq-4bit").spec == canonical
+    assert parse_scheme("gptq-4bit:fused=true").spec == f"{canonical}:fused=true"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +192,11 @@ def test_every_form_between_short_and_canonical_is_read(text, short):
     ],
 )
 def test_a_wrong_parameter_is_refused_with_a_hint(text, words):
-    assert words in refused(text).message
+    with pytest.raises(SchemeError) as refused:
+        parse_scheme(text)
+    assert words in refused.value.message
+    assert refused.value.hint
+    assert refused.value.code == 2
 
 
 @pytest.mark.parametrize(
@@ -306,14 +279,11 @@ def test_sets_and_schemes_mix_and_may_overlap():
         parse_schemes(["w4a4,nvfp4,nvfp4"])
 
 
-def test_the_set_of_w4a4_has_every_scheme_of_its_class_that_takes_every_model():
+def test_the_sets_of_w4a4_and_of_all_have_every_scheme_that_takes_every_model():
     """Of weights and activations of four bits by default; one that is new has to be added."""
     named = parse_schemes(["w4a4"])
     assert {scheme.bit_class for scheme in named} == {"w4a4"}
     assert {s for s in parse_schemes(["all"]) if s.bit_class == "w4a4"} <= set(named)
-
-
-def test_the_set_of_all_has_every_scheme_that_takes_every_model():
     assert "gguf-q4_k_m" in scheme_sets()["ship-2026"]  # the usual file
     names = {scheme.name for scheme in parse_schemes(["all"])}
     assert names == {

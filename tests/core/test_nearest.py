@@ -1,3 +1,7 @@
+"""Rounding to nearest and HQQ against their formulas in numpy."""
+
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -62,19 +66,15 @@ def test_equals_rounding_one_number_at_a_time_bit_for_bit(
     np.testing.assert_array_equal(rounded(weight, *options), plain_rtn(weight, *options))
 
 
-def test_half_precision_weights_are_rounded_in_single_precision():
+def test_half_precision_is_rounded_in_single_and_the_smallest_numbers_divide_by_no_zero():
     weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     scheme = parse_scheme("rtn-4bit:group=32")
     found = scheme.quantize(Linears({"w": weight})).weights["w"]
     expected = scheme.quantize(Linears({"w": weight.float()})).weights["w"].bfloat16()
     assert torch.equal(found, expected)
-
-
-def test_the_smallest_numbers_there_are_do_not_divide_by_zero():
-    weight = np.array([[1e-45, -1e-45, 0.0, 0.0]], dtype=np.float32)
-    found = rounded(weight, 8, -1, True)
-    assert np.isfinite(found).all()
-    assert np.abs(found).max() <= 3e-45
+    tiny = rounded(np.array([[1e-45, -1e-45, 0.0, 0.0]], dtype=np.float32), 8, -1, True)
+    assert np.isfinite(tiny).all()
+    assert np.abs(tiny).max() <= 3e-45
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -96,3 +96,69 @@ def test_a_negative_group_keeps_its_zero_point_when_its_scale_is_rounded_down():
     assert stored.stored["w"].zeros_RG.tolist() == [[255]]
     assert stored.stored["w"].scales_RG.tolist() == [[1.0]]
     assert stored.weights["w"].tolist() == [[-255.0, -1.0, 0.0]]
+
+
+def reference(weight, bits, group):
+    """Return codes, scales and zero points, one (codes, scale, zero) for each group."""
+    rows, columns = weight.shape
+    group = columns if group == -1 else group
+    groups = [(r, slice(c, c + group)) for r in range(rows) for c in range(0, columns, group)]
+    scales, zeros = [], []
+    for r, part in groups:
+        values = weight[r, part]
+        extent = values.max() - values.min()
+        scales.append(1.0 if extent <= 1e-4 else max(extent / (2**bits - 1), 1 / 2e4))
+        zero = -values.min() / scales[-1]
+        zeros.append(np.round(zero) if bits == 4 else zero)
+
+    def codes_of(k):
+        values = weight[groups[k]]
+        return np.clip(np.round(values / scales[k] + zeros[k]), 0, 2**bits - 1)
+
+    best = np.inf
+    for _ in range(20):
+        total = 0.0
+        for k, place in enumerate(groups):
+            codes = codes_of(k)
+            x = weight[place] - (codes - zeros[k]) * scales[k]
+            total += np.abs(x).sum()
+            with np.errstate(divide="ignore"):
+                e = np.sign(x) * np.maximum(np.abs(x) - np.abs(x) ** (0.7 - 1) / 10, 0)
+            zeros[k] = np.mean(codes - (weight[place] - e) / scales[k])
+        if total / weight.size >= best:
+            break
+        best = total / weight.size
+    dense = np.zeros_like(weight)
+    for k, place in enumerate(groups):
+        dense[place] = (codes_of(k) - zeros[k]) * scales[k]
+    return dense, np.array(scales).reshape(rows, -1), np.array(zeros).reshape(rows, -1)
+
+
+def weights(rows, columns, seed=0):
+    generator = np.random.default_rng(seed)
+    # Heavy tails, as in trained layers, are what the power of 0.7 is for.
+    return 0.05 * generator.standard_t(4, (rows, columns))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize(("columns", "group", "size"), [(160, 64, 1), (96, -1, 20), (40, 16, 9)])
+def test_codes_scales_and_zeros_are_the_published_ones(bits, columns, group, size):
+    weight = size * weights(12, columns, seed=bits)  # errors of large weights do not all vanish
+    scheme = parse_scheme(f"hqq-{bits}bit:group={group}:scale_dtype=float32")
+    quantized = scheme.quantize(Linears({"w": torch.from_numpy(weight)}))
+    dense, scales, zeros = reference(weight, bits, group)
+    stored = quantized.stored["w"]
+    # Both in float64, in sums of another order; no code is that near to a tie in these weights.
+    np.testing.assert_allclose(stored.scales_RG.numpy(), scales, rtol=1e-12)
+    np.testing.assert_allclose(stored.zeros_RG.numpy(), zeros, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(quantized.weights["w"].numpy(), dense, rtol=0, atol=1e-10)
+
+
+def test_zero_points_are_stored_as_scales_are():
+    linears = Linears({"w": torch.from_numpy(weights(8, 128)).float()})
+    for scale_dtype, width in (("bf16", 16), ("float32", 32)):
+        quantized = parse_scheme(f"hqq-4bit:scale_dtype={scale_dtype}").quantize(linears)
+        assert quantized.bits == 8 * 128 * 4 + 8 * 2 * 2 * width
+        stored = quantized.stored["w"]
+        assert stored.zeros_RG.dtype == stored.scales_RG.dtype
+        assert float((stored.zeros_RG.float() % 1).abs().max()) > 0
