@@ -70,14 +70,6 @@ def test_an_odd_number_of_weights_keeps_its_blocks(shape, nested):
     assert float((found - values).abs().max()) < 0.2 * float(values.abs().max())
 
 
-NF4 = [  # from the QLoRA paper, appendix E
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
-    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-]  # fmt: skip
-
-
 def test_double_quantization_costs_little_and_saves_bits():
     values = weight((64, 256))
     plain, nested = quantized("bnb-nf4", values), quantized("bnb-nf4:double_quant=true", values)
@@ -135,13 +127,10 @@ def test_outlier_columns_bypass_the_rounding_of_activations():
     assert error(6.0) < error(0.0) / 2
 
 
-def test_int8_says_that_outliers_depend_on_the_batch():
-    assert any("per batch" in note for note in quantized("bnb-int8", weight((4, 64))).notes)
-    assert not quantized("bnb-int8:threshold=0", weight((4, 64))).notes
-
-
-def test_weights_beyond_float16_are_refused_with_their_name():
+def test_int8_notes_outliers_of_a_batch_and_refuses_weights_beyond_float16_by_name():
     values = weight((4, 64))
+    assert any("per batch" in note for note in quantized("bnb-int8", values).notes)
+    assert not quantized("bnb-int8:threshold=0", values).notes
     values[0, 0] = 1e6
     with pytest.raises(SourceError, match="`w` holds numbers too large for float16"):
         quantized("bnb-int8", values)

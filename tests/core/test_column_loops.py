@@ -21,14 +21,6 @@ from tests.support.schemes import example
 CPU = torch.device("cpu")
 
 
-def test_a_gpu_takes_what_gives_the_plain_loops_codes():
-    with mock.patch.object(column_loops, "obstacle", lambda weight: None), loops(quantize_block):
-        assert choose([64, 130], CPU) == (
-            FUSED,
-            "GPTQ's columns are rounded by the fused kernel: the plain loop's codes",
-        )
-
-
 @contextmanager
 def loops(function):
     with mock.patch.object(column_loops, "LOOPS", {FUSED: function}):
@@ -51,17 +43,18 @@ def failing(*_):
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "loop", "why"),
     [
-        (wrong_at_one_weight, "other codes in columns 0 to 64 of 64"),
-        (without_the_pull, "other codes in columns 0 to 64 of 64"),
-        (failing, "no kernel image is available for execution on the device"),
+        (quantize_block, FUSED, "GPTQ's columns are rounded by the fused kernel: the plain loop's"),
+        (wrong_at_one_weight, PLAIN, "other codes in columns 0 to 64 of 64"),
+        (without_the_pull, PLAIN, "other codes in columns 0 to 64 of 64"),
+        (failing, PLAIN, "no kernel image is available for execution on the device"),
     ],
 )
-def test_anything_else_leaves_the_plain_loop_and_a_note(function, why):
+def test_a_gpu_takes_what_gives_the_plain_loops_codes_and_else_the_plain_loop(function, loop, why):
     with mock.patch.object(column_loops, "obstacle", lambda weight: None), loops(function):
-        loop, note = choose([64], CPU)
-    assert loop == PLAIN
+        chosen, note = choose([64, 130], CPU)
+    assert chosen == loop
     assert why in note
 
 
