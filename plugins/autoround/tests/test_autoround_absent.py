@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from qaudit.core.registry import parse_scheme, schemes
-from qaudit.engine.doctor import _of_schemes
+from qaudit.engine.doctor import examine
 from qaudit.errors import OtherIdentityError, SchemeError, UsageError
 from qaudit.planning.pin import NUMERICS, libraries, refuse_other_libraries
 from qaudit.planning.prepare import make_plan
@@ -40,13 +40,13 @@ def test_it_is_refused_before_anything_is_measured(command, qaudit, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_doctor_names_the_extra():
-    plugin = schemes()["autoround"]
-    assert plugin.extra is not None
-    library, distribution = plugin.extra
-    use, install = _of_schemes()[library]
-    assert "`autoround`" in use
-    assert install == f"pip install '{distribution}'"
+@pytest.mark.usefixtures("_without_the_library")
+def test_the_doctor_names_the_extra(monkeypatch):
+    monkeypatch.setattr("qaudit.engine.doctor._machine", lambda: iter(()))
+    monkeypatch.setattr("qaudit.engine.doctor._schemes", lambda: iter(()))
+    (fact,) = [fact for fact in examine() if fact.name == "auto-round"]
+    assert fact.value == "not installed; only for the scheme `autoround`"
+    assert fact.hint == "pip install 'qaudit-autoround'"
 
 
 def test_the_version_of_its_library_is_pinned_only_where_it_computes(monkeypatch):
