@@ -163,7 +163,8 @@ def modules_in(package: ModuleType) -> list[ModuleType]:
 
 
 def discover(package: ModuleType, base: type[P]) -> dict[str, type[P]]:
-    return {k: v for module in modules_in(package) for k, v in plugins_in(module, base).items()}
+    modules = modules_in(package)
+    return dict(sorted(pair for module in modules for pair in plugins_in(module, base).items()))
 
 
 def plugins_in(module: ModuleType, base: type[P]) -> dict[str, type[P]]:
