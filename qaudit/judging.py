@@ -90,7 +90,7 @@ def judge(
     record = AuditRecord(
         schema="1",
         plan=replace(plan, detectable_relative_error=detectable_error(plan, measurements)),
-        environment=environment_of(plan, [record.document for record in records]),
+        environment=environment_of([record.document for record in records]),
         protocol=records[0].document.protocol,
         subjects=subjects,
         measurements=(),
@@ -127,7 +127,7 @@ def judge(
     return replace(record, verdict=replace(judgement.verdict, next_step=step))
 
 
-def environment_of(plan: Plan, documents: Sequence[UnitDocument]) -> dict[str, Any]:
+def environment_of(documents: Sequence[UnitDocument]) -> dict[str, Any]:
     """Return one environment of those of all units: what differs is listed or summed."""
     every = [document.environment for document in documents]
     merged = dict(every[-1])
