@@ -94,8 +94,12 @@ def peak_nbytes(device: torch.device) -> int:
     """Return the most memory this process ever held, on the GPU if it computes there."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak if sys.platform == "darwin" else peak * 1024)
+    with suppress(OSError):  # where `getrusage` of Linux starts from the peak of the parent process
+        status = Path("/proc/self/status").read_text("ascii")
+        if peak := re.search(r"^VmHWM:\s*(\d+)", status, re.M):
+            return 1024 * int(peak[1])
+    nbytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(nbytes if sys.platform == "darwin" else nbytes * 1024)
 
 
 ITEMS = 4

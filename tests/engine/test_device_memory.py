@@ -1,5 +1,7 @@
 """A pretended GPU that runs out of memory: nothing measured is lost, and the pass goes on."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -196,3 +198,22 @@ def test_memory_does_not_grow_with_depth(tmp_path):
         make_model(tmp_path / str(layers), layers)
         found[layers] = audit(tmp_path / str(layers), tokens=4096)["nbytes"]
     assert found[24] <= 1.1 * found[12]
+
+
+_IN_A_LARGE_PROCESS = """
+import subprocess, sys
+large = b"1" * 15 * 10**8
+subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+"""
+_PEAK = """
+import torch
+from qaudit.engine.tasks import peak_nbytes
+print(peak_nbytes(torch.device("cpu")))
+"""
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_process_is_not_that_of_its_parent():
+    command = [sys.executable, "-c", _IN_A_LARGE_PROCESS, _PEAK]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert 10**8 < int(done.stdout) < 10**9
