@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from qaudit.types import Watch
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Task, TaskID
+    from rich.progress import TaskID
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -27,8 +26,9 @@ class Progress(Watch):
         """Draw bars if stderr is a terminal; print lines if not, and nothing if `quiet`."""
         self._quiet, self._verbose = quiet, verbose
         self._bars: Bars | None = None
-        self._pace, self._rates = Pace(), Rates()
+        self._rates = Rates()
         self._subject = ""  # `[3/7] step1000`
+        self._subjects, self._part = (0, 0), 0.0  # before it, of how many; how far it is itself
         self._state = ""  # the line to print next, unless something newer comes
         self._fetched: tuple[str, bool] = ("", True)  # what, and whether all of it is here
         self._lock = Lock()
@@ -57,27 +57,28 @@ class Progress(Watch):
         if not self._quiet:
             say(text)
 
-    def expect(self, costs: Mapping[str, float]) -> None:
-        self._pace.expect(costs)
-
-    def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
-        self._pace.subject(label, total - done - 1, passes)
+    def subject(self, done: int, total: int, label: str) -> None:
+        self._subjects, self._part = (done, total), 0.0
         self._subject = f"[{done + 1}/{total}] {one_line(label)}" if done < total else ""
+        seconds = self._rates.left_seconds("subjects", done, total)
         if self._bars is not None:
-            self._bars.subject(done, total, one_line(label), self._pace.left_seconds())
+            self._bars.restart("blocks")
+            self._bars.move("subjects", done, total, "subjects", left_seconds=seconds)
         elif done < total:
-            self._now(self._subject, self._pace.left_seconds(), printed=True)
+            self._now(self._subject, seconds, printed=True)
 
     def block(self, done: int, total: int, what: str) -> None:
-        if self._subject:
-            self._pace.block(done, total)
-            bar, seconds = "subjects", self._pace.left_seconds()
+        begun, subjects = self._subjects
+        if self._subject:  # the head follows the last block, and takes about as long as one
+            self._part = max(self._part, done / (total + 1))  # some go through blocks again
+            seconds = self._rates.left_seconds("subjects", begun + self._part, subjects)
         else:  # of an export, or of a file that is verified
-            bar, seconds = "blocks", self._rates.left_seconds("blocks", done, total)
-        label = self._subject.partition(" ")[2] or "blocks"
+            seconds = self._rates.left_seconds("blocks", done, total)
         if self._bars is not None:
-            self._bars.move("blocks", done, total, label, what)
-            self._bars.left(bar, seconds)
+            label, own = self._subject.partition(" ")[2], None if self._subject else seconds
+            self._bars.move("blocks", done, total, label or "blocks", what, left_seconds=own)
+            if self._subject:
+                self._bars.move("subjects", begun, subjects, "subjects", left_seconds=seconds)
         if self._bars is None or self._verbose:
             before = f"{self._subject}: " if self._subject else ""
             line = f"{before}block {done}/{total}, {one_line(what)}"
@@ -89,27 +90,29 @@ class Progress(Watch):
         else:
             self._now(f"{one_line(run)}: step {step}/{steps}, {what}")
 
-    def count(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
-        if left_seconds is None:
-            left_seconds = self._rates.left_seconds(what, done, total)
+    def count(self, what: str, done: int, total: int) -> None:
+        seconds = self._rates.left_seconds(what, done, total)
         if self._bars is not None:
-            self._bars.move(what, done, total, what, "")
-            self._bars.left(what, left_seconds)
+            self._bars.move(what, done, total, what, left_seconds=seconds)
         else:
-            self._now(f"{what}: {done}/{total}", left_seconds)
+            self._now(f"{what}: {done}/{total}", seconds)
 
     def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
         """Count bytes of a download; each checkpoint begins anew."""
-        whole = done_nbytes >= total_nbytes
+        whole, so_far = done_nbytes >= total_nbytes, part_of(done_nbytes, total_nbytes)
         with self._lock:
             before, self._fetched = self._fetched, (what, whole)
+            seconds = self._rates.left_seconds(f"fetch {what}", done_nbytes, total_nbytes)
             if self._bars is not None:
-                self._bars.download(one_line(what), done_nbytes, total_nbytes, before[0] != what)
+                if before[0] != what:
+                    self._bars.restart("fetch")
+                counted = so_far.replace(" of ", "/")
+                place = "fetch", done_nbytes, total_nbytes, one_line(what)
+                self._bars.move(*place, left_seconds=seconds, counted=counted)
             elif whole and before != self._fetched:
                 self.note(f"{one_line(what)}: {size(total_nbytes)} downloaded and verified")
             elif not whole:
-                so_far = part_of(done_nbytes, total_nbytes)
-                self._now(f"downloading {one_line(what)}: {so_far}")
+                self._now(f"downloading {one_line(what)}: {so_far}", seconds)
 
     def _now(self, line: str, left_seconds: float | None = None, *, printed: bool = False) -> None:
         """Keep the state for the next line, or print it at once."""
@@ -128,144 +131,70 @@ class Bars:
     def __init__(self, console: Console | None = None) -> None:
         from rich import progress
         from rich.console import Console
-        from rich.text import Text
 
-        console = console or Console(stderr=True, highlight=False)
+        self._console = console = console or Console(stderr=True, highlight=False)
 
-        class RowText(progress.ProgressColumn):
-            """What a function makes of a row; names of checkpoints are no markup."""
-
-            def __init__(self, text: Callable[[Task], str | Text]) -> None:
-                super().__init__()
-                self._text = text
-
-            def render(self, task: Task) -> Text:
-                text = self._text(task)
-                return Text(text) if isinstance(text, str) else text
-
-        def name(task: Task) -> Text:
-            least = 24 if console.width >= 100 else 14
-            text = Text(task.description.ljust(least))
-            others = 70  # letters that a row needs beside its name
-            text.truncate(max(least, console.width - others), overflow="ellipsis")
-            return text
-
-        def counted(task: Task) -> str:
-            """Return how much is done: 3/24, or bytes."""
-            total = task.total or 0
-            if task.fields["in_bytes"]:
-                return part_of(round(task.completed), round(total)).replace(" of ", "/")
-            return f"{task.completed:.0f}/{total:.0f}"
-
-        def what(task: Task) -> str:
-            """Return what is being done, or how fast bytes come."""
-            speed = task.finished_speed or task.speed
-            fast = f"{size(speed)}/s" if task.fields["in_bytes"] and speed else ""
-            width = 14 if console.width >= 100 else 12
-            return f"{fast or task.fields['what']:<{width}.{width}}"
-
-        def remaining(task: Task) -> str:
-            """Return the time left: of all subjects in their own row, of all else in its own."""
-            seconds = task.fields["left"]
-            seconds = seconds or (task.time_remaining if task.fields["in_bytes"] else None)
-            return f"{duration(seconds)} left" if seconds else ""
+        def text(name: str) -> progress.TextColumn:
+            return progress.TextColumn(f"{{task.{name}}}", markup=False)
 
         self.progress = progress.Progress(
-            RowText(name),
+            text("description"),
             progress.BarColumn(30 if console.width >= 100 else 8),
-            RowText(counted),
-            RowText(what),
+            text("fields[counted]"),
+            text("fields[what]"),
             progress.TimeElapsedColumn(),
-            RowText(remaining),
+            text("fields[left]"),
             console=console,
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
         self.progress.start()
 
-    def subject(self, done: int, total: int, label: str, left_seconds: float | None) -> None:
-        """Move the bar of all subjects; that of the blocks begins anew."""
-        self.move("subjects", done, total, "subjects", "")
-        self.left("subjects", left_seconds)
-        if "blocks" in self._tasks:
-            self.progress.reset(self._tasks["blocks"], description=label)
-
-    def left(self, bar: str, left_seconds: float | None) -> None:
+    def restart(self, bar: str) -> None:
+        """Remove a bar, so that the next one of its name begins anew."""
         if bar in self._tasks:
-            self.progress.update(self._tasks[bar], left=left_seconds)
-
-    def download(self, what: str, done: int, total: int, anew: bool) -> None:
-        if anew and "fetch" in self._tasks:
-            self.progress.reset(self._tasks["fetch"])
-        self.move("fetch", done, total, what, "", in_bytes=True)
+            self.progress.remove_task(self._tasks.pop(bar))
 
     def move(
-        self, bar: str, done: int, total: int, name: str, what: str, *, in_bytes: bool = False
+        self,
+        bar: str,
+        done: int,
+        total: int,
+        name: str,
+        what: str = "",
+        *,
+        left_seconds: float | None = None,
+        counted: str = "",
     ) -> None:
         """Move a bar, or draw a new one."""
+        from rich.text import Text
+
+        is_wide = self._console.width >= 100
+        least, width = (24, 14) if is_wide else (14, 12)
+        row = Text(name.ljust(least))
+        others = 70  # letters that a row needs beside its name
+        row.truncate(max(least, self._console.width - others), overflow="ellipsis")
         if bar not in self._tasks:
-            self._tasks[bar] = self.progress.add_task(
-                name, total=total, what=what, in_bytes=in_bytes, left=None
-            )
+            empty = {"counted": "", "what": "", "left": ""}
+            self._tasks[bar] = self.progress.add_task(row.plain, total=total, **empty)
         self.progress.update(
-            self._tasks[bar], completed=done, total=total, description=name, what=what
+            self._tasks[bar],
+            completed=done,
+            total=total,
+            description=row.plain,
+            counted=counted or f"{done}/{total}",
+            what=f"{what:<{width}.{width}}",
+            left=f"{duration(left_seconds)} left" if left_seconds else "",
         )
-
-
-class Pace:
-    """Estimates when all subjects are measured, from the pace so far.
-
-    Subjects weigh what they are planned to cost, where that is told, and otherwise alike. One
-    whose results were kept takes no blocks, and does not count.
-    """
-
-    def __init__(self) -> None:
-        self._begun: float | None = None
-        self._costs: dict[str, float] | None = None  # of subjects that come; None: not told
-        self._measured = 0.0  # cost of subjects
-        self._cost, self._part = 0.0, 0.0  # of the present one
-        self._behind = 0.0  # cost of those that follow
-        self._passes, self._ended, self._block = 1, 0, 0  # of the present one
-
-    def expect(self, costs: Mapping[str, float]) -> None:
-        """Take what subjects that come are planned to cost."""
-        self._costs = dict(costs)
-
-    def subject(self, label: str, behind: int, passes: int = 1) -> None:
-        if self._begun is None:
-            self._begun = time.monotonic()
-        self._measured += self._cost * (self._part > 0)
-        if self._costs is None:
-            self._cost, self._behind = 1.0, float(behind)
-        else:
-            self._cost = self._costs.pop(label, 0.0)  # a release has no cost
-            self._behind = sum(self._costs.values())
-        self._part = 0.0
-        self._passes, self._ended, self._block = max(passes, 1), 0, 0
-
-    def block(self, done: int, total: int) -> None:
-        self._ended += done < self._block
-        self._block = done
-        # The head follows the last block, and takes about as long as one.
-        part = (self._ended + done / (total + 1)) / self._passes
-        self._part = max(self._part, min(part, 1.0))  # items of tasks go through once more
-
-    def left_seconds(self) -> float | None:
-        """Return the seconds that are left, once there is a pace."""
-        worked = self._measured + self._part * self._cost
-        if self._begun is None or worked <= 0:
-            return None
-        ahead = (1 - self._part) * self._cost + self._behind
-        return (time.monotonic() - self._begun) / worked * ahead
 
 
 class Rates:
     """Estimates when things that are counted are complete, each from its own rate."""
 
     def __init__(self) -> None:
-        self._begun: dict[str, tuple[float, int]] = {}  # when, and how many there were
+        self._begun: dict[str, tuple[float, float]] = {}  # when, and how many there were
 
-    def left_seconds(self, what: str, done: int, total: int) -> float | None:
+    def left_seconds(self, what: str, done: float, total: float) -> float | None:
         """Take a count; return the seconds that are left, once there is a rate."""
         now = time.monotonic()
         start, first = self._begun.get(what, (now, done))

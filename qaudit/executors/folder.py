@@ -264,25 +264,27 @@ class RunStatus:
         }
 
 
-def run_status(out: Path, *, quick: bool = False) -> RunStatus:
-    """Read the records and the logs of a folder, and ask the queue for the jobs that logs name.
-
-    A bar is drawn every few seconds: `quick` opens no evidence, and does not ask the queue.
-    """
-    run = read_run(out)
-    logs = {name: lines for name, lines in read_logs(out).items() if _start(lines)}
-    jobs = [str(job) for lines in logs.values() if (job := _start(lines).get("job"))]
-    queue = None if quick else _queue(jobs)
-    parts = tuple(_part_state(name, lines, queue) for name, lines in logs.items())
+def _state(run: Run, out: Path, *, quick: bool = False) -> RoundState:
+    """Return the last round with what the rounds before it lack; `quick` opens no evidence."""
     *earlier, last = states_of(run, out, quick=quick)
     lacking = tuple(unit for each in earlier for unit in each.missing)
     failed = tuple(unit for each in earlier for unit in each.failed)
-    state = RoundState(  # the last round with what the rounds before it lack
+    return RoundState(
         last.number,
         (*lacking, *failed, *last.units),
         (*lacking, *last.missing),
         (*failed, *last.failed),
     )
+
+
+def run_status(out: Path) -> RunStatus:
+    """Read the records and the logs of a folder, and ask the queue for the jobs that logs name."""
+    run = read_run(out)
+    state = _state(run, out)
+    logs = {name: lines for name, lines in read_logs(out).items() if _start(lines)}
+    jobs = [str(job) for lines in logs.values() if (job := _start(lines).get("job"))]
+    queue = _queue(jobs)
+    parts = tuple(_part_state(name, lines, queue) for name, lines in logs.items())
     at_work = [part for part in parts if part.state == "running"]
     missing = {unit.content: unit for unit in state.missing}
     cut_into = cache(lambda count: parts_of(run, state.units, count))
@@ -361,10 +363,9 @@ def _queue(jobs: Sequence[str]) -> dict[str, str] | None:
     return {row[0]: row[1] for row in rows if len(row) == 2 and row[1] in at_work}
 
 
-def show(out: Path, watch: Watch) -> None:
-    status = run_status(out, quick=True)
-    total, missing = len(status.state.units), len(status.state.missing)
-    watch.count("subjects", total - missing, total, status.left_seconds)
+def show(run: Run, out: Path, watch: Watch) -> None:
+    state = _state(run, out, quick=True)
+    watch.count("subjects", len(state.units) - len(state.missing), len(state.units))
 
 
 def render(status: RunStatus) -> str:

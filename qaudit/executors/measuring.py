@@ -41,7 +41,6 @@ from qaudit.engine.block_pass import Progress
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, StoredResults, Task, look_up
 from qaudit.errors import MachineError, SourceError, is_out_of_memory
-from qaudit.executors.folder import cost_of
 from qaudit.hub import Hub
 from qaudit.planning.price import scheme_of, with_shipped
 from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome
@@ -55,7 +54,6 @@ from qaudit.types import (
     Plan,
     Subject,
     Watch,
-    WorkUnit,
 )
 from qaudit.whole import remove_stale
 
@@ -240,8 +238,6 @@ class Measuring:
         by_label = {job.label: job for job in pending.values()}
         first, total = len(jobs) - len(pending) - len(twins), len(jobs)
         waited = self.seconds_waited
-        units = [WorkUnit(tuple(t.pass_ for t in job.tasks)) for job in by_label.values()]
-        self.watch.expect({unit.label: cost_of(unit) for unit in units})
         budget = self._budget
         with Downloads(
             self.hub,
@@ -253,7 +249,7 @@ class Measuring:
         ) as downloads:
             for number, subject in enumerate(downloads.order, first):
                 job = by_label[subject.label]
-                self.watch.subject(number, total, subject.label, len(job.tasks))
+                self.watch.subject(number, total, subject.label)
                 with self._failing(job), downloads.ready(self._needs(job)):
                     job.tasks = tuple(replace(task, folder=downloads.folder) for task in job.tasks)
                     if job.subject.is_search:

@@ -115,7 +115,7 @@ class Pool(Executor):
                             waiting.append(part)
                 if time.monotonic() - shown > SECONDS_BETWEEN_BARS:
                     shown = time.monotonic()
-                    show(self.out, self.watch)
+                    show(self.run, self.out, self.watch)
         finally:
             _stop([process for _, process in running.values()])
 
@@ -217,7 +217,7 @@ class Slurm(Executor):
         if self.detach and lacking:
             raise Detached(number, state.missing, len(units))
         while _queued(jobs):
-            show(self.out, self.watch)
+            show(self.run, self.out, self.watch)
             time.sleep(SECONDS_BETWEEN_QUEUE_LOOKS)
 
 

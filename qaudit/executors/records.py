@@ -77,12 +77,9 @@ class PartLog(Watch):
             self._forget_attempts(self._current)
         self._line(ended="done" if kind is None else getattr(kind, "__name__", "error"))
 
-    def expect(self, costs: Mapping[str, float]) -> None:
-        self._watch.expect(costs)
-
-    def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
+    def subject(self, done: int, total: int, label: str) -> None:
         """Begin a subject: if its process dies, the attempt stays counted."""
-        self._watch.subject(done, total, label, passes)
+        self._watch.subject(done, total, label)
         self._current = label
         if label:
             if self._attempts_of is not None:

@@ -261,18 +261,15 @@ def session() -> httpx2.Client:
 
     try:
         return get_session()
-    except (httpx2.InvalidURL, ValueError, ImportError) as error:
+    except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+        names += ("SSL_CERT_FILE", "SSL_CERT_DIR")
         used = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
         why = " ".join(str(error).split())[:200] if not isinstance(error, ImportError) else "SOCKS"
         raise UsageError(
-            f"`{'`, `'.join(used)}` cannot be used as a proxy: {why}",
-            hint="set it to an address like `http://proxy:3128`, or unset it",
-        ) from error
-    except OSError as error:
-        raise UsageError(
-            f"`SSL_CERT_FILE` or `SSL_CERT_DIR` cannot be read: {error.strerror or error}",
-            hint="set it to a file of certificates that is there, or unset it",
+            f"no connection can be made with `{'`, `'.join(used)}` as they are set: {why}",
+            hint="set proxies to addresses like `http://proxy:3128` and certificates to a file "
+            "that is there, or unset them",
         ) from error
 
 

@@ -12,8 +12,8 @@ with our mark in its title. If it holds all files by their hashes, there is noth
 holds older ones, the change goes onto its branch; only where there is none is one opened.
 
 So the same command may be run any number of times. Requests are those of `HfApi`, repeated as the
-client's own are, but for the commit: where its reply is lost, the search is the same, and nothing
-is sent again, because a server that answers late may still be at work.
+client's own are, but for the commit: where its reply is lost nothing is sent again, because a
+server that answers late may still be at work. The next run finds what was taken.
 
 A published audit is read like a folder once it is fetched, as weights are: the revision is pinned
 to a commit, every file is hashed against the Hub's listing, what is in the shared cache is not
@@ -78,11 +78,6 @@ LARGEST_NBYTES = 256_000_000
 _EVIDENCE = re.compile(r"evidence/(tasks/[A-Za-z0-9_=-][A-Za-z0-9._=-]*/)?[A-Za-z0-9._=-]+\.npz")
 _STALE = re.compile(rf"{FOLDER}/(evidence/(tasks/[^/]+/)?[^/]+\.npz|plots/[^/]+\.svg|report\.html)")
 _LARGEST_README_NBYTES, _LONGEST_MESSAGE, _AT_A_TIME = 5_000_000, 120, 20
-_WAITS_SECONDS = (0.0, 2.0, 5.0)  # before each search for a commit whose reply was lost
-
-
-class LostReplyError(Exception):
-    """A commit was sent, and whether it was taken is not known."""
 
 
 def state_of(addition: CommitOperationAdd, listed: Mapping[str, HubFile]) -> State:
@@ -203,12 +198,10 @@ def submit(plan: PublishPlan, description: str, hub: Hub, title: str, progress: 
     where |= {"commit_message": title, "commit_description": description}
     where["parent_commit"] = plan.commit
     operations: list[Any] = [*additions, *map(CommitOperationDelete, plan.removed)]
-    try:
-        commit = _commit(plan, operations, where, hub, request)
-        url = plan.onto.url if plan.onto else str(commit.pr_url)
-    except LostReplyError as lost:
-        url = _search(plan, hub, lost).url
-    return Outcome("updated" if plan.onto else "opened", url, plan)
+    commit = _commit(plan, operations, where, hub, request)
+    if plan.onto:
+        return Outcome("updated", plan.onto.url, plan)
+    return Outcome("opened", str(commit.pr_url), plan)
 
 
 def _commit(
@@ -235,11 +228,11 @@ def _commit(
         try:
             return client.attempt(request, send)
         except GarbledAnswerError as error:
-            raise LostReplyError("its answer makes no sense") from error
+            raise _lost(plan, hub, "its answer makes no sense") from error
         except DroppedError as dropped:
             if dropped.unreached or dropped.status == 429:
                 raise
-            raise LostReplyError(dropped.reason) from dropped
+            raise _lost(plan, hub, dropped.reason) from dropped
 
     return client.with_retries(request, attempt)
 
@@ -261,24 +254,13 @@ def _own_pull_requests(repo: str, hub: Hub) -> list[Discussion]:
     return sorted(ours, key=lambda discussion: -discussion.num)
 
 
-def _search(plan: PublishPlan, hub: Hub, lost: LostReplyError) -> Discussion:
-    """Return the pull request of a commit whose reply was lost, if the commit was taken."""
-    hub.client.say(f"the reply was lost ({lost}); looking whether the commit was taken")
-    for seconds in _WAITS_SECONDS:
-        if seconds:
-            hub.client.pause(seconds)
-        for pull_request in _own_pull_requests(plan.repo, hub):
-            commit = hub.client.commit(plan.repo, str(pull_request.git_reference))
-            listed = {file.path: file for file in hub.listing.files(plan.repo, commit)}
-            has_all = all(state_of(a, listed) == "unchanged" for a in plan.additions)
-            if has_all and not any(path in listed for path in plan.removed):
-                return pull_request
-    raise UnreachableError(
-        f"the Hub did not say whether it took the commit for `{plan.repo}`, and it is not there "
-        f"now: {lost}",
+def _lost(plan: PublishPlan, hub: Hub, reason: str) -> UnreachableError:
+    """Return the error for a commit that was sent, and may or may not have been taken."""
+    return UnreachableError(
+        f"the Hub did not say whether it took the commit for `{plan.repo}`: {reason}",
         hint=f"look at {hub.client.endpoint}/{plan.repo}/discussions, then run the same command "
         "again: it looks there first, and opens no second pull request",
-    ) from lost
+    )
 
 
 # ------------------------------------------------------------------------------------ the audit

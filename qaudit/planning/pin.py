@@ -38,7 +38,6 @@ from qaudit.errors import MachineError, OtherIdentityError, QauditError, UsageEr
 from qaudit.hub import Hub
 from qaudit.planning.resolve import resolve, still_there
 from qaudit.recipe.table import recipe_from
-from qaudit.report.sections import command
 from qaudit.saved.audits import read_audit
 from qaudit.saved.codec import FILE, is_inside
 from qaudit.saved.parts import AGAIN, PLAN, read_plan
@@ -284,8 +283,6 @@ def refuse_other_libraries(pins: Pins) -> None:
         )
 
 
-SELECTIONS = ("checkpoints", "last")
-LISTS = ("schemes", "soups", "shipped", "tasks", "diagnostics")
 TEXTS = ("evaluation", "calibration", "chat_template")
 FURTHER = ("choices", "rollouts", "reference")
 
@@ -302,15 +299,12 @@ def must_extend(plan: Plan, out: Path) -> None:
     if not lost:
         return
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-    both = _together(before.recipe, plan.recipe)
-    folder = shlex.quote(str(out))
     numbered = (out.with_name(f"{out.name}-{number}") for number in count(2))
     free = next(path for path in numbered if not path.exists())
-    adding = "" if both is None else f"; or add to it: `{command(both)} --out {folder}`"
     raise UsageError(
         f"`{out}` has an audit, which this scan would replace by one without "
         f"{', '.join(lost[:3])}{more}",
-        hint=f"name another folder, as `--out {shlex.quote(str(free))}`{adding}",
+        hint=f"name another folder, as `--out {shlex.quote(str(free))}`; or ask for what both have",
     )
 
 
@@ -341,26 +335,3 @@ def _lost(before: Plan, plan: Plan) -> Iterator[str]:
             yield f"the {name} `{value}`"
     if old.evaluation_documents > new.evaluation_documents:
         yield f"documents beyond {new.evaluation_documents}"
-
-
-def _together(before: Recipe, recipe: Recipe) -> Recipe | None:
-    """Return a recipe of both; None where they differ in more than how much they measure."""
-    if before.targets != recipe.targets:
-        return None
-    if any(getattr(before, name) != getattr(recipe, name) for name in TEXTS):
-        return None
-    further: dict[str, Any] = {
-        name: getattr(recipe, name) or getattr(before, name) for name in FURTHER
-    }
-    selected = [{name: getattr(each, name) for name in SELECTIONS} for each in (before, recipe)]
-    if selected[0] != selected[1]:
-        if all(any(keys.values()) for keys in selected):
-            return None
-        further |= next(keys for keys in selected if not any(keys.values()))
-    for name in LISTS:
-        further[name] = tuple(dict.fromkeys((*getattr(before, name), *getattr(recipe, name))))
-    documents = max(before.evaluation_documents, recipe.evaluation_documents)
-    bits = (*before.bits, *recipe.bits) if before.bits and recipe.bits else ()
-    return replace(
-        recipe, **further, bits=tuple(dict.fromkeys(bits)), evaluation_documents=documents
-    )

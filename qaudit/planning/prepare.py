@@ -48,7 +48,6 @@ from qaudit.planning.price import (
 from qaudit.planning.resolve import (
     all_shipped,
     needs_hub,
-    proposed_soups,
     reads_hub,
     resolve,
     without_unread,
@@ -276,7 +275,6 @@ def make_plan(
         *(["no scheme here calibrates: there is nothing to draw again"] if idle else ()),
         *(whole_notes if is_long else ()),
         *([f"`--keep` writes up to {size(kept_nbytes)} {beside_downloads}"] if kept else ()),
-        *proposed_soups(recipe, resolved.checkpoints),
     )
     return Plan(
         recipe=recipe,

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from qaudit.checkpoints import folder
 from qaudit.checkpoints.configuration import is_own_code, read_configuration
-from qaudit.checkpoints.folder import family_of
 from qaudit.checkpoints.safetensors import INDEX, weight_map
 from qaudit.checkpoints.stamps import folder_of, hash_of, is_gguf, weights_of
 from qaudit.core.scheme import Scheme, Shipped, label_for
@@ -44,7 +43,6 @@ from qaudit.items.prepare import needs_hub as items_need_hub
 from qaudit.judge.rules import content_findings
 from qaudit.recipe.selection import is_default_choice, select
 from qaudit.recipe.soups import members_of, needed, resolve_soups
-from qaudit.report.format import listing
 from qaudit.saved.audits import checkpoints_of
 from qaudit.saved.results import sha256_of
 from qaudit.settings import EXAMPLE_SCHEMES
@@ -398,43 +396,3 @@ def _needed(checkpoint: Checkpoint, hub: Hub, seen: dict[_Key, frozenset[str]]) 
         files=tuple(file for file in files if file.name not in seen[key]),
         unread=tuple(file for file in files if file.name in seen[key]),
     )
-
-
-def proposed_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
-    """Return a note for each unreleased soup of which a scan without soups has all ingredients."""
-    if recipe.soups:
-        return ()
-    notes = []
-    series: dict[tuple[str, str], list[Checkpoint]] = {}
-    for c in checkpoints:
-        series.setdefault((c.ref.location if c.commit else "", c.family or ""), []).append(c)
-    for (_, family), here in series.items():
-        try:
-            soups = family_of(here[0], family).soups if family else ()
-        except UsageError:  # its file is not here
-            continue
-        for soup in soups:
-            members = [_called(name, here) for name in soup.of]
-            present = [c for c in members if c is not None and c.files]
-            if soup.target is not None or len(present) < len(members):
-                continue
-            weights = soup.weights or (None,) * len(present)
-            parts = "+".join(
-                c.label if weight is None else f"{weight:g}*{c.label}"
-                for c, weight in zip(present, weights, strict=True)
-            )
-            merge = soup.merge if soup.weights is None else "weighted"
-            quoted = listing([f"`{checkpoint.label}`" for checkpoint in present])
-            option = f"`--soup '{soup.label}={merge}({parts})'`"
-            notes.append(f"the makers' soup of {quoted} can be measured too: {option}")
-    return tuple(dict.fromkeys(notes))
-
-
-def _called(name: str, checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
-    """Return the one checkpoint of a name; two of one name are no answer."""
-    named = []
-    for c in checkpoints:
-        place = c.ref.subfolder or (c.ref.revision or "main" if c.commit else None)
-        if name in (c.label, c.label.rpartition("/")[2], place):
-            named.append(c)
-    return named[0] if len(named) == 1 else None

@@ -18,7 +18,6 @@ was read is kept, so an interrupted walk resumes.
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -336,7 +335,7 @@ def _fetch_trees(
     errors: dict[tuple[str, str], str] = {}
     places = dict.fromkeys(map(_place, checkpoints))
     missing = [p for p in places if hub.listing.known_files(*p) is None]
-    begin, count = time.monotonic(), 0
+    count = 0
     try:
         for place in missing:
             try:
@@ -344,8 +343,7 @@ def _fetch_trees(
             except HubError as error:
                 errors[place] = error.message
             count += 1
-            left_seconds = (time.monotonic() - begin) / count * (len(missing) - count)
-            watch.count("file trees", count, len(missing), left_seconds)
+            watch.count("file trees", count, len(missing))
     except (KeyboardInterrupt, UnreachableError) as error:
         what = getattr(error, "message", "interrupted")
         kind = UnreachableError if isinstance(error, UnreachableError) else Interrupted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -265,16 +265,13 @@ def units_of(passes: Sequence[Pass]) -> tuple[WorkUnit, ...]:
 class Watch:
     """Receives progress; every method does nothing unless a subclass overrides it."""
 
-    def expect(self, costs: Mapping[str, float]) -> None:
-        """These subjects come, by label, with what each is planned to cost, in any unit."""
-
-    def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
-        """A subject begins, which takes so many passes; with `done == total` all are done."""
+    def subject(self, done: int, total: int, label: str) -> None:
+        """A subject begins; with `done == total` all are done."""
 
     def block(self, done: int, total: int, what: str) -> None:
         """A subject is at this block; `what` names the work there."""
 
-    def count(self, what: str, done: int, total: int, left_seconds: float | None = None) -> None:
+    def count(self, what: str, done: int, total: int) -> None:
         """So many are done of something that is counted, such as file trees."""
 
     def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None:

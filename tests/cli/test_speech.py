@@ -20,7 +20,7 @@ from rich.console import Console
 
 from qaudit.cli import progress as progress_module
 from qaudit.cli.about import listing
-from qaudit.cli.progress import Bars, Pace, Progress, Rates
+from qaudit.cli.progress import Bars, Progress, Rates
 from qaudit.cli.terminal import complain, one_line, print_result, say
 from qaudit.errors import UsageError
 from qaudit.report.folder import FORMATS
@@ -79,7 +79,7 @@ def test_bars_are_drawn_on_a_terminal_below_what_is_said(monkeypatch: pytest.Mon
         assert len(bars._bars.progress.tasks) == count
     drawn = screen.getvalue()
     for words in ("[/red]?[31mstep10", "gptq-4bit", "0/2", "[/red]?[31mstep20", "7.3/14.6 GB",
-                  "B/s", "1.0/8.0 MB"):  # fmt: skip
+                  "1.0/8.0 MB"):  # fmt: skip
         assert words in drawn
     assert RED not in drawn
     assert "downloaded" not in drawn
@@ -165,48 +165,19 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return time_of
 
 
-def test_the_time_left_counts_subjects_that_take_time_and_all_their_passes(
-    now: list[float],
+def test_the_time_left_counts_subjects_that_take_time(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pace = Pace()
-    pace.subject("a", 3)
-    pace.subject("b", 2)  # the first was kept: no block
-    assert pace.left_seconds() is None
-    pace.block(1, 2)
-    now[0] += 10
+    pipe = piped(monkeypatch)
+    with Progress(verbose=True) as bars:
+        bars.subject(1, 4, "b")  # the first was kept
+        for block in (0, 1, 0, 1, 2):  # of two passes
+            bars.block(block, 2, "rtn-4bit")
+            now[0] += 10
+        bars.subject(2, 4, "c")
+    left = [line.partition("about ")[2] for line in pipe.getvalue().splitlines()]
     # One block of two and a head took 10 s: a third of a subject; two and two thirds are left.
-    assert pace.left_seconds() == pytest.approx(10 * 3 * (2 + 2 / 3))
-    pace.block(2, 2)
-    pace.subject("c", 1)
-    assert pace.left_seconds() == 10 * 2
-    pace = Pace()
-    pace.subject("a", 0, passes=4)
-    for _ in range(2):
-        for block in range(3):
-            pace.block(block, 2)
-    now[0] += 10
-    # A whole pass, and the second one up to its head.
-    assert pace.left_seconds() == pytest.approx(10 / (5 / 12) * (7 / 12))
-    pace.block(0, 2)
-    pace.block(1, 2)
-    assert pace.left_seconds() == pytest.approx(10 / 7 * 5)
-
-
-def test_the_time_left_weighs_subjects_by_what_they_are_planned_to_cost(now: list[float]) -> None:
-    pace = Pace()
-    pace.expect({"cheap": 1.0, "dear": 8.0, "last": 1.0})
-    pace.subject("cheap", 2)
-    pace.block(2, 2)
-    now[0] += 10
-    pace.subject("dear", 1, passes=8)
-    assert pace.left_seconds() == 90  # alike, they would take 20
-    for block in (0, 1, 0, 1, 0):
-        pace.block(block, 1)
-    now[0] += 20
-    assert pace.left_seconds() == pytest.approx(30 / 3 * 7)
-    pace.expect({"dear": 3.0})  # a further round
-    pace.subject("dear", 0)
-    assert pace.left_seconds() == pytest.approx(30 / 9 * 3)
+    assert left == ["", "", "80 s left", "3 min left", "4 min left", "2 min left", "2 min left"]
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -215,9 +186,9 @@ def test_a_row_fits_the_terminal(width: int) -> None:
     console = Console(width=width, file=io.StringIO(), force_terminal=True)
     bars = Bars(console)
     bars.progress.stop()
-    bars.subject(3, 154, name, 7200.0)
+    bars.move("subjects", 3, 154, "subjects", left_seconds=7200.0)
     bars.move("blocks", 12, 128, name, "gptq-4bit:group=64")
-    bars.download(name, 10_200_000_000, 14_600_000_000, anew=True)
+    bars.move("fetch", 10**10, 15 * 10**9, name, left_seconds=600.0, counted="10.2/14.6 GB")
     plain = Console(width=width, file=io.StringIO(), record=True)
     plain.print(bars.progress.get_renderable())
     rows = [row.rstrip() for row in plain.export_text().splitlines() if row.strip()]

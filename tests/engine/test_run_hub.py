@@ -33,8 +33,6 @@ def test_all_draws_are_measured_while_the_weights_are_there(place):
     audit = place.run(plan, budget=max(c.nbytes for c in series) + 1)
     draws = [(n.subject, n.draws) for n in audit.diagnostics.noise if n.scheme != "fp"]
     assert draws == [("step10", 2), ("step20", 2)]
-    (costs,) = place.watch.costs
-    assert costs["step20"] == costs["step10"] > 0
     names = place.weights("step10", "step20")
     assert sorted(place.fetched(names)) == sorted(names)  # each once
     assert not [n for n in audit.diagnostics.noise if n.numerical is not None]  # a later round's

@@ -1,4 +1,4 @@
-"""What is planned beside a recipe: bit classes that shapes decide, candidates, proposed soups."""
+"""What is planned beside a recipe: bit classes that shapes decide, candidates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from benchmarks.cut import checkpoint
 from qaudit.checkpoints.safetensors import WeightFolder
@@ -23,10 +22,8 @@ from qaudit.planning.price import (
     planned_class,
     refuse_classes,
 )
-from qaudit.planning.resolve import proposed_soups
 from qaudit.planning.sizes import Sizes
 from qaudit.types import GREEDY, Checkpoint, Pass, Price, Recipe, Subject
-from tests.support.series import find_checkpoints
 from tests.support.tiny import make
 
 
@@ -137,35 +134,3 @@ def test_candidates_are_told_by_scheme_and_no_other_draw_measures_one() -> None:
     others = [Pass(first, SPECS, draw=1), Pass(first, SPECS, perturbed=True)]
     candidates = candidates_of([*others, search("best", *some)])
     assert [one.subject.label for one in candidates] == [one.label for one in some]
-
-
-# ------------------------------------------------------------------------- proposals
-
-
-FAMILY = """
-family: tiny
-description: tiny
-stages: [{name: end, pattern: 'end-(?P<ingredient>[0-9])-step(?P<step>[0-9]+)'}]
-soups: [{label: main, TARGETof: [end-1-step9, end-2-step9]}]
-"""
-
-
-def test_a_soup_that_was_not_released_is_proposed_unless_soups_were_asked_for(
-    tmp_path: Path,
-) -> None:
-    for seed in (1, 2):
-        folder = tmp_path / f"end-{seed}-step9"
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
-        save_file({"a": torch.full((4,), float(seed))}, folder / "model.safetensors")
-    family = tmp_path / "qaudit-family.yaml"
-    family.write_text(FAMILY.replace("TARGET", ""))
-    every = find_checkpoints(tmp_path)
-    assert proposed_soups(Recipe((), ()), every) == (
-        "the makers' soup of `end-1-step9` and `end-2-step9` can be measured too: "
-        "`--soup 'main=mean(end-1-step9+end-2-step9)'`",
-    )
-    assert proposed_soups(Recipe((), (), soups=("last:2",)), every) == ()
-    assert proposed_soups(Recipe((), ()), every[:1]) == ()
-    family.write_text(FAMILY.replace("TARGET", "target: main, "))
-    assert proposed_soups(Recipe((), ()), find_checkpoints(tmp_path)) == ()

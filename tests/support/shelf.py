@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,9 @@ class Watched(Watch):
     look: Callable[[], object] = lambda: None
     subjects: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    costs: list[dict[str, float]] = field(default_factory=list)
     at_block: Callable[[str], object] = lambda label: None
 
-    def expect(self, costs: Mapping[str, float]) -> None:
-        self.costs.append(dict(costs))
-
-    def subject(self, done: int, total: int, label: str, passes: int = 1) -> None:
+    def subject(self, done: int, total: int, label: str) -> None:
         self.look()
         self.subjects.append(label)
 
