@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.table import Claim, ContrastResult, ExperimentSummary
 from qaudit.report import document as doc
-from qaudit.report.chart import COLOURS, FAINT, INK, POINT, Chart, drawing, look_of, name_of
+from qaudit.report.chart import COLOURS, FAINT, INK, Chart, bounds, drawing, look_of
 from qaudit.report.format import NOT_MEASURED, count, or_dash, percent, plural, spread
 from qaudit.report.markdown import render_blocks
-from qaudit.report.plots import interval_across, rows_of
+from qaudit.report.plots import ROW, rows_of
 from qaudit.saved.codec import text_of
 from qaudit.types import Interval
 from qaudit.whole import write_whole
@@ -110,7 +109,6 @@ def table(summary: ExperimentSummary, claim: Claim) -> doc.TableBlock:
     return doc.table(("contrast", "scheme", "expected", *seeds, "over seeds", ""), rows)
 
 
-SIDES, GAP = (250.0, 840.0), 58.0
 PANELS = {  # measures that share an axis, and its name
     ("error",): "added losses, % points",
     ("lost", "loss"): "losses, nats per token",
@@ -137,27 +135,30 @@ def svg_of(summary: ExperimentSummary) -> str:
         for measures, what in PANELS.items()
     }
     groups = {what: results for what, results in groups.items() if results}
-    tall = max(20.0, 9.0 * len(schemes))
-    rows = [tall * len(summary.subjects), *(20.0 * len(results) for results in groups.values())]
-    tops = list(accumulate((height + GAP for height in rows), initial=24.0))
+    tall = max(0.2, 0.09 * len(schemes))
+    rows = [tall * len(summary.subjects), *(ROW * len(results) for results in groups.values())]
     title = f"{summary.experiment}, size {summary.size}, {plural(len(summary.seeds), 'seed')}"
     note = "A mark is a seed, a long bar the mean of the seeds, a line its interval over seeds."
     standings = {r.standing for r in summary.results if r.interval is not None}
     with drawing():
-        chart = Chart(title, note, tops[-1])
-        legend = [(name_of(scheme), look_of(k)) for k, scheme in enumerate(schemes)]
-        legend += [
-            (f"over seeds: {words}", {"marker": "_", "mew": 2.0, "color": colour})
-            for standing, (colour, words) in MEANINGS.items()
-            if standing in standings
-        ]
-        chart.legend(legend)
-        axes = rows_of(chart, SIDES, 24, summary.subjects, tall)
+        chart = Chart(title, note, sum(rows) + 0.5 * len(rows))
+        legend = {scheme: look_of(k) | {"ls": "none"} for k, scheme in enumerate(schemes)}
+        chart.legend(
+            legend
+            | {
+                words: {"color": colour, "lw": 2.0}
+                for standing, (colour, words) in MEANINGS.items()
+                if standing in standings
+            }
+        )
+        axes, *below = chart.panels(*rows)
+        rows_of(axes, summary.subjects)
         axes.set_xlabel("added loss, %")
         _errors(summary, axes, schemes, tall)
-        for (what, results), top in zip(groups.items(), tops[1:], strict=False):
-            names = [f"{r.contrast.a} - {r.contrast.b}, {r.contrast.scheme}" for r in results]
-            axes = rows_of(chart, SIDES, top, names)
+        for (what, results), axes in zip(groups.items(), below, strict=True):
+            rows_of(
+                axes, [f"{r.contrast.a} - {r.contrast.b}, {r.contrast.scheme}" for r in results]
+            )
             axes.set_xlabel(f"difference of {what}")
             _contrasts(axes, results)
         return chart.svg("summary", title)
@@ -169,26 +170,27 @@ def _errors(summary: ExperimentSummary, axes: Axes, schemes: tuple[str, ...], ta
     for point in summary.points:
         cell = errors.setdefault((point.subject, point.scheme), [])
         cell.append(100 * point.interval.estimate)
-    axes.axvline(0, color=FAINT, lw=POINT, zorder=1)
+    axes.axvline(0, color=FAINT, lw=0.7, zorder=1)
     for k, subject in enumerate(summary.subjects):
         for n, scheme in enumerate(schemes):
             x, look = errors.get((subject, scheme), []), look_of(n)
-            y = k + 8 / tall * (n - (len(schemes) - 1) / 2)
+            y = k + 0.08 / tall * (n - (len(schemes) - 1) / 2)
             axes.plot(x, [y] * len(x), **(look | {"ls": "none"}))
             if x:
-                axes.plot([sum(x) / len(x)], [y], "|", ms=10 * POINT, mew=1.5, color=look["color"])
+                axes.plot([sum(x) / len(x)], [y], "|", ms=7, mew=1.5, color=look["color"])
 
 
 def _contrasts(axes: Axes, results: list[ContrastResult]) -> None:
     """Draw each contrast in a row: a mark for a seed, the interval over seeds as a line."""
-    axes.axvline(0, color=FAINT, lw=POINT, zorder=1)
+    axes.axvline(0, color=FAINT, lw=0.7, zorder=1)
     for y, result in enumerate(results):
         factor = 100 if result.contrast.measure == "error" else 1
         colour, _ = MEANINGS.get(result.standing, (INK, ""))
         if (interval := result.interval) is not None:
             ends = (interval.estimate, interval.low, interval.high)
             scaled = Interval(*(factor * x for x in ends))
-            interval_across(axes, y, scaled, color=colour, lw=2 * POINT)
-            axes.plot([scaled.estimate], [y], "|", ms=14 * POINT, mew=1.5, color=colour)
+            (low,), (high,) = bounds([scaled])
+            axes.hlines(y, low, high, color=colour, lw=1.4, zorder=3)
+            axes.plot([scaled.estimate], [y], "|", ms=10, mew=1.5, color=colour)
         seeds = [factor * seed.interval.estimate for seed in result.seeds]
-        axes.plot(seeds, [y] * len(seeds), "o", color=INK, ms=5 * POINT)
+        axes.plot(seeds, [y] * len(seeds), "o", color=INK, ms=3.6)

@@ -10,8 +10,9 @@ from typing import ClassVar
 from qaudit.core.scheme import Scheme
 from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticFigure, DiagnosticWork
 from qaudit.report import document as doc
-from qaudit.report.chart import FAINT, POINT, Chart, look_of
-from qaudit.report.format import NOT_MEASURED, count, digits, interval_text, plural
+from qaudit.report.chart import Chart, look_of
+from qaudit.report.format import NOT_MEASURED, digits, interval_text, plural
+from qaudit.report.plots import FAR, along, places_of, series_axis
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow, Interval
@@ -143,15 +144,12 @@ def _is_drawn(view: View) -> bool:
 
 
 def _draw(view: View) -> Chart:
-    models, where = whole_models(view), view.axis
-    soups = [s.label for s in view.soups if s.label in models]
-    places = where.positions | {s: where.soup_position(k) for k, s in enumerate(soups)}
-    shown = {label: models[label] for label in places if label in models}
+    models, places = whole_models(view), places_of(view)
     values = {
-        "trace": {label: _trace(row) for label, row in shown.items()},
+        "trace": {label: _trace(row) for label, row in models.items()},
         "largest eigenvalue": {
             label: Interval(value, value - row.residuals[0], value + row.residuals[0])
-            for label, row in shown.items()
+            for label, row in models.items()
             for value in row.eigenvalues[:1]
         },
     }
@@ -161,41 +159,22 @@ def _draw(view: View) -> Chart:
     }
     panels = {name: at for name, at in finite.items() if at}
     note = "Bands and bars: intervals over probes and documents, of an eigenvalue its residual"
-    note += "; hollow: other ingredients" + ("; star: soup." if soups else ".")
-    chart = Chart("How sharp the loss is, along the series", note, 40 + 216 * len(panels))
-    main = [s.label for s in where.trunk]
-    for k, (name, at) in enumerate(panels.items()):
-        axes = chart.axes(78, 800, 34 + 216 * k, 204 + 216 * k, name)
-        look, series = look_of(k), str(k)
-        style = {"color": look["color"]}
-        points = {label: (places[label], i) for label, i in at.items()}
-        for end in sorted(where.stage_ends.values())[:-1]:
-            axes.axvline(end, color=FAINT, ls="--", lw=POINT, zorder=1)
-        chart.curve(axes, series, [points[label] for label in main if label in points], **look)
-        chart.whiskers(axes, series, [p for lab, p in points.items() if lab not in main], **style)
-        for labels, marker, filled in (
-            (main, "o", True),
-            ([s.label for s in view.checkpoints if s.label not in main], "o", False),
-            (soups, "*", True),
-        ):
-            marks = [
-                (
-                    places[label],
-                    at[label].estimate,
-                    f"{label}\n{name} "
-                    + (interval_text(at[label]) if name == "trace" else digits(at[label].estimate)),
-                )
-                for label in labels
-                if label in at
-            ]
-            chart.marks(axes, series, marks, filled=filled, marker=marker, **style)
+    note += "; hollow: other ingredients" + ("; star: soup." if view.soups else ".")
+    title = "How sharp the loss is, along the series"
+    chart = Chart(title, note, 0.3 + 1.9 * len(panels))
+    every = chart.panels(*(1.0 for _ in panels), sharex=True)
+    for k, (axes, (name, at)) in enumerate(zip(every, panels.items(), strict=True)):
+        axes.set_ylabel(name)
+        shown = interval_text if name == "trace" else lambda interval: digits(interval.estimate)
+        points = {
+            label: (places[label], i, f"{label}\n{name} {shown(i)}") for label, i in at.items()
+        }
+        along(view, chart, axes, str(k), points, **look_of(k))
         estimates = [interval.estimate for interval in at.values()]
-        if min(estimates) > 0 and max(estimates) > 20 * min(estimates):
+        if min(estimates) > 0 and max(estimates) > FAR * min(estimates):
             axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.xaxis.set_major_formatter(lambda x, _: count(round(x)))
-    axes.set_xlabel(where.name)
-    axes.spines["bottom"].set_visible(True)
+    series_axis(view, every)
     return chart
 
 

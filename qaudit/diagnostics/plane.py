@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import Scheme
@@ -31,7 +31,7 @@ from qaudit.diagnostics.diagnostic import (
 )
 from qaudit.errors import UsageError
 from qaudit.report import document as doc
-from qaudit.report.chart import COLOURS, INK, POINT, Chart, look_of, name_of
+from qaudit.report.chart import COLOURS, INK, Chart, look_of, name_of
 from qaudit.report.format import digits, interval_text
 from qaudit.report.series import picture
 from qaudit.report.views import View
@@ -141,53 +141,45 @@ def _draw(view: View) -> Chart:
     points = [row for row in of_grid if row.subject == last]
     note = "Bands: intervals."
     note += " Squares: the stronger the colour, the higher the loss." if points else ""
-    chart = Chart(ALT, note, 380)
-    axes = chart.axes(66, 396 if points else 800, 50, 330, "change of the loss, nats per token")
-    axes.spines["bottom"].set_visible(True)
+    chart = Chart(ALT, note, 3.3)
+    axes, *beside = chart.figure.subplots(1, 1 + bool(points), squeeze=False)[0]
+    axes.set_ylabel("change of the loss, nats per token")
     axes.set_xticks([0.0, 0.5, 1.0], ["as it is", "halfway", name_of(next(iter(lines))[1], 14)])
     for k, ((subject, scheme), line) in enumerate(lines.items()):
-        look, series = look_of(k), str(k)
-        chart.names[series] = subject
-        finite = [(b, change) for b, change in line if math.isfinite(change.estimate)]
-        chart.curve(axes, series, finite, **look)
-        marks = [
-            (
-                b,
-                change.estimate,
-                f"{subject}\n{b:g} of the way to {scheme}\n{interval_text(change)} nats per token",
-            )
-            for b, change in finite
+        chart.names[str(k)] = subject
+        way = [
+            (b, at, f"{subject}\n{b:g} of the way to {scheme}\n{interval_text(at)} nats per token")
+            for b, at in line
+            if math.isfinite(at.estimate)
         ]
-        chart.marks(axes, series, marks, **look)
-    chart.legend([(name_of(subject), look_of(k)) for k, (subject, _) in enumerate(lines)])
-    if points:
-        _draw_grid(chart, points)
+        chart.curve(axes, str(k), way, **look_of(k))
+    chart.legend({subject: look_of(k) for k, (subject, _) in enumerate(lines)})
+    for axes in beside:
+        _draw_grid(chart, axes, points)
     return chart
 
 
-def _draw_grid(chart: Chart, points: list[PlaneRow]) -> None:
-    """Draw a square for every point; up is towards the checkpoint before."""
-    from matplotlib.patches import Rectangle
+MODELS = {(0.0, 0.0): "o", (0.0, 1.0): "s", (1.0, 0.0): "^"}
+"""The marks of the three models of a slice."""
 
-    axes = chart.axes(500, 840, 50, 330, "")
-    chart.text(500, chart.top + 38, f"Loss around {name_of(points[0].subject, 28)}")
+
+def _draw_grid(chart: Chart, axes: Any, points: list[PlaneRow]) -> None:
+    """Draw a square for every point; up is towards the checkpoint before."""
+    axes.set_title(f"Loss around {name_of(points[0].subject, 28)}")
     across, upwards = (sorted({getattr(p, side) for p in points}) for side in ("b", "a"))
     order = sorted({p.ce.estimate for p in points})
-    axes.set_xlim(0, len(across))
-    axes.set_ylim(0, len(upwards))
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_xlabel("towards the quantized model (square)\nup: the checkpoint before (triangle)")
     for p in points:
         x, y = across.index(p.b), upwards.index(p.a)
         strength = 0.06 + 0.8 * order.index(p.ce.estimate) / max(1, len(order) - 1)
-        axes.add_patch(Rectangle((x, y), 1, 1, color=COLOURS[0], alpha=strength, lw=0))
-        marker = {(0.0, 0.0): "o", (0.0, 1.0): "s", (1.0, 0.0): "^"}.get((p.a, p.b), "o")
-        is_plain = (p.a, p.b) not in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0))
+        axes.bar(x, 1, 1, y - 0.5, color=COLOURS[0], alpha=strength, lw=0)
         tip = f"{p.subject}\n{p.b:g} towards {p.scheme}, {p.a:g} towards {p.previous}\n"
         tip += f"loss {p.ce.estimate:.4g}, {interval_text(p.absolute_change)} from the middle"
-        look = {"marker": marker, "color": INK, "ms": (1 if is_plain else 7) * POINT}
-        chart.marks(axes, "grid", [(x + 0.5, y + 0.5, tip)], filled=is_plain, **look)
+        model = MODELS.get((p.a, p.b))
+        look = {"marker": model or "o", "color": INK, "ms": 5 if model else 0.7}
+        chart.marks(axes, "grid", [(x, y, tip)], filled=not model, **look)
 
 
 FIGURE = DiagnosticFigure("plane", ALT, lambda view: bool(shown_lines(view)), _draw)

@@ -18,7 +18,7 @@ from qaudit.judge.table import Measurements, divergences, estimated, mean_of
 from qaudit.report import document as doc
 from qaudit.report.chart import COLOURS, Chart
 from qaudit.report.format import NOT_MEASURED, listing, or_dash, percent, size, spread
-from qaudit.report.plots import interval_across, rows_of
+from qaudit.report.plots import ROW, rows_of
 from qaudit.report.views import View
 from qaudit.types import (
     FULL_PRECISION,
@@ -155,9 +155,9 @@ def _draw(view: View) -> Chart:
     note = "Filled: nothing with fewer bytes diverges less, by estimate. Circle: a file; square: a "
     note += "scheme. Lines: intervals over documents."
     note += f" A cross: looks broken ({len(broken)})." if broken else ""
-    chart = Chart(ALT, note, 66 + 20 * len(scores))
-    names = [f"{score.scheme}, {size(score.nbytes or 0)}" for score in scores]
-    axes = rows_of(chart, (260, 830), 10, names)
+    chart = Chart(ALT, note, 0.4 + ROW * len(scores))
+    axes = chart.figure.subplots()
+    rows_of(axes, [f"{score.scheme}, {size(score.nbytes or 0)}" for score in scores])
     axes.set_xlabel("KL divergence to the base, nats per token")
     for y, score in enumerate(scores):
         assert score.kl is not None and score.nbytes is not None
@@ -170,9 +170,8 @@ def _draw(view: View) -> Chart:
             for other in scores
             if other.kl is not None
         )
-        interval_across(axes, y, score.kl, color=COLOURS[kind])
-        look = {"marker": marker, "color": COLOURS[kind]}
-        chart.marks(axes, "0", [(score.kl.estimate, y, tip)], filled=on_front, **look)
+        look = {"marker": marker, "color": COLOURS[kind], "filled": on_front}
+        chart.whiskers(axes, "0", [(y, score.kl, tip)], across=True, **look)
     lows = [s.kl.low for s in scores if s.kl and s.kl.low > 0]
     highs = [s.kl.high for s in scores if s.kl and math.isfinite(s.kl.high)]
     if lows and len(lows) == len(scores) and max(highs, default=0.0) > 20 * min(lows):

@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from qaudit.errors import MachineError
-from qaudit.report.format import pixels_of, printable, shortened, width_of, wrapped
+from qaudit.report.format import printable, shortened, wrapped
 from qaudit.support.keys import INSTALL
 from qaudit.types import Interval
 
@@ -48,18 +48,25 @@ FONT = "system-ui, 'Noto Sans', 'DejaVu Sans', sans-serif"
 FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Hiragino Sans", "PingFang SC", "Yu Gothic")
 """Fonts for scripts that the usual one of a PNG lacks, each used where it is installed."""
 
-WIDTH, NAME_HEIGHT, LONGEST_NAME = 860, 15.0, 24
-MARGIN = 14.0
-DOTS = 100  # pixels of an inch
-POINT = 72 / DOTS  # of a pixel
+WIDTH, LONGEST_NAME = 8.6, 24
+LINE = 0.17  # inches between lines of text
 STYLE = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "text.color": INK,
-    "font.size": 12 * POINT,
+    "font.size": 8.6,
+    "figure.titlesize": 10,
+    "figure.titleweight": "bold",
+    "figure.labelsize": 8.6,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
+    "axes.titlesize": 8.6,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.facecolor": "none",
     "axes.edgecolor": FAINT,
     "axes.labelcolor": FAINT,
-    "axes.linewidth": POINT,
+    "axes.linewidth": 0.7,
     "axes.spines.left": False,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -68,55 +75,39 @@ STYLE = {
     "axes.axisbelow": True,
     "grid.color": FAINT,
     "grid.alpha": 0.25,
-    "grid.linewidth": POINT,
-    "lines.linewidth": 1.6 * POINT,
-    "lines.markersize": 7 * POINT,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.15,
+    "lines.markersize": 5,
     "xtick.bottom": False,
     "xtick.labelcolor": INK,
     "ytick.left": False,
     "ytick.labelcolor": INK,
     "legend.frameon": False,
 }
+Point = tuple[float, Interval, str]
+"""A place, what is there, and the lines of the tip."""
 
 
 class Chart:
-    """A figure in pixels from its upper left corner, with what is shown at its marks.
-
-    The height it is made with is that beneath title and note.
-    """
+    """A figure between a title and a note, with what is shown at its marks."""
 
     def __init__(self, title: str, note: str, height: float) -> None:
+        """Make a figure of so many inches beside title and note."""
         from matplotlib.figure import Figure
-        from matplotlib.transforms import Affine2D
 
-        notes = wrapped(note, 128).splitlines()
         self.title, self.note = title, note
-        self.top = MARGIN + 26 + 17 * len(notes)
-        self.height = height + self.top
         self.tips: dict[str, list[str]] = {}  # by group
         self.names: dict[str, str] = {}  # of series that can be hidden
-        self.figure = Figure((WIDTH / DOTS, self.height / DOTS), dpi=DOTS)
-        flip = Affine2D().scale(1 / WIDTH, -1 / self.height).translate(0, 1)
-        self._pixels = flip + self.figure.transFigure
-        self.text(MARGIN, MARGIN + 13, title, fontsize=14 * POINT, fontweight="bold")
-        for k, line in enumerate(notes):
-            self.text(MARGIN, MARGIN + 33 + 17 * k, line, color=FAINT)
+        lines = wrapped(printable(note), 120)
+        tall = height + LINE * (4 + lines.count("\n"))
+        self.figure = Figure((WIDTH, tall), layout="constrained")
+        self.figure.suptitle(printable(title), x=0.01, ha="left")
+        self.figure.supxlabel(lines, x=0.01, ha="left", color=FAINT)
 
-    def text(self, x: float, y: float, text: str, **style: Any) -> None:
-        """Write a text with its baseline at a height."""
-        self.figure.text(x, y, printable(text), transform=self._pixels, **style)
-
-    def axes(
-        self, left: float, right: float, top: float, bottom: float, name: str = "", **shared: Any
-    ) -> Axes:
-        """Add axes between pixels beneath the title; the name of what is upwards is above them."""
-        top, bottom = self.top + top, self.top + bottom
-        place = (left / WIDTH, 1 - bottom / self.height)
-        size = ((right - left) / WIDTH, (bottom - top) / self.height)
-        axes = self.figure.add_axes((*place, *size), facecolor="none", **shared)
-        if name:
-            self.text(MARGIN, top - 12, name, color=FAINT)
-        return axes
+    def panels(self, *heights: float, **shared: Any) -> list[Axes]:
+        """Return axes above each other, each with its share of the height."""
+        axes = self.figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **shared)
+        return list(axes[:, 0])
 
     def group(self, series: str) -> str:
         """Return the name of another group of a series, which the page hides by its name."""
@@ -139,58 +130,37 @@ class Chart:
             group = self.group(series)
             x, y, self.tips[group] = map(list, zip(*finite, strict=True))
             fill = look.get("mfc", look["color"]) if filled else GROUND
-            style = look | {"ls": "none", "mew": POINT, "mfc": fill}
+            style = look | {"ls": "none", "mew": 0.7, "mfc": fill}
             axes.plot(x, y, gid=group, clip_on=False, zorder=4, **style)
 
-    def curve(
-        self, axes: Axes, series: str, points: Sequence[tuple[float, Interval]], **look: Any
-    ) -> None:
-        """Draw a line through estimates and the band of their intervals."""
-        style = {name: look[name] for name in ("color", "ls") if name in look}
-        x, intervals = [x for x, _ in points], [interval for _, interval in points]
-        low, high = bounds(intervals)
-        band = {"color": look["color"], "alpha": 0.15, "lw": 0, "gid": self.group(series)}
-        axes.fill_between(x, low, high, **band)
-        estimates = [interval.estimate for interval in intervals]
-        axes.plot(x, estimates, gid=self.group(series), zorder=3, **style)
+    def curve(self, axes: Axes, series: str, points: Sequence[Point], **look: Any) -> None:
+        """Draw a line through estimates with its marks, and the band of their intervals."""
+        x, color = [x for x, _, _ in points], look["color"]
+        low, high = bounds([interval for _, interval, _ in points])
+        axes.fill_between(x, low, high, color=color, alpha=0.15, lw=0, gid=self.group(series))
+        marks = [(x, interval.estimate, tip) for x, interval, tip in points]
+        estimates = [y for _, y, _ in marks]
+        axes.plot(x, estimates, gid=self.group(series), zorder=3, color=color, ls=look["ls"])
+        self.marks(axes, series, marks, **look)
 
     def whiskers(
-        self, axes: Axes, series: str, points: Sequence[tuple[float, Interval]], **style: Any
+        self, axes: Axes, series: str, points: Sequence[Point], *, across: bool = False, **look: Any
     ) -> None:
-        """Draw intervals as upright lines."""
-        if points:
-            x = [x for x, _ in points]
-            low, high = bounds([interval for _, interval in points])
-            axes.vlines(x, low, high, gid=self.group(series), lw=POINT, zorder=3, **style)
+        """Draw marks with intervals, which are upright or, in rows downwards, across."""
+        low, high = bounds([interval for _, interval, _ in points])
+        lines = axes.hlines if across else axes.vlines
+        style = {"color": look["color"], "lw": look.pop("lw", 0.7)}
+        lines([at for at, _, _ in points], low, high, gid=self.group(series), zorder=3, **style)
+        marks = ((at, interval.estimate, tip) for at, interval, tip in points)
+        turned = ((y, x, tip) if across else (x, y, tip) for x, y, tip in marks)
+        self.marks(axes, series, turned, **look)
 
-    def names_at(self, axes: Axes, x: float, values: Mapping[str, float]) -> None:
-        """Name lines at their ends, where they end and apart from each other."""
+    def legend(self, looks: Mapping[str, Mapping[str, Any]]) -> None:
+        """Explain looks on the right, from above."""
         from matplotlib.lines import Line2D
 
-        (left, _), (low, high) = axes.get_xlim(), axes.get_ylim()
-        ends = {}
-        for name, value in values.items():
-            at = axes.transData.transform((left, min(max(value, low), high)))
-            ends[name] = self.height * float(1 - at[1] / self.figure.bbox.height)
-        style: dict[str, Any] = {"color": FAINT, "lw": 0.75 * POINT, "alpha": 0.6}
-        for name, y in spread_out(ends, NAME_HEIGHT, self.top).items():
-            line = Line2D((x + 4, x + 20), (ends[name], y), transform=self._pixels, **style)
-            self.figure.add_artist(line)
-            text = fitted(name, WIDTH - MARGIN - x - 24)
-            self.text(x + 24, y + 4, text, fontweight="bold")
-
-    def legend(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Draw marks and their meaning beneath the note, as many as fit into a line."""
-        from matplotlib.lines import Line2D
-
-        x = MARGIN
-        for text, look in entries:
-            if x + 26 + pixels_of(text) > WIDTH:
-                break
-            mark = Line2D([x + 6], [self.top + 4], transform=self._pixels, lw=0, **look)
-            self.figure.add_artist(mark)
-            self.text(x + 18, self.top + 8, text)
-            x += 36 + pixels_of(text)
+        handles = [Line2D([], [], label=name_of(name), **look) for name, look in looks.items()]
+        self.figure.legend(handles=handles, loc="outside right upper")
 
     def svg(self, name: str, alt: str) -> str:
         """Return the light variant."""
@@ -203,7 +173,7 @@ class Chart:
 
     def png(self) -> bytes:
         out = BytesIO()
-        self.figure.savefig(out, format="png", dpi=1.6 * DOTS, metadata={"Software": None})
+        self.figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
         return out.getvalue()
 
 
@@ -260,39 +230,10 @@ def name_of(text: str, width: int = LONGEST_NAME) -> str:
     return shortened(printable(text), width)
 
 
-def fitted(text: str, room: float) -> str:
-    """Return a name cut in its middle so that it fits into so many pixels."""
-    whole = printable(text)
-    names = (shortened(whole, width) for width in range(width_of(whole), 3, -1))
-    return next((name for name in names if pixels_of(name) <= room), whole[:3])
-
-
 def bounds(intervals: Sequence[Interval]) -> tuple[list[float], list[float]]:
     """Return lower and upper bounds that can be drawn: of no interval, the estimate."""
     low = [i.low if math.isfinite(i.low) else i.estimate for i in intervals]
     return low, [i.high if math.isfinite(i.high) else i.estimate for i in intervals]
-
-
-def spread_out(
-    heights: Mapping[str, float], gap: float, top: float = -math.inf
-) -> dict[str, float]:
-    """Move heights apart until neighbours differ by a gap, and keep their order and middle."""
-    blocks: list[tuple[float, list[str]]] = []
-    for name in sorted(heights, key=heights.__getitem__):
-        middle, names = heights[name], [name]
-        while blocks and middle - gap * (len(names) - 1) / 2 < (
-            blocks[-1][0] + gap * (len(blocks[-1][1]) + 1) / 2
-        ):
-            names = blocks.pop()[1] + names
-            middle = sum(heights[n] for n in names) / len(names)
-        blocks.append((middle, names))
-    placed = {
-        name: middle + gap * (k - (len(names) - 1) / 2)
-        for middle, names in blocks
-        for k, name in enumerate(names)
-    }
-    down = max(0.0, top + gap / 2 - min(placed.values(), default=math.inf))
-    return {name: y + down for name, y in placed.items()}
 
 
 # ------------------------------------------------------------------ the SVG
@@ -300,7 +241,7 @@ def spread_out(
 NAMESPACE = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 _LONG = re.compile(r"-?\d+\.\d{2,}")
-_FONT = re.compile(r"(?:(?P<weight>\d+|bold) )?(?P<size>[\d.]+)px ")
+_FONT = re.compile(r"(?:(?P<weight>\d+|bold) )?(?P<size>[\d.]+px) ")
 _ELEMENTS = frozenset(
     ("svg", "g", "defs", "path", "use", "text", "clipPath", "rect", "title", "desc")
 )
@@ -308,7 +249,6 @@ _ATTRIBUTE = re.compile(
     r"id|class|d|x|y|width|height|viewBox|href|role|transform|clip-path|opacity|text-anchor|"
     r"(fill|stroke|font|data)(-[a-z]+)?"
 )
-_SHARED = ("fill", "stroke", "stroke-width")  # by all marks of a group
 
 
 def dark(svg: str) -> str:
@@ -340,7 +280,7 @@ def _recoloured(svg: str, colours: Mapping[str, str]) -> str:
 
 
 def _clean(element: Element) -> None:
-    """Leave out what no figure needs, groups that only group, and what cannot be seen."""
+    """Leave out what no figure needs, and groups that only group."""
     for name in list(element.attrib):
         if not _ATTRIBUTE.fullmatch(name):
             del element.attrib[name]
@@ -349,18 +289,12 @@ def _clean(element: Element) -> None:
     kept: list[Element] = []
     for child in element:
         tag = child.tag.removeprefix(f"{{{NAMESPACE}}}")
-        if tag not in _ELEMENTS:
-            continue
-        _clean(child)
-        child.tail = None
-        if tag == "g" and not child.attrib:
-            kept += list(child)
-        elif (len(child) or tag not in ("g", "defs")) and (
-            child.get("fill") != "none" or "stroke" in child.attrib
-        ):
-            kept.append(child)
+        if tag in _ELEMENTS:
+            _clean(child)
+            child.tail = None
+            kept += [child] if tag != "g" or child.attrib else child
     element[:] = kept
-    if len(element):
+    if kept:
         element.text = None
 
 
@@ -373,23 +307,17 @@ def _slim(svg: bytes, alt: str, chart: Chart) -> str:
         group = element.attrib.pop("id", "")
         if group not in chart.tips:
             continue
-        series, tips = group.split("/")[1], chart.tips[group]
+        series = group.split("/")[1]
         element.attrib |= {"class": "series", "data-series": series}
         if series in chart.names:
             element.set("data-name", printable(chart.names[series]))
-        marks = list(element.iter(f"{{{NAMESPACE}}}use"))
-        for mark, tip in zip(marks, tips, strict=False):
+        marks = element.iter(f"{{{NAMESPACE}}}use")
+        for mark, tip in zip(marks, chart.tips[group], strict=False):
             mark.set("class", "mark")
             title = ElementTree.SubElement(mark, f"{{{NAMESPACE}}}title")
             title.text = "\n".join(map(printable, tip.split("\n")))
-        for name in _SHARED if tips else ():
-            if name in marks[0].attrib and len({mark.get(name) for mark in marks}) == 1:
-                element.set(name, marks[0].attrib[name])
-                for mark in marks:
-                    del mark.attrib[name]
     _clean(root)
-    root.attrib |= {"role": "img", "font-family": FONT, "font-size": f"{12 * POINT:g}px"}
-    root.set("stroke-linejoin", "round")
+    root.attrib |= {"role": "img", "font-family": FONT, "stroke-linejoin": "round"}
     title, desc = Element(f"{{{NAMESPACE}}}title"), Element(f"{{{NAMESPACE}}}desc")
     title.text, desc.text = printable(alt), printable(f"{chart.title}. {chart.note}")
     root[:0] = [title, desc]
@@ -398,18 +326,11 @@ def _slim(svg: bytes, alt: str, chart: Chart) -> str:
 
 def _make_attributes(element: Element) -> None:
     """Make attributes of the style, and round numbers."""
-    style = dict(
-        (part.split(": ", 1)) for part in element.attrib.pop("style", "").split("; ") if part
-    )
-    if font := style.pop("font", ""):
-        weight, size = _FONT.match(f"{font} ").groups()  # type: ignore[union-attr]
-        style |= {"font-size": f"{size}px"} | ({"font-weight": weight} if weight else {})
-    if style.get("font-size") == f"{12 * POINT:g}px":
-        del style["font-size"]
-    style.pop("stroke-linejoin", None)
-    element.attrib |= style
-    if element.get("transform", "").startswith("rotate(-0 "):
-        del element.attrib["transform"]
+    style = element.attrib.pop("style", "")
+    element.attrib |= dict(part.split(": ", 1) for part in style.split("; ") if part)
+    if font := _FONT.match(element.attrib.pop("font", "")):
+        fonts = font.groupdict().items()
+        element.attrib |= {f"font-{name}": value for name, value in fonts if value}
     if _LINK in element.attrib:
         element.set("href", element.attrib.pop(_LINK))
     for name in {"d", "x", "y", "transform", "stroke-width"} & set(element.attrib):

@@ -11,18 +11,14 @@ from qaudit.report.chart import (
     FAINT,
     GROUND,
     INK,
-    MARGIN,
-    NAME_HEIGHT,
-    POINT,
-    WIDTH,
+    LINE,
     Chart,
-    bounds,
-    fitted,
+    Point,
     look_of,
     looks,
     name_of,
 )
-from qaudit.report.format import count, listing, loss, percent, pixels_of, plural, spread
+from qaudit.report.format import count, listing, loss, percent, plural, spread
 from qaudit.report.series import MEANINGS, drawn_soup, soup_reading
 from qaudit.report.verdict import points
 from qaudit.report.views import View
@@ -38,7 +34,6 @@ FAR = 20
 
 # ------------------------------------------------------------------ along the series
 
-LEFT, RIGHT = 58.0, 700.0
 MANY = 40  # marks of one line that are told apart
 
 
@@ -70,103 +65,93 @@ def _along(
 ) -> Chart:
     """Draw errors; the words are a title, the name of the axis, and what intervals are over."""
     title, unit, sampled = words
-    where, has_rates = view.axis, view.axis.phases is not None
-    bottom = 34 + max(300.0, NAME_HEIGHT * len(view.schemes))
-    chart = Chart(title, _key(view, sampled), bottom + (128 if has_rates else 52))
-    left = LEFT + 100 * bool(margins)  # beside the numbers is what is allowed
-    axes = chart.axes(left, RIGHT, 34, bottom, unit)
-    soups = {s.label: where.soup_position(k, len(view.soups)) for k, s in enumerate(view.soups)}
-    places = where.positions | soups
+    has_rates = view.axis.phases is not None
+    tall = max(3.3, LINE * len(view.schemes))
+    chart = Chart(title, _key(view, sampled), tall + (0.8 if has_rates else 0.0))
+    panels = chart.panels(*((tall, 0.6) if has_rates else (tall,)), sharex=True)
+    axes, places = panels[0], places_of(view)
+    axes.set_ylabel(unit)
     errors = {
         (s.label, scheme): Interval(100 * e.estimate, 100 * e.low, 100 * e.high)
-        for s in view.subjects
         for scheme in view.schemes
+        for s in view.subjects
         if (e := error_of(s.label, scheme)) and math.isfinite(e.estimate)
     }
-    room = 0.02 * ((max(places.values()) - min(places.values())) or 1.0)
-    axes.set_xlim(min(places.values()) - room, max(places.values()) + room)
-    _error_scale(axes, list(errors.values()), margins)
-    for margin in margins:
-        axes.axhline(margin, color=INK, ls=(0, (6, 4)), lw=POINT, zorder=2)
     for k, (scheme, look) in enumerate(looks(view.schemes).items()):
-        at = {label: (places[label], e) for (label, s), e in errors.items() if s == scheme}
-        _scheme(view, chart, axes, (str(k), scheme, look), at)
-    last = [*reversed(view.soups), *reversed(view.axis.trunk)]
-    ends = {
-        scheme: next(errors[s.label, scheme].estimate for s in last if (s.label, scheme) in errors)
+        chart.names[str(k)] = scheme
+        at = {
+            s.label: (places[s.label], e, _tip(s, scheme, e))
+            for s in view.subjects
+            if (e := errors.get((s.label, scheme)))
+        }
+        along(view, chart, axes, str(k), at, **look)
+    _error_scale(axes, [e.estimate for e in errors.values()], margins)
+    ends = {  # where lines end, the highest first
+        scheme: errors[s.label, scheme].estimate
+        for s in (*view.axis.trunk, *view.soups)
         for scheme in view.schemes
-        if any((s.label, scheme) in errors for s in last)
+        if (s.label, scheme) in errors
     }
-    chart.names_at(axes, RIGHT, ends)
-    panels = [axes]
+    order = sorted(ends, key=ends.__getitem__, reverse=True)
+    chart.legend({scheme: looks(view.schemes)[scheme] for scheme in order})
     if has_rates:
-        panels.append(_rates(view, chart, axes, bottom))
-    _stages(view, panels)
-    panels[-1].spines["bottom"].set_visible(True)
-    panels[-1].xaxis.set_major_formatter(lambda x, _: count(round(x)))
-    panels[-1].set_xlabel(where.name)
+        _rates(view, panels[1])
+    series_axis(view, panels)
     return chart
 
 
-def _error_scale(axes: Axes, errors: Sequence[Interval], margins: Mapping[float, str]) -> None:
+def places_of(view: View) -> dict[str, float]:
+    soups = enumerate(view.soups)
+    return view.axis.positions | {
+        s.label: view.axis.soup_position(k, len(view.soups)) for k, s in soups
+    }
+
+
+def along(
+    view: View, chart: Chart, axes: Axes, series: str, at: Mapping[str, Point], **look: Any
+) -> None:
+    """Draw the main line with its band, other ingredients and soups, from points by label."""
+    look |= {"ms": 2} if len(view.axis.trunk) > MANY else {}
+    for run in view.axis.runs:
+        if points := [at[s.label] for s in run if s.label in at]:
+            chart.curve(axes, series, points, **look)
+    main = {s.label for s in view.axis.trunk}
+    hollow = [s for s in view.checkpoints if s.label not in main]
+    if points := [at[s.label] for s in hollow if s.label in at]:
+        chart.whiskers(axes, series, points, filled=False, **look)
+    if points := [at[s.label] for s in view.soups if s.label in at]:
+        chart.whiskers(axes, series, points, **{**look, "marker": "*", "ms": 8})
+
+
+def _error_scale(axes: Axes, values: Sequence[float], margins: Mapping[float, str]) -> None:
     """Let errors far apart be on a logarithmic scale that is linear up to the least margin.
 
     So nothing below what a policy allows looks large. Margins replace the numbers beside them.
     """
-    values = [e.estimate for e in errors] or [0.0]
-    low, high = min(0.0, *values), max(0.0, *values, *margins)
+    axes.axhline(0.0, color=FAINT, lw=0.7, zorder=2)
+    for margin in margins:
+        axes.axhline(margin, color=INK, ls=(0, (6, 4)), lw=0.7, zorder=2)
     positive = [v for v in values if v > 0]
-    quarter = max(1e-3, sorted(map(abs, values))[len(values) // 4])
+    quarter = max(1e-3, sorted(map(abs, values))[len(values) // 4]) if values else 1.0
     straight = min(margins, default=float(f"{quarter:.0e}"))
-    if not positive or max(positive) < FAR * min(positive) or high <= 2 * straight:
-        low = min(low, *(e.low for e in errors if math.isfinite(e.low)), 0.0)
-        high = max(high, *(e.high for e in errors if math.isfinite(e.high)), 0.0)
-        near = 0.05 * (high - low)
-        room = near or 1.0
-        axes.set_ylim(low - room, high + room)
-        ticks = [tick for tick in axes.get_yticks() if low - room <= tick <= high + room]
-        ticks = [tick for tick in ticks if all(abs(tick - m) > near for m in margins)]
-    else:
+    ticks = [0.0, *axes.get_yticks()]
+    if positive and max(positive) >= FAR * min(positive) and max(positive) > 2 * straight:
         axes.set_yscale("symlog", linthresh=straight, linscale=0.8)
-        axes.set_ylim(min(1.5 * low, -0.12 * straight), 1.5 * high)
-        steps = [s * 10.0**d for d in range(-5, 7) for s in (1, 2, 5)]
-        ticks = [straight / 2, straight, *(t for t in steps if t > 1.3 * straight)]
-        ticks = [0.0, *(t for t in ticks if t <= 1.5 * high), *(-t for t in ticks if -t >= low)]
-        ticks = [t for t in ticks if all(not 0.8 < t / m < 1.25 for m in margins)]
-    texts = {tick: f"{tick:g}" for tick in ticks} | dict(margins)
+        axes.set_ylim(bottom=min(1.5 * min(values), -0.12 * straight))
+        ticks = [s * 10.0**d for s in (0, 1, 5, 2, -1, -5, -2) for d in range(-5, 7)]
+    low, high = axes.get_ylim()
+
+    def up(value: float) -> float:
+        """Return a height as a part of that of the axes."""
+        return float((axes.transScale + axes.transLimits).transform((1, value))[1])
+
+    texts = dict(margins)
+    for tick in ticks:
+        if low <= tick <= high and all(abs(up(tick) - up(other)) > 0.05 for other in texts):
+            texts[tick] = f"{tick:g}"
     axes.set_yticks(list(texts), list(texts.values()))
     axes.set_yticks([], minor=True)
-
-
-def _scheme(
-    view: View,
-    chart: Chart,
-    axes: Axes,
-    drawn_as: tuple[str, str, dict[str, Any]],
-    at: Mapping[str, tuple[float, Interval]],
-) -> None:
-    """Draw the main line with its band, other ingredients and soups of a scheme."""
-    series, scheme, look = drawn_as
-    chart.names[series] = scheme
-    main = {s.label for s in view.axis.trunk}
-    for run in view.axis.runs:
-        if measured := [at[s.label] for s in run if s.label in at]:
-            chart.curve(axes, series, measured, **look)
-    others = [at[s.label] for s in view.subjects if s.label in at and s.label not in main]
-    chart.whiskers(axes, series, others, color=look["color"])
-    look = {"color": look["color"], "marker": look["marker"]}
-    if len(main) > MANY:
-        look["ms"] = 3 * POINT
-    hollow = [s for s in view.checkpoints if s.label not in main]
-    star = look | {"marker": "*", "ms": 11 * POINT}
-    for subjects, filled, kind in (
-        (view.axis.trunk, True, look),
-        (hollow, False, look),
-        (view.soups, True, star),
-    ):
-        placed = [(s, *at[s.label]) for s in subjects if s.label in at]
-        marks = [(x, e.estimate, _tip(s, scheme, e)) for s, x, e in placed]
-        chart.marks(axes, series, marks, filled=filled, **kind)
+    axes.set_ylim(low, high)
 
 
 def _tip(subject: Subject, scheme: str, error: Interval) -> str:
@@ -182,56 +167,52 @@ def _tip(subject: Subject, scheme: str, error: Interval) -> str:
     return "\n".join(line.replace("\n", "?") for line in lines if line)
 
 
-def _stages(view: View, panels: Sequence[Axes]) -> None:
+def series_axis(view: View, panels: Sequence[Axes]) -> None:
     """Mark where stages end and the rate falls; name stages and soups where there is room."""
-    where = view.axis
+    where, last = view.axis, panels[-1]
     ends = sorted(where.stage_ends.items(), key=lambda pair: pair[1])
     if len(ends) < 2 or len(where.runs) > 1:  # runs side by side end at the same place
         ends = []
     begins = [min(where.positions.values()), *(end for _, end in ends)]
     names = [(stage, (begin + end) / 2) for (stage, end), begin in zip(ends, begins, strict=False)]
     if view.soups:
-        places = [where.soup_position(k, len(view.soups)) for k in range(len(view.soups))]
+        places = [places_of(view)[soup.label] for soup in view.soups]
         soup = view.soups[0].label if len(places) == 1 else "soups"
         names.append((soup, sum(places) / len(places)))
     for axes in panels:
         for _, end in ends[:-1]:
-            axes.axvline(end, color=FAINT, ls="--", lw=POINT, zorder=1)
+            axes.axvline(end, color=FAINT, ls="--", lw=0.7, zorder=1)
         for name, begin, end in where.phases or ():
             if name == "falls":
                 axes.axvspan(begin, end, color=FAINT, alpha=0.1, lw=0, zorder=0)
     _in_a_row(panels[0], names, 1.02)
+    last.xaxis.set_major_formatter(lambda x, _: count(round(x)))
+    last.set_xlabel(where.name)
 
 
 def _in_a_row(axes: Axes, names: Sequence[tuple[str, float]], up: float, **style: Any) -> None:
     """Write names side by side, without those that would overlap the one before."""
     low, high = axes.get_xlim()
-    pixels, free = axes.get_position().width * WIDTH / (high - low), low
+    free, letter = low, (high - low) / 80  # of the narrowest axes
     for text, middle in names:
-        half = pixels_of(short := name_of(text, 16)) / 2 / pixels
+        half = letter * len(short := name_of(text, 16)) / 2
         if middle - half >= free:
             axes.text(middle, up, short, ha="center", transform=axes.get_xaxis_transform(), **style)
-            free = middle + half + 8 / pixels
+            free = middle + half + letter
 
 
-def _rates(view: View, chart: Chart, above: Axes, bottom: float) -> Axes:
-    left = WIDTH * above.get_position().x0
-    axes = chart.axes(left, RIGHT, bottom + 34, bottom + 84, "learning rate", sharex=above)
-    above.tick_params(labelbottom=False)
-    above.spines["bottom"].set_visible(False)
+def _rates(view: View, axes: Axes) -> None:
+    axes.set_title("learning rate", color=FAINT, fontweight="normal")
     peak = 0.0
     for run in view.axis.runs:
         rates = [s.first.learning_rate or 0.0 for s in run]
         peak = max(peak, *rates)
-        look: dict[str, Any] = {"marker": "o" if len(run) <= MANY else "", "ms": 4 * POINT}
-        places = [view.axis.positions[s.label] for s in run]
-        axes.plot(places, rates, clip_on=False, color=INK, **look)
-    axes.set_ylim(-0.05 * (peak or 1.0), 1.1 * (peak or 1.0))
-    axes.set_yticks([0.0, peak] if peak else [0.0])
-    axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:.2g}")
+        places, marker = [view.axis.positions[s.label] for s in run], "o" * (len(run) <= MANY)
+        axes.plot(places, rates, color=INK, marker=marker, ms=3)
+    axes.margins(y=0.2)
+    axes.set_yticks([0.0, peak], ["0", f"{peak:.2g}"])
     named = [(name, (begin + end) / 2) for name, begin, end in view.axis.phases or ()]
     _in_a_row(axes, named, 0.12, color=FAINT)
-    return axes
 
 
 def _key(view: View, sampled: str) -> str:
@@ -251,7 +232,7 @@ def _key(view: View, sampled: str) -> str:
 
 # ------------------------------------------------------------------ quantized
 
-SOUP = "\0soup"  # no stage has this name
+COLUMNS = 4
 REACH = 1.15
 """Subjects with more than this times the best loss are left out."""
 
@@ -267,18 +248,18 @@ def quantized(view: View) -> Chart:
         note += f" {left_out} of {len(view.subjects)} are left out: their loss is over "
         note += f"{100 * (REACH - 1):.0f} % above the best."
     title = "Quantized loss against full-precision loss, nats per token"
-    chart = Chart(title, note, 36 + 214 * -(-len(view.schemes) // 4))
+    rows = -(-len(view.schemes) // COLUMNS)
+    chart = Chart(title, note, 1.9 * rows)
+    panels = list(chart.figure.subplots(rows, COLUMNS, squeeze=False).flat)
     looks_of = {stage: look_of(k) | {"ls": "none"} for k, stage in enumerate((*stages, None))}
-    looks_of[SOUP] = {"color": INK, "marker": "*", "ms": 10 * POINT}
-    entries = [(name_of(stage, 16), looks_of[stage] | {"ms": 7 * POINT}) for stage in stages]
-    chart.legend(entries + [("soup", looks_of[SOUP])] * bool(view.soups))
-    for k, scheme in enumerate(view.schemes):
-        left, top = 54 + 208 * (k % 4), 40 + 214 * (k // 4)
-        axes = chart.axes(left, left + 158, top, top + 156)
-        axes.set_title(name_of(scheme, 20), loc="left", fontsize=12 * POINT, fontweight="bold")
-        axes.spines["bottom"].set_visible(True)
-        axes.axline((best, best), slope=1, color=FAINT, ls="--", lw=POINT, zorder=1)
-        kinds: dict[str | None, list[tuple[float, float, str]]] = {}
+    soup: dict[str, Any] = {"color": INK, "marker": "*", "ms": 8, "ls": "none"}
+    explained = {stage: looks_of[stage] for stage in stages}
+    chart.legend(explained | {"soup": soup} if view.soups else explained)
+    for k, (scheme, axes) in enumerate(zip(view.schemes, panels, strict=False)):
+        axes.set_title(name_of(scheme, 20))
+        axes.axline((best, best), slope=1, color=FAINT, ls="--", lw=0.7, zorder=1)
+        axes.margins(0.08)
+        axes.locator_params(nbins=4)
         for subject, full in contenders:
             score = view.score(subject.label, scheme)
             if score is None or score.relative_error is None or math.isinf(score.ce.estimate):
@@ -286,40 +267,27 @@ def quantized(view: View) -> Chart:
             place = full.estimate, score.ce.estimate
             tip = f"{subject.label}\n{scheme}: loss {loss(score.ce)}, in full precision "
             tip += f"{loss(full)}\n{percent(score.relative_error, unit=' %')} more"
-            kind = SOUP if subject.kind == "soup" else subject.first.stage
-            kinds.setdefault(kind, []).append((*place, tip))
+            look = soup if subject.kind == "soup" else looks_of[subject.first.stage]
+            chart.marks(axes, str(k), [(*place, tip)], **look)
             if subject.label == view.best(scheme):
-                ring: dict[str, Any] = {"ms": 15 * POINT, "mew": POINT, "mfc": "none", "mec": INK}
+                ring: dict[str, Any] = {"ms": 11, "mew": 0.7, "mfc": "none", "mec": INK}
                 axes.plot(*place, "o", clip_on=False, **ring)
-        for kind, marks in kinds.items():
-            chart.marks(axes, str(k), marks, **looks_of[kind])
-        sides = list(zip(*(mark[:2] for marks in kinds.values() for mark in marks), strict=True))
-        for name, side in zip("xy", sides, strict=False):
-            room = 0.08 * (max(side) - min(side)) or 0.05
-            axes.set(**{f"{name}lim": (min(side) - room, max(side) + room)})
-        axes.locator_params(nbins=4)
+    for axes in panels[len(view.schemes) :]:
+        axes.remove()
     return chart
 
 
 # ------------------------------------------------------------------ rows
 
+LONGEST_ROW = 36
+ROW = 0.2  # inches
 
-def rows_of(
-    chart: Chart, sides: tuple[float, float], top: float, names: Sequence[str], step: float = 20
-) -> Axes:
-    """Return axes with a row for each name, downwards from 0."""
-    axes = chart.axes(*sides, top, top + step * len(names))
+
+def rows_of(axes: Axes, names: Sequence[str]) -> None:
+    """Give axes a row for each name, downwards from 0."""
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_yticks(range(len(names)), [fitted(name, sides[0] - MARGIN - 8) for name in names])
+    axes.set_yticks(range(len(names)), [name_of(name, LONGEST_ROW) for name in names])
     axes.grid(visible=False, axis="y")
-    axes.spines["bottom"].set_visible(True)
-    return axes
-
-
-def interval_across(axes: Axes, row: float, interval: Interval, **style: Any) -> None:
-    """Draw an interval as a line across."""
-    (low,), (high,) = bounds([interval])
-    axes.hlines(row, low, high, zorder=3, **({"lw": POINT} | style))
 
 
 SOUP_LOOKS: dict[str, dict[str, Any]] = {
@@ -342,34 +310,28 @@ def soups(view: View) -> Chart:
     title = f"{name_of(soup.label, 40)} against its {plural(opponents, 'ingredient')}"
     title += f", one of {len(view.soups)} soups" if len(view.soups) > 1 else ""
     note = f"Left of zero favours the soup; {level}; bold: against the best ingredient."
-    chart = Chart(title, note, 102 + 14 * len(rows))
+    chart = Chart(title, note, 0.7 + 0.14 * len(rows))
     verdicts = {c.verdict for row in rows for c in (row.outright, row.difference)}
-    looks_of_verdicts = {v: look for v, look in SOUP_LOOKS.items() if v in verdicts}
     chart.legend(
-        [(MEANINGS[v], {**look, "ms": 7 * POINT}) for v, look in looks_of_verdicts.items()]
+        {MEANINGS[v]: look | {"ls": "none"} for v, look in SOUP_LOOKS.items() if v in verdicts}
     )
     begins = {y for y, row in enumerate(rows) if y == 0 or rows[y - 1].scheme != row.scheme}
     names = [row.scheme if y in begins else "" for y, row in enumerate(rows)]
-    left = 116.0
-    for which, what in SOUP_PANELS.items():
-        axes = rows_of(chart, (left, left + 356), 44, names, 14)
-        axes.set_title(what, loc="left", fontsize=12 * POINT, fontweight="bold")
+    panels = chart.figure.subplots(1, 2, sharey=True)
+    for axes, (which, what) in zip(panels, SOUP_PANELS.items(), strict=True):
+        rows_of(axes, names)
+        axes.set_title(what)
         axes.set_xlabel("nats per token, soup minus ingredient")
-        axes.axvline(0, color=FAINT, lw=POINT, zorder=1)
+        axes.axvline(0, color=FAINT, lw=0.7, zorder=1)
         for y, row in enumerate(rows):
             comparison: Comparison = getattr(row, which)
             if y in begins - {0}:
-                axes.axhline(y - 0.5, color=FAINT, alpha=0.25, lw=POINT)
-            if not math.isfinite(comparison.interval.estimate):
-                continue
+                axes.axhline(y - 0.5, color=FAINT, alpha=0.25, lw=0.7)
             tip = f"{row.scheme}: against {row.opponent}\n"
             tip += f"{spread(comparison.interval)} nats per token: {MEANINGS[comparison.verdict]}\n"
             tip += f"the soup is {soup_reading(row)}"
-            look = SOUP_LOOKS[comparison.verdict]
-            width = (2.2 if row.is_best else 1) * POINT
-            interval_across(axes, y, comparison.interval, color=look["color"], lw=width)
-            chart.marks(axes, which, [(comparison.interval.estimate, y, tip)], **look)
-        left, names = left + 372, [""] * len(rows)
+            look = SOUP_LOOKS[comparison.verdict] | {"lw": 1.6 if row.is_best else 0.7}
+            chart.whiskers(axes, which, [(y, comparison.interval, tip)], across=True, **look)
     return chart
 
 
@@ -381,12 +343,12 @@ def pareto(view: View) -> Chart:
     if len({p.subject for p in best}) == 1:
         note += f" The best subject is {name_of(best[0].subject)} everywhere."
     title = "What fewer bits cost, each scheme at its best subject"
-    chart = Chart(title, note, 66 + 20 * len(best))
-    names = [f"{p.scheme}, {p.bits_per_weight:.2f} bits" for p in best]
-    axes = rows_of(chart, (190, 830), 10, names)
+    chart = Chart(title, note, 0.4 + ROW * len(best))
+    axes = chart.figure.subplots()
+    rows_of(axes, [f"{p.scheme}, {p.bits_per_weight:.2f} bits" for p in best])
     axes.set_xlabel("loss, nats per token")
     front = [(p.ce.estimate, y) for y, p in enumerate(best) if p.on_front]
-    axes.step(*zip(*front, strict=True), where="pre", color=FAINT, lw=POINT, zorder=2)
+    axes.step(*zip(*front, strict=True), where="pre", color=FAINT, lw=0.7, zorder=2)
     look = looks(view.schemes)
     for y, p in enumerate(best):
         tip = f"{p.scheme}: {p.bits_per_weight:.2f} bits per weight\n{p.subject}\n"
