@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,28 +87,26 @@ def test_what_no_model_has_is_refused(text: str, why: str, tmp_path: Path) -> No
         read_configuration(write(tmp_path, text))
 
 
-def test_no_configuration_and_more_layers_than_tensors_are_refused(tmp_path: Path) -> None:
+class PanicException(BaseException):
+    """What the tokenizers library raises when its Rust code panics."""
+
+
+def test_no_configuration_more_layers_than_tensors_and_what_a_library_raises_are_sentences(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(SourceError, match=r"config\.json` cannot be read: no such file"):
         read_configuration(tmp_path)
     must_be_held({"num_hidden_layers": 12}, 12, "`x`")
     with pytest.raises(ConfigurationError, match="13 layers, and its weights hold 12 tensors"):
         must_be_held({"text_config": {"num_hidden_layers": 13}}, 12, "`x`")
-
-
-class PanicException(BaseException):
-    """What the tokenizers library raises when its Rust code panics."""
-
-
-def test_whatever_a_library_raises_is_a_sentence_and_what_is_no_fault_of_a_file_passes() -> None:
     for raised in (ValueError("bad\nmore"), AssertionError(), PanicException("p")):
         with pytest.raises(ConfigurationError, match="the file: "), unreadable("the file"):
             raise raised
-    for raised in (KeyboardInterrupt(), MemoryError(), SystemExit()):
+    for raised in (KeyboardInterrupt(), MemoryError(), SystemExit()):  # no fault of a file
         with pytest.raises(type(raised)), unreadable("the file"):
             raise raised
 
 
-# --------------------------------------------------------------------------------------------------
 # A quantized file makes the tokens of its base, or is refused by the part that differs.
 
 
@@ -120,13 +117,12 @@ BASE: dict[str, Any] = {
 }
 
 
-OLDER = {"type": "ByteLevel", "add_prefix_space": False}
-
-
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"pre_tokenizer": OLDER, "model": {**BASE["model"], "merges": ["a b"]}}, ""),  # the same
+        # the same
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+          "model": {**BASE["model"], "merges": ["a b"]}}, ""),
         ({"normalizer": {"type": "Lowercase"}}, "another normalizer"),
         ({"normalizer": None}, "another normalizer"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "another pre-tokenizer"),
@@ -134,7 +130,7 @@ OLDER = {"type": "ByteLevel", "add_prefix_space": False}
         ({"model": {**BASE["model"], "merges": []}}, "other merges"),
         ({"model": {**BASE["model"], "vocab": {"a": 1, "b": 0, "ab": 2}}}, "another vocabulary"),
     ],
-)
+)  # fmt: skip
 def test_a_tokenizer_that_makes_other_tokens_is_refused_by_its_part(
     change: dict[str, Any], part: str, tmp_path: Path
 ) -> None:
@@ -149,9 +145,7 @@ def test_a_tokenizer_that_makes_other_tokens_is_refused_by_its_part(
 # Hashes are remembered exactly as long as they are right.
 
 
-def later() -> int:
-    """Return a time at which every file of this test has been left alone long enough."""
-    return 1 << 62
+LATER = 1 << 62  # a time at which every file of this test has been left alone long enough
 
 
 @pytest.fixture
@@ -174,16 +168,16 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
-def hash_at(path: Path, now_ns: Callable[[], int]) -> str:
+def hash_at(path: Path, now_ns: int = LATER) -> str:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(stamps.time, "time_ns", now_ns)
+        patched.setattr(stamps.time, "time_ns", lambda: now_ns)
         return hash_of(path)
 
 
 def test_a_file_is_read_once_and_git_ids_are_those_of_git(weights: Path, reads: list[Path]) -> None:
     link = weights.with_name("link.safetensors")
     link.symlink_to(weights)
-    found = {hash_at(path, later) for path in (weights, weights, link)}
+    found = {hash_at(path) for path in (weights, weights, link)}
     assert found == {hashlib.sha256(b"weights").hexdigest()}
     assert len(reads) == 1
     command = ["git", "hash-object", weights]
@@ -191,51 +185,45 @@ def test_a_file_is_read_once_and_git_ids_are_those_of_git(weights: Path, reads: 
     assert hash_of(weights, "git") == git.stdout.strip()
 
 
-def test_a_file_that_just_changed_is_not_remembered(weights: Path, reads: list[Path]) -> None:
+def test_a_file_that_just_changed_or_changes_while_it_is_read_is_not_remembered(
+    weights: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     changed = weights.stat().st_ctime_ns
-    hash_at(weights, lambda: changed + SETTLED_NS)
+    hash_at(weights, changed + SETTLED_NS)
     assert known_hash(weights) is None
-    hash_at(weights, lambda: changed + SETTLED_NS + 1)
+    hash_at(weights, changed + SETTLED_NS + 1)
     assert known_hash(weights) is not None
     assert len(reads) == 2
-
-
-def test_other_bytes_of_equal_length_and_date_are_another_file(weights: Path) -> None:
-    hash_at(weights, later)
     before = weights.stat()
     while weights.stat().st_ctime_ns == before.st_ctime_ns:  # until the clock has ticked
         weights.write_bytes(b"WEIGHTS")
         os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert weights.stat().st_mtime_ns == before.st_mtime_ns
-    assert known_hash(weights) is None
+    assert known_hash(weights) is None  # other bytes of equal length and date
     assert hash_of(weights) == hashlib.sha256(b"WEIGHTS").hexdigest()
 
-
-def test_a_file_that_changes_while_it_is_read_is_not_remembered(
-    weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def read(path: Path, kind: stamps.HashKind = "sha256") -> str:
         found = computed_hash(path, kind)
         path.write_bytes(b"longer weights")
         return found
 
     monkeypatch.setattr(stamps, "computed_hash", read)
-    hash_at(weights, later)
+    hash_at(weights)
     assert known_hash(weights) is None
 
 
 def test_a_memory_that_is_damaged_or_cannot_be_written_costs_only_time(
     weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found = hash_at(weights, later)
+    found = hash_at(weights)
     (place,) = (own_cache() / "stamps").iterdir()
     for damage in ("", "[]", "{}", "null", '{"stamp": 1}', "\0"):
         place.write_text(damage)
         assert known_hash(weights) is None
-        assert hash_at(weights, later) == found == known_hash(weights)
+        assert hash_at(weights) == found == known_hash(weights)
     (tmp_path / "file").touch()
     monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "file" / "cache"))
-    assert hash_at(weights, later) == hashlib.sha256(b"weights").hexdigest()
+    assert hash_at(weights) == hashlib.sha256(b"weights").hexdigest()
     assert known_hash(weights) is None
 
 

@@ -78,15 +78,16 @@ def test_checkpoints_lie_in_a_folder_or_one_deeper_and_others_are_passed_over(
     monkeypatch.chdir(checkpoint(tmp_path / "step7"))
     (found,) = find_checkpoints(".")  # without a name of its own
     assert (found.label, found.step) == ("step7", 7)
-
-
-def test_a_final_model_comes_after_the_checkpoints_beneath_it(tmp_path: Path) -> None:
-    run = checkpoint(tmp_path / "run")
+    run = checkpoint(tmp_path / "run")  # a final model comes after the checkpoints beneath it
     series(run, "checkpoint-1000", "checkpoint-500", "original")
     assert labels(find_checkpoints(run)) == ["checkpoint-500", "checkpoint-1000", "run"]
+    (left,) = series(tmp_path / "left", "step10", "inner/step30", "inner/step40").glob("inner")
+    (found,) = find_checkpoints(left.parent)
+    (note,) = found.notes
+    assert note.startswith("`inner` is left out, with checkpoints inside: name them as targets")
 
 
-def test_checkpoints_side_by_side_are_one_series_and_series_keep_their_order(
+def test_series_side_by_side_keep_their_order_and_equal_names_are_told_apart(
     tmp_path: Path,
 ) -> None:
     series(tmp_path, "step1000", "step200")
@@ -96,11 +97,6 @@ def test_checkpoints_side_by_side_are_one_series_and_series_keep_their_order(
     series(tmp_path / "a", "step1")
     both = [str(tmp_path / "b"), str(tmp_path / "a")]
     assert labels(find_all(both)) == ["step2", "step10", "step1"]
-
-
-def test_equal_names_are_told_apart_by_the_folders_above_and_no_folder_is_there_twice(
-    tmp_path: Path,
-) -> None:
     for run in ("x/a", "y/a", "x/b"):
         series(tmp_path / run, "step1")
     series(tmp_path / "x/b", "step2")
@@ -126,7 +122,9 @@ def test_a_family_file_in_the_folder_is_read(tmp_path: Path) -> None:
     assert alone.learning_rate == 0.25
 
 
-def test_no_family_is_guessed_from_names_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+def test_no_family_is_guessed_and_a_trainer_s_state_gives_step_tokens_and_rate(
+    tmp_path: Path,
+) -> None:
     folder = checkpoint(tmp_path / "stage1-step500")
     (found,) = find_checkpoints(folder)
     assert (found.family, found.tokens, found.learning_rate) == (None, None, None)
@@ -134,9 +132,6 @@ def test_no_family_is_guessed_from_names_and_an_unknown_one_is_refused(tmp_path:
     with pytest.raises(UsageError, match="no family `dmeo`") as caught:
         find_checkpoints(folder, recipe(family="dmeo"))
     assert caught.value.hint == "did you mean `demo`?"
-
-
-def test_a_trainer_s_state_gives_step_tokens_and_learning_rate(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "final")
     log = [{"step": 10, "learning_rate": 0.3}, {"step": 20, "learning_rate": 0.2}, {"step": 20}]
     trainer_state(folder, global_step=20, num_input_tokens_seen=4096, log_history=log)
@@ -145,28 +140,20 @@ def test_a_trainer_s_state_gives_step_tokens_and_learning_rate(tmp_path: Path) -
     trainer_state(folder, global_step=25, log_history=[{"step": 20, "learning_rate": 0.2}])
     (found,) = find_checkpoints(folder)  # the rate of another step does not stand for it
     assert (found.step, found.learning_rate, found.tokens) == (25, None, None)
-
-
-def test_a_recipe_s_schedule_stands_in_where_nothing_else_is_known(tmp_path: Path) -> None:
-    last = series(tmp_path, "checkpoint-5", "checkpoint-10") / "checkpoint-10"
+    # A recipe's schedule stands in where nothing else is known.
+    last = series(tmp_path / "own", "checkpoint-5", "checkpoint-10") / "checkpoint-10"
     trainer_state(last, global_step=10, log_history=[{"step": 10, "learning_rate": 7.0}])
     schedule = {"kind": "linear", "peak": 1.0, "end": 10}
-    found = find_checkpoints(tmp_path, recipe(schedule=schedule))
+    found = find_checkpoints(tmp_path / "own", recipe(schedule=schedule))
     assert [c.learning_rate for c in found] == [0.5, 7.0]
 
 
-def trainer_folder(root: Path) -> Path:
-    """Write what HF Trainer leaves: three checkpoints, and the last again as the final model."""
-    run = series(checkpoint(root / "run"), "checkpoint-5", "checkpoint-10", "checkpoint-15")
+def test_a_final_model_is_a_row_of_its_own_unless_it_equals_a_checkpoint(tmp_path: Path) -> None:
+    run = series(checkpoint(tmp_path / "run"), "checkpoint-5", "checkpoint-10", "checkpoint-15")
     for step in (5, 10, 15):
         log = [{"step": step, "learning_rate": step / 100}]
         trainer_state(run / f"checkpoint-{step}", global_step=step, log_history=log)
     (run / "model.safetensors").write_bytes(b"weightscheckpoint-15")
-    return run
-
-
-def test_a_final_model_equal_to_a_checkpoint_is_one_row_with_both_names(tmp_path: Path) -> None:
-    run = trainer_folder(tmp_path)
     found = find_checkpoints(run)
     assert [(c.label, c.step, c.learning_rate) for c in found] == [
         ("checkpoint-5", 5, 0.05), ("checkpoint-10", 10, 0.1), ("checkpoint-15", 15, 0.15),
@@ -176,10 +163,6 @@ def test_a_final_model_equal_to_a_checkpoint_is_one_row_with_both_names(tmp_path
     found = find_checkpoints(run)
     assert labels(found) == ["checkpoint-5", "checkpoint-10", "checkpoint-15"]
     assert [bool(c.notes) for c in found] == [True, False, False]
-
-
-def test_a_final_model_of_its_own_stays_and_takes_its_step_from_the_state(tmp_path: Path) -> None:
-    run = trainer_folder(tmp_path)
     (run / "model.safetensors").write_bytes(b"weightscheckpoint-16")
     trainer_state(run, global_step=17, log_history=[{"step": 17, "learning_rate": 0}])
     found = find_checkpoints(run)
@@ -273,15 +256,6 @@ def test_what_is_no_folder_of_checkpoints_is_refused_with_what_to_do(
         find_checkpoints(target)
     assert (caught.value.message, caught.value.code) == (message.format(target), code)
     assert hint in caught.value.hint
-
-
-def test_runs_beside_checkpoints_are_said_to_be_left_out(tmp_path: Path) -> None:
-    series(tmp_path, "step10", "step20")
-    series(tmp_path / "run-b", "step30", "step40")
-    found = find_checkpoints(tmp_path)
-    assert labels(found) == ["step10", "step20"]
-    (note,) = [note for c in found for note in c.notes]
-    assert note.startswith("`run-b` is left out, with checkpoints inside: name them as targets")
 
 
 def test_the_word_demo_means_the_shipped_series(

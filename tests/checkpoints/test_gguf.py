@@ -96,7 +96,7 @@ def test_types_are_decoded_as_the_package_decodes_them(kind: str, tmp_path: Path
         assert torch.equal(weights.read(name), meant[name])
 
 
-def test_bits_are_those_of_most_codes_and_bytes_those_of_blocks(
+def test_bits_are_those_of_most_codes_or_of_the_name_and_bytes_those_of_blocks(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "m.gguf"
@@ -107,29 +107,21 @@ def test_bits_are_those_of_most_codes_and_bytes_those_of_blocks(
     assert weights.nbytes_of("model.layers.0.mlp.down_proj.weight") == 64 * 128 // 32 * 22
     tensors = gguf.GGUFReader(path).tensors
     assert weights.nbytes == sum(one.n_bytes for one in tensors)
-
-
-@pytest.mark.parametrize(
-    ("name", "file_type", "bits"),
-    [
+    for name, file_type, bits in (
         ("m", 15, 4),  # Q4_K_M
         ("m.Q6_K", 1024 + 12, 3),  # Q3_K_M, guessed
         ("m-Q4_K_M", None, 4),
         ("m-UD-IQ3_XXS", 1, 3),  # mostly F16 says nothing
         ("m-mxfp4", 1000, 4),
         ("Q4m", None, 5),
-    ],
-)
-def test_a_file_has_the_bits_that_it_claims(
-    folders: dict[str, Path], tmp_path: Path, name: str, file_type: int | None, bits: int
-) -> None:
-    metadata = {} if file_type is None else {"general.file_type": file_type}
-    path = tmp_path / f"{name}.gguf"
-    write_gguf(folders["llama"], path, matrices("Q5_0"), metadata=metadata)
-    weights = GgufFile(path, base=names_of(folders["llama"]))
-    assert (weights.bits, format_of(path)) == (bits, ("gguf", bits, 16))
-    said = f"judged in the class of its name, {bits} bits: most of its codes have 5"
-    assert weights.notes == ((said,) if bits != 5 else ())
+    ):
+        metadata = {} if file_type is None else {"general.file_type": file_type}
+        path = tmp_path / f"{name}.gguf"
+        write_gguf(folders["llama"], path, matrices("Q5_0"), metadata=metadata)
+        weights = GgufFile(path, base=names_of(folders["llama"]))
+        assert (weights.bits, format_of(path)) == (bits, ("gguf", bits, 16)), name
+        said = f"judged in the class of its name, {bits} bits: most of its codes have 5"
+        assert weights.notes == ((said,) if bits != 5 else ())
 
 
 # ------------------------------------------------------------------------- what is refused
@@ -149,7 +141,7 @@ def reason(path: Path, base: Path | None = None) -> str:
     return caught.value.message
 
 
-def test_other_files_are_refused_by_name(
+def test_other_files_and_numbers_that_are_not_finite_are_refused_by_name(
     folders: dict[str, Path], file: bytes, tmp_path: Path
 ) -> None:
     path, shares = tmp_path / "m.gguf", (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 0.999)
@@ -167,12 +159,6 @@ def test_other_files_are_refused_by_name(
     write_gguf(folders["llama"], path)
     with pytest.raises(SourceError, match="no linear of the GGUF file is quantized"):
         format_of(path)
-
-
-def test_numbers_that_are_not_finite_are_refused(
-    folders: dict[str, Path], file: bytes, tmp_path: Path
-) -> None:
-    path = tmp_path / "m.gguf"
     (one,) = (t for t in read_header_of(file).values() if t.name == "blk.1.ffn_down.weight")
     damaged = bytearray(file)
     damaged[one.start : one.start + 2] = b"\xff\xff"  # a scale that is no number
@@ -184,23 +170,19 @@ def read_header_of(data: bytes):
     return header_in(Path("m.gguf"), data, len(data)).tensors
 
 
-def test_tensors_that_the_base_does_not_have_are_refused(folders: dict[str, Path]) -> None:
-    path, names = folders["llama"] / "m.gguf", names_of(folders["llama"])
+def test_tensors_without_a_place_are_refused_but_for_blocks_that_guess_tokens_ahead(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    base = folders["llama"]
+    path, names = base / "m.gguf", names_of(base)
     with pytest.raises(SourceError, match="for which its base has no place"):
         GgufFile(path, base=[name for name in names if "layers.2.mlp.up" not in name])
     with pytest.raises(SourceError, match=r"has nothing for `model\.other\.weight`"):
         GgufFile(path, base=[*names, "model.other.weight"])
-
-
-def test_blocks_that_guess_tokens_ahead_are_no_part_of_a_model(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
     path = tmp_path / "m.gguf"
     ahead = {"llama.block_count": 4, "llama.nextn_predict_layers": 1}
     more = {"blk.3.attn_norm": torch.ones(64), "blk.3.nextn.eh_proj": torch.ones(64, 128)}
-    write_gguf(folders["llama"], path, matrices("Q4_0"), metadata=ahead, more=more)
-    base = folders["llama"]
-    names = names_of(base)
+    write_gguf(base, path, matrices("Q4_0"), metadata=ahead, more=more)
     must_match("m", path, base)
     for more_names in ((), ("mtp.fc.weight", "model.layers.3.eh_proj.weight")):
         assert set(GgufFile(path, base=[*names, *more_names]).names()) == set(names)
@@ -209,9 +191,11 @@ def test_blocks_that_guess_tokens_ahead_are_no_part_of_a_model(
         GgufFile(path, base=names)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
-    [
+def test_a_file_of_another_model_is_refused_by_its_key(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = json.loads((folders["llama"] / "config.json").read_text())
+    for key, value, sentence in (
         ("model_type", "qwen2", "its `architecture` is llama"),
         ("num_hidden_layers", 99, "`llama.block_count` is 3 where the base needs 99"),
         ("hidden_size", 128, "`llama.embedding_length` is 64"),
@@ -219,18 +203,11 @@ def test_blocks_that_guess_tokens_ahead_are_no_part_of_a_model(
         ("rms_norm_eps", 0.5, "`llama.attention.layer_norm_rms_epsilon` is"),
         ("hidden_act", "gelu", "`llama.hidden_act` is silu where the base needs gelu"),
         ("rope_theta", 5e5, "`llama.rope.freq_base` is 10000"),
-    ],
-)
-def test_a_file_of_another_model_is_refused_by_its_key(
-    key: str, value: object, sentence: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    config = json.loads((folders["llama"] / "config.json").read_text())
-    if key == "rope_theta":
-        config.pop("rope_parameters", None)
-    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
-    with pytest.raises(UsageError) as caught:
-        must_match("m", folders["llama"] / "m.gguf", tmp_path)
-    assert sentence in caught.value.message
+    ):
+        own = {k: v for k, v in config.items() if k != "rope_parameters" or key != "rope_theta"}
+        (tmp_path / "config.json").write_text(json.dumps({**own, key: value}))
+        with pytest.raises(UsageError, match=sentence):
+            must_match("m", folders["llama"] / "m.gguf", tmp_path)
 
 
 NUMBERS = (
@@ -248,25 +225,21 @@ NUMBERS = (
 
 def check(folder: Path, changes: Mapping[str, object]) -> None:
     """Hold a folder's file to its model when metadata is changed; None removes a key."""
-    gguf_base.must_match("m", changed(folder, changes), folder)
-
-
-def changed(folder: Path, changes: Mapping[str, object]) -> GgufHeader:
     header = read_header(folder / "m.gguf")
-    metadata = {**header.metadata, **changes}
-    return replace(header, metadata={k: v for k, v in metadata.items() if v is not None})
+    metadata = {k: v for k, v in {**header.metadata, **changes}.items() if v is not None}
+    gguf_base.must_match("m", replace(header, metadata=metadata), folder)
 
 
-@pytest.mark.parametrize(("key", "value"), NUMBERS)
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
 def test_metadata_by_which_llama_cpp_computes_otherwise_is_refused_by_its_key(
-    family: str, key: str, value: object, folders: dict[str, Path]
+    family: str, folders: dict[str, Path]
 ) -> None:
-    with pytest.raises(UsageError, match=f"`{family}.{key}`|scaling.factor` is 4.0"):
-        check(folders[family], {f"{family}.{key}": value})
+    for key, value in NUMBERS:
+        with pytest.raises(UsageError, match=f"`{family}.{key}`|scaling.factor` is 4.0"):
+            check(folders[family], {f"{family}.{key}": value})
 
 
-def test_metadata_of_no_arithmetic_and_neutral_values_are_accepted(
+def test_metadata_of_no_arithmetic_and_neutral_values_are_accepted_and_a_window_is_the_base_s(
     folders: dict[str, Path],
 ) -> None:
     neutral = {
@@ -276,9 +249,6 @@ def test_metadata_of_no_arithmetic_and_neutral_values_are_accepted(
     }  # fmt: skip
     changes = {f"llama.{key}": value for key, value in neutral.items()}
     check(folders["llama"], {**changes, "general.name": "x"})
-
-
-def test_a_window_is_that_of_the_base_in_its_layers(folders: dict[str, Path]) -> None:
     key = "olmo2.attention.sliding_window"
     for changes in ({key: None}, {key: 2}, {f"{key}_pattern": [True] * 4}, {f"{key}_pattern": 2}):
         with pytest.raises(UsageError, match=key):
@@ -286,39 +256,43 @@ def test_a_window_is_that_of_the_base_in_its_layers(folders: dict[str, Path]) ->
     check(folders["olmo3"], {f"{key}_pattern": None})
 
 
-def scale(folder: Path, kind: str) -> None:
-    own: dict[str, object] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
-    if kind == "llama3":
-        own |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    if kind != "linear":
-        own["original_max_position_embeddings"] = 32
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": own}))
+@pytest.fixture
+def scaled(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that copies a base whose rotations are scaled."""
+
+    def scale(kind: str) -> Path:
+        own: dict[str, object] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+        if kind == "llama3":
+            own |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        if kind != "linear":
+            own["original_max_position_embeddings"] = 32
+        base = shutil.copytree(folders["llama"], tmp_path / kind)
+        config = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps({**config, "rope_parameters": own}))
+        return base
+
+    return scale
 
 
-@pytest.mark.parametrize("kind", ["linear", "yarn"])
-def test_scaled_rotations_are_those_of_the_base(
-    kind: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    base = shutil.copytree(folders["llama"], tmp_path / "base")
-    scale(base, kind)
-    changes = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
-    if kind == "yarn":
-        changes["llama.rope.scaling.original_context_length"] = 32
-    check(base, changes)
-    for key in changes:
-        if (kind, key) != ("linear", "llama.rope.scaling.type"):  # llama.cpp's default
-            with pytest.raises(UsageError, match=key):
-                check(base, {**changes, key: None})
+def test_scaled_rotations_are_those_of_the_base(scaled: Callable[[str], Path]) -> None:
+    for kind in ("linear", "yarn"):
+        changes = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
+        if kind == "yarn":
+            changes["llama.rope.scaling.original_context_length"] = 32
+        base = scaled(kind)
+        check(base, changes)
+        for key in changes:
+            if (kind, key) != ("linear", "llama.rope.scaling.type"):  # llama.cpp's default
+                with pytest.raises(UsageError, match=key):
+                    check(base, {**changes, key: None})
 
 
 def test_stored_factors_of_rotations_are_those_of_the_base(
-    folders: dict[str, Path], tmp_path: Path
+    scaled: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    base, path = shutil.copytree(folders["llama"], tmp_path / "base"), tmp_path / "m.gguf"
+    base, path = scaled("llama3"), tmp_path / "m.gguf"
     plain = {name: WeightFolder(base).read(name).float() for name in names_of(base)}
     write_gguf(base, path, dense=plain)
-    scale(base, "llama3")
     with pytest.raises(UsageError, match="`rope_freqs"):
         must_match("m", path, base)
     config = AutoConfig.from_pretrained(base)
@@ -341,10 +315,11 @@ def test_defaults_of_configurations_are_those_of_transformers(
     short = {"model_type": family, "num_hidden_layers": 4}
     usual = {**CONFIG_MAPPING[family]().to_dict(), "num_hidden_layers": 4, "layer_types": None}
     usual["no_rope_layers"] = None
-    sizes = ("hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
-    short |= {key: usual[key] for key in sizes}
+    sizes = {key: usual[key] for key in (
+        "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings",
+    )}  # fmt: skip
     wanted = {key: one for key, _, one in differences(header, usual)}
-    assert wanted == {key: one for key, _, one in differences(header, short)}
+    assert wanted == {key: one for key, _, one in differences(header, short | sizes)}
 
 
 @pytest.mark.parametrize(
@@ -380,31 +355,21 @@ SPACED = {"vocab": {"a": 0, "▁▁": 1}, "merges": [], "type": "BPE"}
 MERGED = {"vocab": PLAIN, "merges": [["t", "1"], ["a b", "c"]]}
 
 
-@pytest.fixture(scope="module")
-def words(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = shutil.copytree(folders["llama"], tmp_path_factory.mktemp("words") / "base")
+def test_words_are_those_of_the_base(folders: dict[str, Path], tmp_path: Path) -> None:
+    base = shutil.copytree(folders["llama"], tmp_path / "base")
     (base / "tokenizer.json").write_text(json.dumps({"model": {"vocab": PLAIN}}))
     write_gguf(base, base / "m.gguf", matrices("Q4_0"))
-    return base
-
-
-@pytest.mark.parametrize(
-    ("model", "metadata", "match"),
-    [
+    for model, metadata, match in (
         ({"vocab": PLAIN}, {}, None),
         ({"vocab": {**PLAIN, "t7": 8, "t8": 7}}, {}, "another vocabulary"),
         (MERGED, {"merges": ["t 1", "a\u0120b c"]}, None),
         (MERGED, {"merges": ["a\u0120b c", "t 1"]}, "has other merges than"),
         (SPACED, {"tokens": ["a", "  "], "token_type": [1, 4]}, None),  # found before words are
         (SPACED, {"tokens": ["a", "  "], "token_type": [1, 1]}, "another vocabulary"),
-    ],
-)
-def test_words_are_those_of_the_base(
-    model: object, metadata: dict[str, object], match: str | None, words: Path
-) -> None:
-    (words / "tokenizer.json").write_text(json.dumps({"model": model}))
-    with pytest.raises(UsageError, match=match) if match else nullcontext():
-        check(words, {f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
+    ):
+        (base / "tokenizer.json").write_text(json.dumps({"model": model}))
+        with pytest.raises(UsageError, match=match) if match else nullcontext():
+            check(base, {f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -436,13 +401,13 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(
 
 
 HEADS, SHARED, PER_HEAD, WIDTH, EXPERTS = 4, 2, 8, 16, 3
+SIZES = {"attention.head_count": HEADS, "attention.head_count_kv": SHARED,
+         "ssm.group_count": SHARED, "ssm.time_step_rank": HEADS,
+         "ssm.inner_size": HEADS * PER_HEAD}  # fmt: skip
 
 
 def header(architecture: str) -> GgufHeader:
-    numbers = {"attention.head_count": HEADS, "attention.head_count_kv": SHARED,
-               "ssm.group_count": SHARED, "ssm.time_step_rank": HEADS,
-               "ssm.inner_size": HEADS * PER_HEAD}  # fmt: skip
-    metadata = {f"{architecture}.{key}": value for key, value in numbers.items()}
+    metadata = {f"{architecture}.{key}": value for key, value in SIZES.items()}
     return GgufHeader({"general.architecture": architecture, **metadata}, {})
 
 
@@ -479,10 +444,6 @@ def keys_values_gates(fused: Tensor) -> Sequence[Tensor]:
     return [torch.cat([query, key, values]), gates]
 
 
-def by_role(qkv: Tensor) -> Sequence[Tensor]:
-    return [qkv.reshape(HEADS, 3, PER_HEAD, WIDTH).transpose(0, 1).reshape(-1, WIDTH)]
-
-
 def halves(fused: Tensor) -> Sequence[Tensor]:
     return list(fused.chunk(2, -2))
 
@@ -516,7 +477,8 @@ CASES: list[tuple[str, str, Tensor, Callable[[Tensor], Sequence[Tensor]]]] = [
     ("qwen35moe", "mlp.experts.gate_up_proj", random(EXPERTS, 10, WIDTH), halves),
     ("qwen3next", "linear_attn.in_proj_qkvz.weight",
      random(SHARED * 10 + 2 * HEADS * PER_HEAD, WIDTH), keys_values_gates),
-    ("gptneox", "attention.query_key_value.weight", random(3 * HEADS * PER_HEAD, WIDTH), by_role),
+    ("gptneox", "attention.query_key_value.weight", random(3 * HEADS * PER_HEAD, WIDTH),
+     lambda t: [t.reshape(HEADS, 3, PER_HEAD, WIDTH).transpose(0, 1).reshape(-1, WIDTH)]),
     ("lfm2", "conv.conv.weight", random(WIDTH, 1, 3), lambda t: [t[:, 0]]),
 ]  # fmt: skip
 
@@ -537,29 +499,25 @@ def test_a_moved_tensor_is_made_again(
     assert made(empty, header(architecture)).shape == dense.shape
 
 
-@pytest.mark.parametrize(
-    ("name", "own"),
-    [
+def test_a_renamed_tensor_is_read_as_it_is() -> None:
+    for name, own in (
         ("model.layers.3.mlp.gate.e_score_correction_bias", "blk.3.exp_probs_b.bias"),
         ("model.layers.3.self_attn.sinks", "blk.3.attn_sinks.weight"),
         ("model.norm.weight", None),
         ("model.layers.3.mlp.up_proj.weight", None),
-    ],
-)
-def test_a_renamed_tensor_is_read_as_it_is(name: str, own: str | None) -> None:
-    assert place_of(EVERYWHERE, name) == (((own,), None) if own else None)
+    ):
+        assert place_of(EVERYWHERE, name) == (((own,), None) if own else None)
 
 
 @pytest.mark.parametrize("number", [-2, 0, 3, 2**40, math.nan, "many", [1, "many"]])
 def test_numbers_of_a_header_that_do_not_fit_are_refused(number: object) -> None:
     """They divide sizes; whatever they are, a tensor is made or refused by name."""
-    names = [key for key in header("falcon").metadata if key.startswith("falcon.")]
     for architecture, name, dense, stored_of in CASES:
         _, make = place_of((*ARCHITECTURES[architecture].moves, *EVERYWHERE), f"blocks.7.{name}")
         parts = [part.to("meta") for part in stored_of(dense)]
-        for key in names:
+        for key in SIZES:
             hostile = header(architecture)
-            hostile.metadata[key.replace("falcon", architecture)] = number
+            hostile.metadata[f"{architecture}.{key}"] = number
             try:
                 assert made(name, make, parts, hostile).numel() == dense.numel()
             except SourceError as refusal:

@@ -91,10 +91,9 @@ def affine(bits: int = 4, *, symmetric: bool = False, columns: int = 64, size: i
     return one
 
 
-def gptq(
-    bits: int = 4, version: int = 1, *, symmetric: bool = False, index: bool = True, **own: Any
-) -> Sample:
-    one = affine(bits, symmetric=symmetric)
+def gptq(bits: int = 4, version: int = 1, *, symmetric: bool = False, index: bool = True,
+         size: int = 32, **own: Any) -> Sample:  # fmt: skip
+    one = affine(bits, symmetric=symmetric, size=size)
     if own.get("desc_act"):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
         one.group_of_C = one.group_of_C[order]
@@ -102,13 +101,6 @@ def gptq(
     config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "desc_act": False, **own}
     config |= {"checkpoint_format": "gptq_v2"} if version == 2 else {}
     return Sample(tensors, config, one.weight(), bits)
-
-
-def wide_group() -> Sample:
-    """A group that is wider than the linear."""
-    one = affine(size=64)
-    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
-    return Sample(gptq_tensors(one, NAME, first=True), config, one.weight(), 4)
 
 
 def awq(*, symmetric: bool = False, zeros: bool = True) -> Sample:
@@ -158,13 +150,11 @@ def fp8(*shape: int) -> Sample:
     """8-bit floats, whose scales are of a tensor, of rows or of blocks."""
     codes = torch.randn(48, 80, generator=torch.Generator().manual_seed(0)).to(E4M3)
     scales = torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.5
-    grid = scales.reshape(shape if len(shape) == 2 else (1, 1))
-    rows, columns = -(-48 // grid.shape[0]), 32 if grid.shape[1] > 1 else 80
-    rows = 32 if shape == (2, 3) else rows
     weight = torch.empty(48, 80)
     for r in range(48):
         for c in range(80):
-            weight[r, c] = codes[r, c].float() * grid[r // rows, c // columns]
+            place = {(1,): 0, (48, 1): (r, 0), (2, 3): (r // 32, c // 32)}[shape]
+            weight[r, c] = codes[r, c].float() * scales[place]
     tensors = {f"{NAME}.weight": codes, f"{NAME}.weight_scale_inv": scales}
     return Sample(tensors, {"quant_method": "fp8", "weight_block_size": [32, 32]}, weight, 8)
 
@@ -191,17 +181,14 @@ def four_bit_floats(*shape: int) -> tuple[Tensor, Tensor]:
 def nvfp4() -> Sample:
     pairs, values = four_bit_floats(4, 32)
     scales = torch.linspace(1, 100, 16).reshape(4, 4).to(E4M3)
-    tensors = {
-        f"{NAME}.weight_packed": pairs,
-        f"{NAME}.weight_scale": scales,
-        f"{NAME}.weight_global_scale": torch.tensor([2688.0]),
-        f"{NAME}.input_global_scale": torch.tensor([3.0]),
-    }
+    tensors = {"weight_packed": pairs, "weight_scale": scales,
+               "weight_global_scale": torch.tensor([2688.0]),
+               "input_global_scale": torch.tensor([3.0])}  # fmt: skip
     own = {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
     config = ct_config({**own, "group_size": 16}, "nvfp4-pack-quantized")
     config["config_groups"]["group_0"]["input_activations"] = {**own, "dynamic": "local"}
     weight = values * (scales.float() / 2688.0).repeat_interleave(16, 1)
-    return Sample(tensors, config, weight, 4)
+    return Sample({f"{NAME}.{name}": one for name, one in tensors.items()}, config, weight, 4)
 
 
 def mxfp4() -> Sample:
@@ -266,7 +253,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "gptq, symmetric but for a rule":
         partial(gptq, sym=True, dynamic={"+:.*down_proj": {"sym": False}}),
     "gptq, columns in any order": partial(gptq, desc_act=True),
-    "gptq, a wide group": wide_group,
+    "gptq, a wide group": partial(gptq, size=64, group_size=128),
     "gptq without an index": partial(gptq, symmetric=True, index=False),
     "older gptq": lambda: older(
         gptq(symmetric=True, index=False), "quantize_config.json", _GPTQ_FILE),
@@ -304,55 +291,40 @@ def test_a_sample_is_read_as_what_its_bits_mean(kind: str, tmp_path: Path) -> No
         assert not weights.decoded_notes  # of activations, which it does not round
 
 
-def test_older_configurations_are_found_and_embeddings_of_mlx_are_read(tmp_path: Path) -> None:
+def test_older_configurations_are_found_and_refused_where_they_differ(tmp_path: Path) -> None:
+    """Of these files GPTQModel reads the older one, and vLLM `config.json`."""
     assert quantization_of(SAMPLES["older awq"]().written(tmp_path / "a")) == ("awq", OLDER_AWQ)
     sample, other = mlx(), Affine(10, 24, 64, 4, 32)
     sample.tensors |= mlx_tensors(other, "model.embed_tokens")
     embedded = read(sample.written(tmp_path / "b"), "model.embed_tokens.weight")
     assert torch.allclose(embedded, other.weight(), rtol=1e-6, atol=1e-6)
-
-
-# -------------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("sample", "file", "same", "change", "match"),
-    [
-        (partial(gptq, sym=False, checkpoint_format="gptq"), "quantize_config.json",
-         {**_GPTQ_FILE, "sym": False, "checkpoint_format": "gptq"}, change, match)
-        for change, match in (
+    one, same = gptq(sym=False, checkpoint_format="gptq"), {**_GPTQ_FILE, "sym": False}
+    same["checkpoint_format"] = "gptq"
+    for sample, file, table, change, match in (
+        *((one, "quantize_config.json", same, change, match) for change, match in (
             ({"bits": 8}, r"`quantize_config\.json` has `bits: 8`, and `config\.json` `bits: 4`"),
             ({"group_size": 64}, "has `group_size: 64`"),
             ({"desc_act": True}, "has `desc_act: True`"),
             ({"checkpoint_format": "gptq_v2"}, "has `checkpoint_format: gptq_v2`"),
             ({"sym": True}, "has `sym: True`"),
-        )
-    ] + [
-        (awq, "quant_config.json", OLDER_AWQ, {"q_group_size": 64},
+        )),
+        (awq(), "quant_config.json", OLDER_AWQ, {"q_group_size": 64},
          r"`quant_config\.json` has `group_size: 64`"),
-    ],
-)  # fmt: skip
-def test_two_configurations_that_differ_are_refused(
-    sample: Callable[[], Sample],
-    file: str,
-    same: dict[str, Any],
-    change: dict[str, Any],
-    match: str,
-    tmp_path: Path,
-) -> None:
-    """Of these files GPTQModel reads the older one, and vLLM `config.json`."""
-    one = sample()
-    one.files = {file: same}
-    assert torch.equal(read(one.written(tmp_path)), one.weight)
-    one.files = {file: {**same, **change}}
-    with pytest.raises(ConfigurationError, match=match):
-        read(one.written(tmp_path))
+    ):  # fmt: skip
+        sample.files = {file: table}
+        assert torch.equal(read(sample.written(tmp_path / file)), sample.weight)
+        sample.files = {file: {**table, **change}}
+        with pytest.raises(ConfigurationError, match=match):
+            read(sample.written(tmp_path / file))
     both = mlx()
     both.quantization = dict(both.config)
     read(both.written(tmp_path / "mlx"))
     both.config["bits"] = 2
     with pytest.raises(SourceError, match="of MLX differ"):
         read(both.written(tmp_path / "mlx"))
+
+
+# -------------------------------------------------------------------------------- bad input
 
 
 def scaled(value: float) -> Callable[[Tensor], Tensor]:
@@ -500,21 +472,20 @@ def test_what_does_not_fit_together_is_refused(
     assert not contradicts or isinstance(info.value, ConfigurationError)
 
 
-@pytest.mark.parametrize(
-    ("kind", "change"),
-    [
+def test_what_fits_is_read(tmp_path: Path) -> None:
+    for kind, change in (
         ("packed", {"targets": [f"re:{NAME}"]}),
         ("packed", {"targets": [NAME]}),
         ("nvfp4", (".weight_zero_point", lambda _: 0 * BEYOND[:4])),
         ("fp8 of compressed-tensors", (".weight_zero_point", lambda _: 0 * BEYOND)),
-    ],
-)
-def test_what_fits_is_read(kind: str, change: Any, tmp_path: Path) -> None:
-    sample = changed(sample_of(kind), change)
-    assert torch.equal(read(sample.written(tmp_path)), sample.weight)
+    ):
+        sample = changed(sample_of(kind), change)
+        assert torch.equal(read(sample.written(tmp_path)), sample.weight)
 
 
-def test_a_single_file_comes_before_an_index_and_shards_are_named(tmp_path: Path) -> None:
+def test_a_single_file_comes_before_an_index_and_biases_of_zeros_are_dropped(
+    tmp_path: Path,
+) -> None:
     sample = gptq()
     folder = sample.written(tmp_path)
     stored = {name: tensor.contiguous() for name, tensor in gptq(8).tensors.items()}
@@ -526,16 +497,12 @@ def test_a_single_file_comes_before_an_index_and_shards_are_named(tmp_path: Path
     assert "model-00001-of-00001.safetensors" in note
     with pytest.raises(SourceError, match="no quantization configuration"):
         QuantizedFolder(write(tmp_path / "plain", {"a": torch.ones(2)}, None, model_type="llama"))
-
-
-def test_biases_of_zeros_that_the_base_lacks_are_dropped(tmp_path: Path) -> None:
-    sample = gptq()
     sample.tensors[f"{NAME}.bias"] = torch.zeros(32)
-    folder = sample.written(tmp_path)
+    folder = sample.written(tmp_path / "biased")
     assert QuantizedFolder(folder, base=[f"{NAME}.weight"]).names() == [f"{NAME}.weight"]
     assert len(QuantizedFolder(folder, base=[f"{NAME}.weight", f"{NAME}.bias"]).names()) == 2
     sample.tensors[f"{NAME}.bias"][3] = 0.5  # is no zero, and so stays
-    folder = sample.written(tmp_path)
+    folder = sample.written(tmp_path / "biased")
     assert len(QuantizedFolder(folder, base=[f"{NAME}.weight"]).names()) == 2
 
 

@@ -119,31 +119,25 @@ def test_a_file_cut_anywhere_is_refused_with_both_sizes(
     assert "download" in info.value.hint
 
 
-def test_a_file_that_shrinks_after_it_was_opened_is_refused(tmp_path: Path) -> None:
+def test_files_that_shrink_after_they_were_opened_and_values_that_are_not_finite_are_refused(
+    tmp_path: Path,
+) -> None:
     weights = WeightFolder(save(tmp_path, {"a": torch.randn(300)}))
     content = (tmp_path / SINGLE).read_bytes()
     (tmp_path / SINGLE).write_bytes(content[:-4])
     with pytest.raises(SourceError, match="cut short"):
         weights.read("a")
-
-
-@pytest.mark.parametrize(
-    ("dtype", "bad"),
-    [
-        *((d, float(b)) for d in DTYPES[:3] for b in ("nan", "inf", "-inf")),
+    for dtype, bad in (
+        *((dtype, float(bad)) for dtype in DTYPES[:3] for bad in ("nan", "inf", "-inf")),
         (torch.float8_e4m3fn, float("nan")),
-    ],
-)
-def test_a_value_that_is_not_finite_is_refused_with_its_name(
-    dtype: torch.dtype, bad: float, tmp_path: Path
-) -> None:
-    tensor = torch.zeros(100)
-    tensor[57] = bad
-    tensor = tensor.to(dtype)
-    weights = WeightFolder(save(tmp_path, {"good": torch.zeros(3), "layer.bad": tensor}))
-    weights.read("good")
-    with pytest.raises(SourceError, match=r"`layer\.bad` in `model\.safetensors`.*1 of 100"):
-        weights.read("layer.bad")
+    ):
+        tensor = torch.zeros(100)
+        tensor[57] = bad
+        both = {"good": torch.zeros(3), "layer.bad": tensor.to(dtype)}
+        weights = WeightFolder(save(tmp_path, both))
+        weights.read("good")
+        with pytest.raises(SourceError, match=r"`layer\.bad` in `model\.safetensors`.*1 of 100"):
+            weights.read("layer.bad")
 
 
 @pytest.mark.parametrize(
@@ -161,14 +155,10 @@ def test_a_value_that_is_not_finite_is_refused_with_its_name(
         ({"a": entry(0, 4, ["1"])}, bytes(4), "does not describe tensor `a`"),  # type: ignore[list-item]
         ([1, 2], b"", "not a table"),
         (b"{not json", b"", "not JSON"),
-        (
-            b'{"a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
-            b' "a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
-            bytes(1),
-            "names a tensor twice",
-        ),
+        (b'{"a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+         b' "a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', bytes(1), "a tensor twice"),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_header_is_refused(
     header: object, data: bytes, message: str, tmp_path: Path
 ) -> None:

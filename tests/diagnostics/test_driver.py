@@ -68,17 +68,6 @@ def again(done: tuple[Path, Any], tmp_path: Path) -> Path:
     return Path(shutil.copytree(done[0], tmp_path / "again"))
 
 
-@pytest.fixture
-def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse every pass: whatever is asked for has to be on the disk."""
-
-    def refused(*_: Any, **__: Any) -> Any:
-        raise AssertionError("something was computed again")
-
-    monkeypatch.setattr("qaudit.engine.block_pass.run_blocks", refused)
-    monkeypatch.setattr("qaudit.diagnostics.sensitivity_measure.run_partly", refused)
-
-
 def test_looking_at_weights_changes_no_bit_of_a_measurement_before_or_after(
     series: tuple[Subject, ...], done: tuple[Path, Any], tmp_path: Path
 ) -> None:
@@ -123,24 +112,24 @@ def test_every_subject_has_rows_for_the_model_and_each_role_as_it_was_merged(
     assert (soup.previous, soup.movement) == (None, None)
 
 
-@pytest.mark.usefixtures("no_pass")
-def test_what_was_diagnosed_is_found_again(
-    series: tuple[Subject, ...], done: tuple[Path, Any], again: Path
-) -> None:
-    found = diagnose(series, again, "weights:group=16", "sensitivity:layers=2")
-    assert found.diagnostics == done[1].diagnostics
-
-
-def test_another_scheme_alone_is_evaluated(
-    series: tuple[Subject, ...], again: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_was_diagnosed_is_found_again_and_another_scheme_alone_is_evaluated(
+    series: tuple[Subject, ...],
+    done: tuple[Path, Any],
+    again: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[tuple[str, ...]] = []
+    partly = "qaudit.diagnostics.sensitivity_measure.run_partly"
 
     def counted(model: Any, feed: Any, schemes: Any, *others: Any) -> Any:
         sent.append(tuple(scheme.short for scheme in schemes))
         return run_blocks(model, feed, schemes, *others)
 
     monkeypatch.setattr("qaudit.engine.block_pass.run_blocks", counted)
+    with monkeypatch.context() as refused:
+        refused.setattr(partly, None)
+        found = diagnose(series, again, "weights:group=16", "sensitivity:layers=2")
+    assert (found.diagnostics, sent) == (done[1].diagnostics, [])
     more = (*SCHEMES, *parse_schemes(["rtn-3bit:group=16"]))
     found = diagnose(series[:1], again, "weights:group=16", schemes=more)
     assert sent[0] == ("rtn-3bit:group=16",)
@@ -176,8 +165,13 @@ def test_a_subject_whose_weights_are_gone_keeps_its_measurements(
     series: tuple[Subject, ...], tmp_path: Path
 ) -> None:
     one = Path(shutil.copytree(series[0].first.ref.location, tmp_path / "step10"))
-    subject = Subject("step10", ((find_checkpoints(one)[0], 1.0),))
+    (checkpoint,) = find_checkpoints(one)
+    subject = Subject("step10", ((checkpoint, 1.0),))
     diagnose((subject,), tmp_path, schemes=QUICK)
+    assert is_on_disk(checkpoint, one)
+    with (one / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    assert not is_on_disk(checkpoint, one)  # only as a whole
     (one / "model.safetensors").unlink()
     found = diagnose((subject,), tmp_path, "weights", schemes=QUICK)
     assert (len(found.filed), found.failed) == (2, {})
@@ -237,16 +231,7 @@ def test_the_checkpoint_before_is_of_the_same_branch_or_of_the_trunk() -> None:
     assert [one and one.label for one in before] == [None, "a", "b", "c", "b", None]
 
 
-def test_weights_are_at_hand_only_as_a_whole(series: tuple[Subject, ...], tmp_path: Path) -> None:
-    checkpoint = series[0].first
-    folder = Path(shutil.copytree(checkpoint.ref.location, tmp_path / "copy"))
-    assert is_on_disk(checkpoint, folder)
-    with (folder / "model.safetensors").open("ab") as file:
-        file.write(b"x")
-    assert not is_on_disk(checkpoint, folder)
-
-
-def test_parts_are_what_is_left_when_all_else_stays(
+def test_parts_are_what_is_left_when_all_else_stays_beside_the_sum_of_all(
     series: tuple[Subject, ...], done: tuple[Path, Any]
 ) -> None:
     """A model of transformers with one role of its weights replaced has the same loss."""
@@ -266,6 +251,15 @@ def test_parts_are_what_is_left_when_all_else_stays(
                     parameter.copy_(quantized.weights["w"])
         sums = read_measurement(folder / rows[part, name, 3].evidence).evidence.nll_sum
         np.testing.assert_allclose(sums, plain_losses(model), rtol=1e-5)  # float32 either way
+    rows = [r for r in done[1].diagnostics.sensitivity if r.subject == "step20"]
+    low, _ = (row for row in rows if row.part == "all")
+    alone = [r for r in rows if r.part == "role" and r.bits == low.bits]
+    added = sum(r.absolute_change.estimate for r in alone if r.absolute_change)
+    assert low.predicted == pytest.approx(added, abs=1e-9)
+    assert low.absolute_change is not None
+    assert low.absolute_change.estimate != low.predicted
+    shares = [row.share.estimate for row in alone if row.share]
+    assert not shares or sum(shares) == pytest.approx(1)
 
 
 @torch.no_grad()
@@ -277,18 +271,6 @@ def plain_losses(model: Any) -> list[float]:
         nll_T = torch.nn.functional.cross_entropy(logits_TV, tokens_T[1:], reduction="none")
         losses.append(float(nll_T[window.scored_from - 1 :].sum()))
     return losses
-
-
-def test_everything_is_measured_beside_the_sum_of_its_parts(done: tuple[Path, Any]) -> None:
-    rows = [r for r in done[1].diagnostics.sensitivity if r.subject == "step20"]
-    low, _ = (row for row in rows if row.part == "all")
-    alone = [r for r in rows if r.part == "role" and r.bits == low.bits]
-    added = sum(r.absolute_change.estimate for r in alone if r.absolute_change)
-    assert low.predicted == pytest.approx(added, abs=1e-9)
-    assert low.absolute_change is not None
-    assert low.absolute_change.estimate != low.predicted
-    shares = [row.share.estimate for row in alone if row.share]
-    assert not shares or sum(shares) == pytest.approx(1)
 
 
 # --------------------------------------------------------------------- parts, and who may be asked
@@ -315,16 +297,14 @@ def test_every_role_and_every_block_is_in_exactly_one_part_of_its_kind() -> None
     assert Variant("layers", "0..1", (("q", 3),), (0, 2)).bits_of(2, "self_attn.q_proj") is None
 
 
-@pytest.mark.parametrize("name", diagnostics())
-def test_a_diagnostic_can_be_measured_and_reads_back_from_what_it_prints(name: str) -> None:
-    plain = diagnostics()[name]()
-    assert parse_diagnostics([plain.spec]) == parse_diagnostics([plain.short]) == (plain,)
-    assert plain.short == name
-    assert not plain.reads_weights or isinstance(registry.module(name, "_measure").MEASURE, Measure)
-
-
-def test_parameters_are_kept_and_all_stands_for_each() -> None:
+def test_a_diagnostic_can_be_measured_and_reads_back_and_all_stands_for_each() -> None:
     assert set(diagnostics()) == {"curvature", "plane", "positions", "sensitivity", "weights"}
+    for name in diagnostics():
+        plain = diagnostics()[name]()
+        assert parse_diagnostics([plain.spec]) == parse_diagnostics([plain.short]) == (plain,)
+        assert plain.short == name
+        module = registry.module(name, "_measure") if plain.reads_weights else None
+        assert module is None or isinstance(module.MEASURE, Measure)
     (asked,) = parse_diagnostics(["sensitivity:layers=8:scheme=gptq:bits=3:group=64"])
     assert asked.short == "sensitivity:layers=8:scheme=gptq:bits=3:group=64"
     assert parse_diagnostics([asked.spec]) == (asked,)

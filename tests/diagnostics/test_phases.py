@@ -3,9 +3,6 @@
 Courses of these tests are known: few samples tell what they hold.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -51,22 +48,17 @@ SAMPLES = 199
 BY_NAME = {case.name: case for case in (*SMOOTH, *BROKEN)}
 
 
-@pytest.mark.parametrize("name", ["straight", "saturating"])
-def test_a_course_without_a_break_raises_few_false_alarms(name: str) -> None:
-    found = list(looked_at(BY_NAME[name], 12, 64, 60, SAMPLES))
-    # 60 trials at 5 %: 7 or more alarms are a chance of 3 % at the very edge of the promise.
-    assert sum(course.against_curve <= CHANCE for course in found) <= 6
-
-
-@pytest.mark.parametrize(
-    ("name", "points", "trials", "percents"),
-    [("jump by half", 24, 30, {"found": 80, "holds": 90}), ("slope x 16", 12, 40, {"holds": 87.5})],
-)
-def test_a_break_is_found_and_its_interval_holds_it(
-    name: str, points: int, trials: int, percents: dict[str, float]
-) -> None:
-    row = shares(BY_NAME[name], list(looked_at(BY_NAME[name], points, 64, trials, SAMPLES)))
-    assert all((row[key] or 0) >= least for key, least in percents.items())
+def test_a_break_is_found_and_one_that_is_not_there_seldom() -> None:
+    for name in ("straight", "saturating"):
+        found = list(looked_at(BY_NAME[name], 12, 64, 60, SAMPLES))
+        # 60 trials at 5 %: 7 or more alarms are a chance of 3 % at the very edge of the promise.
+        assert sum(course.against_curve <= CHANCE for course in found) <= 6
+    for name, points, trials, percents in (
+        ("jump by half", 24, 30, {"found": 80, "holds": 90}),
+        ("slope x 16", 12, 40, {"holds": 87.5}),
+    ):
+        row = shares(BY_NAME[name], list(looked_at(BY_NAME[name], points, 64, trials, SAMPLES)))
+        assert all((row[key] or 0) >= least for key, least in percents.items())
 
 
 def test_the_same_series_is_judged_the_same_twice_and_one_too_short_is_refused() -> None:
@@ -128,10 +120,7 @@ def test_level_slope_and_unit_of_a_course_do_not_matter() -> None:
     assert other.best.effect.estimate == pytest.approx(3e-9 * one.best.effect.estimate, rel=1e-6)
     assert one.best.kind == "turn"
     assert one.best.at.low <= 6 <= one.best.at.high
-
-
-def test_a_break_has_two_checkpoints_on_either_side() -> None:
-    places = Breaks(np.arange(9.0))
+    places = Breaks(np.arange(9.0))  # with two checkpoints on either side
     assert (places.at_C > places.x_N[1]).all()
     assert (places.at_C < places.x_N[-2]).all()
 
@@ -139,7 +128,7 @@ def test_a_break_has_two_checkpoints_on_either_side() -> None:
 # --------------------------------------------------------------------- what a run is
 
 
-def test_a_run_is_the_longest_branch_of_one_family_that_goes_forward() -> None:
+def test_a_run_is_the_longest_branch_and_its_places_are_tokens_or_steps_or_an_order() -> None:
     first = [checkpoint(k) for k in (1, 2)]
     one = [checkpoint(3, ingredient=1, label="a3")]
     two = [checkpoint(k, ingredient=2, label=f"b{k}") for k in (3, 4)]
@@ -149,14 +138,7 @@ def test_a_run_is_the_longest_branch_of_one_family_that_goes_forward() -> None:
     made = [checkpoint(k, label=f"a{k}") for k in (1, 2, 3)]
     fork = [checkpoint(k, label=f"b{k}") for k in (2, 3)]
     runs = courses([*made, *fork, checkpoint(4, family="other")])
-    assert [[c.label for c in run] for run, _ in runs] == [
-        ["a1", "a2", "a3"],
-        ["b2", "b3"],
-        ["step4"],
-    ]
-
-
-def test_places_are_tokens_or_running_steps_or_an_order() -> None:
+    assert [" ".join(c.label for c in run) for run, _ in runs] == ["a1 a2 a3", "b2 b3", "step4"]
     stages = [
         checkpoint(s, stage=stage, tokens=None, label=f"{stage}{s}")
         for stage, s in (("one", 5), ("one", 10), ("two", 2), ("two", 4))
@@ -192,10 +174,6 @@ def broken_course() -> Course:
     return found
 
 
-def rules(found: Measurements) -> list[tuple[str, str | None]]:
-    return [(f.rule, f.scheme) for f in judge(found, Diagnostics())[1]]
-
-
 def test_a_break_is_placed_against_the_start_of_the_decay_and_none_where_nothing_moves() -> None:
     course = broken_course()
     assert course.decay is not None
@@ -226,101 +204,75 @@ def test_every_look_of_an_audit_shares_one_chance(monkeypatch: pytest.MonkeyPatc
     assert set(levels[3:]) == {statistics.simultaneous(0.95, 6)}
 
 
-@pytest.mark.parametrize("points", [2, 7])
-def test_a_short_series_gets_no_change_point_and_is_told_why(points: int) -> None:
-    found = table(HELD[:points], LEARNING[:points], {"rtn-4bit": BREAKS[-points:]})
-    (course,) = phases_of(found)
-    assert {row.verdict for row in course.changes} == {"unknown"}
-    assert course.changes[0].reason == (f"{points} checkpoints, and it takes 8")
-    assert "QA032" not in {rule for rule, _ in rules(found)}
-
-
-def test_a_series_of_one_has_no_course_and_too_few_documents_say_nothing() -> None:
+def test_short_series_few_documents_and_missing_checkpoints_have_no_change_point() -> None:
+    for points in (2, 7):
+        found = table(HELD[:points], LEARNING[:points], {"rtn-4bit": BREAKS[-points:]})
+        (course,) = phases_of(found)
+        assert {row.verdict for row in course.changes} == {"unknown"}
+        assert course.changes[0].reason == (f"{points} checkpoints, and it takes 8")
+        assert "QA032" not in {rule for rule, _ in rules(found)}
     assert phases_of(table([1e-3], LEARNING[:1], {"rtn-4bit": FLAT[:1]})) == ()
     found = table(FALLING, LEARNING, {"rtn-4bit": BREAKS}, documents=9)
     (course,) = phases_of(found)
     assert {row.verdict for row in course.changes} == {"unknown"}
     assert rules(found) == []
-
-
-def test_a_scheme_that_lacks_a_checkpoint_is_left_out_by_name() -> None:
     made = subjects(FALLING)
     every = measurements([s.label for s in made], LEARNING, {"a": BREAKS, "b": FLAT})
     fewer = [m for m in every if (m.subject, m.scheme) != ("step4", "b")]
     (course,) = phases_of(Measurements.of(made, fewer, 0.95))
     row = next(row for row in course.changes if row.scheme == "b")
-    assert row.verdict == "unknown"
-    assert "finite loss" in row.reason
+    assert row.verdict == "unknown" and "finite loss" in row.reason
 
 
 # --------------------------------------------------------------------- the rate and the loss
 
 
-@pytest.mark.parametrize(
-    ("rates", "reason"),
-    [
+def test_where_the_decay_starts_is_not_guessed_and_the_loss_ends_where_it_lies_flat() -> None:
+    for rates, reason in (
         ([3e-3] * 5, "does not fall"),
         ([3e-3, 2e-3, 1e-3, 0.0], "from the first checkpoint on"),
         ([3e-3, None, 1e-3, 0.0], "not known"),
-    ],
-)
-def test_where_the_decay_starts_is_not_guessed(rates: Sequence[float | None], reason: str) -> None:
-    few = len(rates)
-    (course,) = phases_of(table(rates, LEARNING[:few], {"rtn-4bit": FLAT[:few]}))
-    assert course.decay is None
-    assert reason in course.decay_reason
-
-
-def test_the_loss_ends_where_its_course_lies_flat() -> None:
+    ):
+        few = len(rates)
+        (course,) = phases_of(table(rates, LEARNING[:few], {"rtn-4bit": FLAT[:few]}))
+        assert course.decay is None
+        assert reason in course.decay_reason
     end = broken_course().loss_end
     assert end is not None
     # 1.2 exp(-k) is half a percent of the loss at k = 4.4: the sixth checkpoint, or around it.
     assert 4 * EVERY <= end.low <= end.high <= 8 * EVERY
-
-
-@pytest.mark.parametrize(
-    ("slope", "documents", "reasons"),
-    [(0.05, 64, ("still improves",)), (0.004, 12, ("inconclusive", "still"))],
-    ids=["it falls", "few documents cannot tell"],
-)
-def test_a_loss_that_may_still_fall_has_not_ended(
-    slope: float, documents: int, reasons: tuple[str, ...]
-) -> None:
     errors = {"rtn-4bit": FLAT[:10]}
-    (course,) = phases_of(table(HELD, 3.0 - slope * K[:10], errors, documents=documents))
-    assert course.loss_end is None
-    assert any(reason in course.loss_end_reason for reason in reasons)
+    for slope, documents, reasons in ((0.05, 64, ("still improves",)),
+                                      (0.004, 12, ("inconclusive", "still"))):  # fmt: skip
+        (course,) = phases_of(table(HELD, 3.0 - slope * K[:10], errors, documents=documents))
+        assert course.loss_end is None
+        assert any(reason in course.loss_end_reason for reason in reasons)
 
 
 # --------------------------------------------------------------------- advice
 
 
-def test_stop_here_is_said_of_the_scheme_whose_error_grows() -> None:
+def rules(found: Measurements) -> list[tuple[str, str | None]]:
+    return [(f.rule, f.scheme) for f in judge(found, Diagnostics())[1]]
+
+
+def test_advice_is_of_the_scheme_whose_error_grows_and_none_of_a_healthy_run() -> None:
     said = rules(broken())
     assert ("QA031", "gptq-3bit") in said
     assert ("QA031", "gptq-4bit") not in said
     assert ("QA030", "gptq-3bit") in said  # flat loss, larger error: earlier is better quantized
     assert ("QA032", "gptq-3bit") in said
-
-
-def test_ship_before_names_the_best_quantized_checkpoint_and_what_was_gained() -> None:
     found = table(FALLING, 3.0 - 0.02 * K, {"gptq-3bit": BREAKS * 2})
     (advice,) = [f for f in judge(found, Diagnostics())[1] if f.rule == "QA030"]
     assert "`step10` is better than `step16`" in advice.message
     assert "full precision gained 0.1" in advice.message
     assert advice.interval is not None
     assert advice.interval.low > 0
-
-
-def test_a_healthy_run_gets_no_advice_and_noise_seldom_does() -> None:
     assert rules(table(FALLING, 3.0 - 0.03 * K, {"gptq-4bit": FLAT / 5})) == []
     flat = {"a": FLAT[:10], "b": FLAT[:10]}
     alarms = (bool(rules(table(HELD, np.full(10, 3.0), flat, seed=seed))) for seed in range(8))
     assert sum(alarms) <= 1
-
-
-def test_soups_are_no_part_of_a_course() -> None:
-    made = broken().subjects
+    made = broken().subjects  # soups are no part of a course
     soup = Subject("soup", tuple((s.first, 0.5) for s in made[-2:]), "mean")
     extra = [replace(m, subject="soup") for m in broken().measurements if m.subject == "step16"]
     wider = Measurements.of((*made, soup), (*broken().measurements, *extra), 0.95)

@@ -28,7 +28,7 @@ def why(audit: AuditRecord) -> str:
     return section(whole(audit), "Why")
 
 
-def test_the_card_says_what_each_role_adds() -> None:
+def test_the_card_says_what_each_role_adds_who_went_without_and_names_cannot_break_it() -> None:
     text = why(diagnosed((WEIGHT,), parts_of(LAST)))
     assert "| `down` | 0.060 [0.050, 0.070] | 60.0 [52.0, 68.0] |" in text
     assert "| `down` | 1.25 | 5.3 | 20 |" in text
@@ -36,9 +36,6 @@ def test_the_card_says_what_each_role_adds() -> None:
     assert "| `down` | - | 5.3 | 20 |" in why(diagnosed((replace(WEIGHT, kurtosis=None),)))
     assert why(diagnosed((replace(WEIGHT, subject="stage1-step500"),))) == ""  # of no interest
     assert text.count(f"What each role of `{LAST}` adds") == text.count("What each role of") == 1
-
-
-def test_the_card_says_who_went_without_and_names_cannot_break_it() -> None:
     gone = NotDiagnosed("<b>|`x`\n# y", "curvature", "no <room> | here")
     text = why(diagnosed((WEIGHT,), skipped=(gone,)))
     assert text.index("The weights of") < text.index("went without curvature")
@@ -61,7 +58,7 @@ def shown(*rows: StratumRow, positions: tuple[PositionRow, ...] = ()) -> AuditRe
     return replace(sample.audit(), diagnostics=Diagnostics(strata=rows, positions=positions))
 
 
-def test_the_card_names_the_worst_stratum_first(tmp_path: Path) -> None:
+def test_the_card_names_the_worst_stratum_first_and_positions_if_several(tmp_path: Path) -> None:
     web = StratumRow(stratum="web", **ERRORS, documents=40)
     worse = around(0.05, 0.01)
     code = replace(web, stratum="code", relative_error=worse, kl=worse, is_worst=True)
@@ -77,9 +74,6 @@ def test_the_card_names_the_worst_stratum_first(tmp_path: Path) -> None:
     assert "most is added on code, 5.0 [4.0, 6.0] % (2 strata)" in bounded
     records = Audit(shown(web, code), tmp_path).strata.to_records()
     assert records[1]["relative_error_high"] == pytest.approx(0.06)
-
-
-def test_the_card_shows_positions_where_there_are_several(tmp_path: Path) -> None:
     audit = shown(positions=(EARLY, LATE))
     text = whole(audit)
     assert f"{PICK.subject} at {PICK.scheme}, by position in the window" in text
@@ -91,7 +85,7 @@ def test_the_card_shows_positions_where_there_are_several(tmp_path: Path) -> Non
 # --------------------------------------------------------------------- curvature and slices
 
 
-def test_the_trace_is_said_with_its_factor_and_roles_come_sharpest_first() -> None:
+def test_the_trace_is_said_with_its_factor_and_a_loss_beside_its_parabola_is_told() -> None:
     sharp = "How sharp the loss is"
     text = section(whole(audit_with([*SERIES, *ROLES], [])), sharp)
     assert f"At the last checkpoint `{LAST}` the trace of the Hessian is 3,000" in text
@@ -103,14 +97,11 @@ def test_the_trace_is_said_with_its_factor_and_roles_come_sharpest_first() -> No
     text = section(whole(audit_with([model(HELD, 1000.0), model(LAST, 1150.0)], [])), sharp)
     assert "within their scatter" in text and "rose" not in text
 
+    def told(*changes: float) -> str:
+        places = (-0.5, 0.0, 0.5, 1.0)
+        line = [(b, around(change, 0.01)) for b, change in zip(places, changes, strict=True)]
+        return beyond_the_parabola("x", "gptq-3bit", line)
 
-def told(*changes: float) -> str:
-    places = (-0.5, 0.0, 0.5, 1.0)
-    line = [(b, around(change, 0.01)) for b, change in zip(places, changes, strict=True)]
-    return beyond_the_parabola("x", "gptq-3bit", line)
-
-
-def test_a_loss_on_above_or_below_the_parabola_is_told() -> None:
     exact = told(0.05 - 0.02, 0.0, 0.05 + 0.02, 0.24)  # 0.2 b^2 + 0.04 b
     assert "as much as the curvature at its start predicts (0.240)" in exact
     assert "more than the curvature" in told(0.05, 0.0, 0.05, 0.5)

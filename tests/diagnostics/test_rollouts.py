@@ -44,15 +44,11 @@ def evidence(**changes: Any) -> RolloutEvidence:
     random = np.random.default_rng(4)
     tokens = random.integers(20, 40, 24)
     values = {
-        "sha256": "hash",
-        "prompt": np.repeat(np.arange(12), 2),
-        "tokens": tokens,
-        "nll_sum": tokens * 1.5,
+        "sha256": "hash", "prompt": np.repeat(np.arange(12), 2), "tokens": tokens,
+        "nll_sum": tokens * 1.5, "end_names": ("turn",),
         "agreed": np.where(np.arange(24) % 2, -1, random.integers(0, 20, 24)),
-        "end_names": ("turn",),
-        "end_sum": random.gamma(9, 0.1, (24, 1)),
-        "kl_sum": random.gamma(5, 0.1, 24),
-    }
+        "end_sum": random.gamma(9, 0.1, (24, 1)), "kl_sum": random.gamma(5, 0.1, 24),
+    }  # fmt: skip
     return RolloutEvidence(**{**values, **changes})
 
 
@@ -71,7 +67,7 @@ def row(quantized: RolloutEvidence, full: RolloutEvidence | None = None) -> Roll
     return found
 
 
-def test_sums_are_over_prompts() -> None:
+def test_sums_are_over_prompts_and_greedy_divergence_counts_from_one() -> None:
     one = evidence()
     found = row(one)
     assert one.kl_sum is not None
@@ -83,9 +79,6 @@ def test_sums_are_over_prompts() -> None:
     assert alone == statistics.interval((kl, np.full(12, 2.0)), statistics.per_token, 0.95)
     assert found.kl == statistics.interval((kl, tokens * 1.0), statistics.per_token, 0.95)
     assert found.ce.estimate == pytest.approx(1.5)
-
-
-def test_greedy_divergence_counts_from_one_and_may_lie_beyond_the_rollouts() -> None:
     plain = row(evidence())
     assert plain.tokens_to_divergence == statistics.median(1.0 + evidence().agreed[::2])
     assert plain.never_diverges == statistics.accuracy(np.zeros(12))
@@ -100,9 +93,6 @@ def test_greedy_divergence_counts_from_one_and_may_lie_beyond_the_rollouts() -> 
     sampled = row(evidence(agreed=np.full(24, -1)))
     assert (sampled.tokens_to_divergence, sampled.never_diverges) == (None, None)
     assert sampled.sequence_kl is not None
-
-
-def test_ends_are_relative_to_full_precision() -> None:
     full = evidence(kl_sum=None)
     found = row(evidence(end_sum=full.end_sum * 1.25), full)
     assert found.end_of_turn is not None
@@ -112,20 +102,13 @@ def test_ends_are_relative_to_full_precision() -> None:
     assert row(evidence(), replace(full, sha256="other")).end_of_turn is None
 
 
-def binned(tokens: Any, ends: Any) -> dict[str, Any]:
-    """Return sums of 24 samples by bin, from tokens (S, P) and ends (S, P, 1)."""
-    return {"tokens": tokens, "nll_sum": tokens * 1.5, "kl_sum": tokens * 0.1, "end_sum": ends}
-
-
 def parts(factors: Any) -> RolloutEvidence:
     """Return rollouts whose ends are so much likelier in each of two roles and two bins."""
     tokens = np.stack([evidence().tokens - 5, np.where(np.arange(24) % 4 < 2, 5, 0)], 1)
     ends = np.random.default_rng(1).gamma(9, 0.1, (24, 2, 1)) * np.array(factors)[:, None]
-    columns = binned(tokens, ends)
-    names = ("reasoning", "answer")
-    return evidence(
-        roles=Roles(names, **columns), positions=Positions(np.array([0, 16, 40]), **columns)
-    )
+    sums = {"tokens": tokens, "nll_sum": tokens * 1.5, "kl_sum": tokens * 0.1, "end_sum": ends}
+    positions = Positions(np.array([0, 16, 40]), **sums)
+    return evidence(roles=Roles(("reasoning", "answer"), **sums), positions=positions)
 
 
 def test_ends_are_told_by_role_and_by_place_in_the_answer_and_on_the_card() -> None:
@@ -166,24 +149,16 @@ def marked(prompts: int = 60, shift: float = 0.0, **changes: Any) -> RolloutEvid
     count = 4 * prompts
     mark = (np.arange(count) % 2).astype(np.float64)
     values = {
-        "prompt": np.repeat(np.arange(prompts), 4),
-        "tokens": np.full(count, 9),
-        "nll_sum": np.full(count, 9.0),
-        "agreed": np.full(count, -1),
-        "end_sum": np.ones((count, 1)),
-        "kl_sum": np.full(count, 0.01),
-        "mark": mark,
+        "prompt": np.repeat(np.arange(prompts), 4), "tokens": np.full(count, 9),
+        "nll_sum": np.full(count, 9.0), "agreed": np.full(count, -1),
+        "end_sum": np.ones((count, 1)), "kl_sum": np.full(count, 0.01), "mark": mark,
         "drawn_sum": -9.0 + shift * (mark - 0.5),
-        "weights_sha256": content(),
-    }
+        "weights_sha256": next(s.content for s in sample.series() if s.label == CELL[0]),
+    }  # fmt: skip
     return evidence(**{**values, **changes})
 
 
-def content() -> str:
-    return next(subject.content for subject in sample.series() if subject.label == CELL[0])
-
-
-def test_marks_give_the_score_to_expect() -> None:
+def test_marks_give_the_score_to_expect_and_what_cannot_be_expected_is_not_said() -> None:
     full = marked(kl_sum=None)
     same = row(marked(), full)
     assert same.expected_score is not None
@@ -195,10 +170,6 @@ def test_marks_give_the_score_to_expect() -> None:
     assert better.expected_score is not None
     assert better.expected_score.estimate == pytest.approx(1 / (1 + np.exp(-0.4)))
     assert better.unweighed == ""
-
-
-def test_scores_that_cannot_be_expected_are_not_said() -> None:
-    full = marked(kl_sum=None)
     for changes, reason in (
         ({"weights_sha256": "others"}, "answers of other weights than those of `soup`"),
         ({"drawn_sum": None, "unweighed": "the sampler has penalties"}, "penalties"),
@@ -246,7 +217,7 @@ def audit() -> AuditRecord:
     return replace(sample.assemble(measured(), sample.series()), diagnostics=diagnostics)
 
 
-def test_a_row_of_a_measurement_has_the_mean_over_layers() -> None:
+def test_rows_of_measurements_and_layers_have_intervals_and_those_of_layers_hold_at_once() -> None:
     found = {(m.subject, m.scheme): m for m in measured()}
     for row in filled(audit().measurements):
         routing = found[row.subject, row.scheme].evidence.routing
@@ -259,9 +230,6 @@ def test_a_row_of_a_measurement_has_the_mean_over_layers() -> None:
         )
         assert row.routing_moved.estimate == pytest.approx(routing.moved.sum() / (3 * row.tokens))
         assert row.routing_agreement.low < row.routing_agreement.estimate
-
-
-def test_each_layer_has_its_interval_and_all_hold_at_once() -> None:
     found = measured()
     table = Measurements.of(sample.series(), found, 0.95)
     diagnostics, findings = judge_routing(table, Diagnostics())

@@ -38,19 +38,15 @@ def matrix(seed: int = 0, rows: int = 12, columns: int = 40, freedom: float = 4.
     return torch.from_numpy(drawn.astype(np.float32))
 
 
-def columns(
-    weight_RC: torch.Tensor, bits: tuple[int, ...] = (), asked: WeightStatistics = ASKED
-) -> dict[str, Any]:
+def columns(weight_RC: Any, bits: Any = (), asked: WeightStatistics = ASKED) -> dict[str, Any]:
     return sums_of(weight_RC, asked, bits).columns()
 
 
-def test_the_kurtosis_is_that_of_scipy_over_all_weights() -> None:
-    weight_RC = matrix()
-    expected = stats.kurtosis(weight_RC.double().numpy(), axis=None, fisher=True, bias=True)
-    assert columns(weight_RC)["kurtosis"] == pytest.approx(expected, rel=1e-9)
-
-
-def test_reading_a_few_rows_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kurtosis_is_that_of_scipy_however_many_rows_are_read_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = stats.kurtosis(matrix().double().numpy(), axis=None, fisher=True, bias=True)
+    assert columns(matrix())["kurtosis"] == pytest.approx(expected, rel=1e-9)
     whole = sums_of(matrix(), ASKED, (3,), matrix(1))
     monkeypatch.setattr(w, "_AT_ONCE", 90)  # two rows
     parts = sums_of(matrix(), ASKED, (3,), matrix(1))
@@ -104,11 +100,15 @@ def test_the_distance_to_the_grid_is_that_of_a_plain_loop(bits: int, symmetric: 
     assert found == pytest.approx(math.sqrt(np.mean(np.square(steps))), rel=1e-9)
 
 
-def test_weights_that_lie_on_their_grid_have_no_distance_to_it() -> None:
+def test_weights_on_their_grid_have_no_distance_to_it_and_without_spread_no_shape() -> None:
     scheme = parse_scheme("rtn-3bit:group=16:sym=false:scale_dtype=float32")
     rounded = scheme.quantize(Linears({"w": matrix(2)})).weights["w"]
     assert columns(rounded, (3,))["grid_distance"]["3"] == pytest.approx(0, abs=1e-5)
     assert columns(matrix(2), (3,))["grid_distance"]["3"] == pytest.approx(12**-0.5, rel=0.1)
+    flat = columns(torch.full((3, 20), 0.25), (3,))
+    assert (flat["kurtosis"], flat["effective_range"], flat["outlier_share"]) == (None, None, 0.0)
+    assert columns(torch.zeros(3, 20), (3,))["grid_distance"] == {"3": 0.0}
+    assert relative({"rtn-3bit": 0.0}, 0.0) == {}
 
 
 def test_what_a_scheme_or_training_changes_is_a_norm_over_the_norm_of_the_weights() -> None:
@@ -122,13 +122,6 @@ def test_what_a_scheme_or_training_changes_is_a_norm_over_the_norm_of_the_weight
     expected = np.linalg.norm(a - c) / np.linalg.norm(c)
     assert found.columns()["movement"] == pytest.approx(expected, rel=1e-9)
     assert together([found, sums_of(weight_RC, ASKED, ())]).columns()["movement"] is None
-
-
-def test_weights_without_any_spread_have_no_shape() -> None:
-    flat = columns(torch.full((3, 20), 0.25), (3,))
-    assert (flat["kurtosis"], flat["effective_range"], flat["outlier_share"]) == (None, None, 0.0)
-    assert columns(torch.zeros(3, 20), (3,))["grid_distance"] == {"3": 0.0}
-    assert relative({"rtn-3bit": 0.0}, 0.0) == {}
 
 
 @settings(max_examples=25)

@@ -33,41 +33,31 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_run_decays_over_its_last_fifth_by_default() -> None:
+def test_what_is_not_set_follows_from_steps_and_device() -> None:
     found = run()
     assert found.schedule == WarmupStableDecay(
         peak=3e-3, warmup=10, decay_start=800, decay_length=200
     )
-    assert found.name == "wsd"
-    assert found.save_at == tuple(range(100, 1001, 100))
+    assert (found.name, found.save_at) == ("wsd", tuple(range(100, 1001, 100)))
     half = run(
         "schedule={kind: wsd, peak: 1.0e-2, warmup: 0, shape: sqrt}", "schedule.decay_share=0.5"
     )
     assert half.schedule == WarmupStableDecay(
         peak=1e-2, decay_start=500, decay_length=500, shape="sqrt"
     )
-
-
-def test_a_file_and_settings_over_it_give_the_run() -> None:
-    found = run("model.layers=2", "batch=8", file="batch: 16\nmodel: {preset: llama-1m}\n")
-    assert (found.shape.kind, found.shape.layers, found.batch) == ("llama", 2, 8)
-
-
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_every_schedule_can_be_configured(kind: str) -> None:
-    more = ["schedule.period=100"] if kind in ("sgdr", "oli") else []
-    found = run(f"schedule.kind={kind}", *more)
-    assert spell(found.schedule)["kind"] == kind
-    assert 0 <= found.schedule.at(1000) <= found.schedule.peak == 3e-3
-
-
-def test_what_is_not_set_follows_from_steps_and_device() -> None:
+    for kind in SCHEDULES:
+        more = ["schedule.period=100"] if kind in ("sgdr", "oli") else []
+        schedule = run(f"schedule.kind={kind}", *more).schedule
+        assert spell(schedule)["kind"] == kind
+        assert 0 <= schedule.at(1000) <= schedule.peak == 3e-3
+    own = run("model.layers=2", "batch=8", file="batch: 16\nmodel: {preset: llama-1m}\n")
+    assert (own.shape.kind, own.shape.layers, own.batch) == ("llama", 2, 8)
     assert run("save_at=[700, 50]").save_at == (50, 700, 1000)
     assert run("save_every=400").save_at == (400, 800, 1000)
-    assert run().accumulation == 4  # 32 windows of 256 tokens, 8 at a time
+    assert found.accumulation == 4  # 32 windows of 256 tokens, 8 at a time
     assert run("model.context=4096").accumulation == 32
     assert run("accumulation=2").accumulation == 2
-    assert run().attention == "eager"  # whole matrices, while they are small
+    assert found.attention == "eager"  # whole matrices, while they are small
     assert run("model.context=1024").attention == run("attention=sdpa").attention == "sdpa"
     there = run(device="cuda")
     assert (there.accumulation, there.attention) == (1, "sdpa")
@@ -97,15 +87,12 @@ def test_a_fork_is_trained_like_its_parent_from_the_rate_where_it_left() -> None
         (["schedule={kind: cosine, decay_share: 0.1}"], "has no ['decay_share']", ""),
         (["schedule.decay_share=1.5"], "`decay_share` is 1.5", "fix it"),
         (["schedule.warmup=1000"], "`warmup` is 1000 of 1000 steps", ""),
-        (["schedule.shape=round"], "unknown decay shape `round`", ""),
         (["save_at=[5]", "save_every=5"], "`--set save_every=5`: `save_at` and", "leave one out"),
         (["model.preset=olmo"], "there is no model `olmo`", "`olmo2-"),
         (["model.layerz=2"], "there is no key `model.layerz`", "did you mean `layers`?"),
-        (["model.layers=two"], "`model.layers` is `two`", "a whole number"),
         (["btch=2"], "`--set btch=2`: there is no key `btch`", "did you mean `batch`?"),
         (["clip=0"], "`clip` is `0`", "greater than 0"),
         (["lawa=5"], "`lawa` is `5`", "a list"),
-        (["betas=[0.9, 0.95, 1]"], "`betas`", ""),
         (["batch"], "`--set batch` sets nothing", "model.layers=2"),
         (["model={"], "`--set model={`: did not find", "as YAML"),
         (["fork=none/at-all"], "which names no checkpoint of a run", "step500"),
@@ -120,24 +107,16 @@ def test_a_wrong_setting_is_refused_by_its_name(settings: list[str], words: str,
     assert hint in refusal.value.hint
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
-        ("batch: 4\nseeed: 3\n", 2, "there is no key `seeed`"),
-        ("batch: 4\nmodel:\n  preset: llama-1m\n  heads: 3\n", 2, "`hidden` is 128"),
-        ("batch: 4\nmodel:\n  layers: 0\n", 3, "`model.layers` is `0`"),
-        ("schedule:\n  kind: cosin\n", 2, "there is no schedule `cosin`"),
-        ("steps: 4\nsteps: 5\n", 2, "`steps` is there twice"),
-    ],
-)
-def test_a_wrong_key_of_a_file_is_refused_by_its_line(text: str, line: int, words: str) -> None:
-    with pytest.raises(UsageError) as refusal:
-        run(file=text)
-    assert "`mine.yaml`" in refusal.value.message
-    assert f"line {line}: " in refusal.value.message
-    assert words in refusal.value.message
-    with pytest.raises(UsageError, match=r"`mine\.yaml` is not a training configuration"):
-        run(file="- 3\n")
+def test_a_wrong_key_of_a_file_is_refused_by_its_line() -> None:
+    for text, words in (
+        ("batch: 4\nmodel:\n  preset: llama-1m\n  heads: 3\n", "line 2: .*`hidden` is 128"),
+        ("batch: 4\nmodel:\n  layers: 0\n", "line 3: .*`model.layers` is `0`"),
+        ("schedule:\n  kind: cosin\n", "line 2: .*there is no schedule `cosin`"),
+        ("steps: 4\nsteps: 5\n", "line 2: .*`steps` is there twice"),
+        ("- 3\n", "is not a training configuration"),
+    ):
+        with pytest.raises(UsageError, match=f"`mine.yaml`.*{words}"):
+            run(file=text)
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
@@ -162,10 +141,15 @@ def test_a_preset_has_the_size_of_its_name_and_no_matrix_with_a_broken_group():
         said = float(name.rpartition("-")[2].removesuffix("m")) * 1e6
         assert shape.parameters() == pytest.approx(said, rel=0.13)
         assert shape.hidden % 128 == shape.ffn % 128 == 0
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    a, b = HELD.shape.build(1).state_dict(), HELD.shape.build(1).state_dict()
+    assert equal(a, b)
+    assert not equal(a, HELD.shape.build(2).state_dict())
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "tied"), [*zip(KINDS, (True, False, True), strict=True)])
 def test_every_kind_trains_and_loads_as_what_it_is(tmp_path, text, kind, tied):
     shape = ModelShape(
         kind=kind, hidden=16, ffn=32, layers=2, heads=2, kv_heads=2, vocabulary=64, context=8,
@@ -179,15 +163,6 @@ def test_every_kind_trains_and_loads_as_what_it_is(tmp_path, text, kind, tied):
     assert not equal(first.state_dict(), second.state_dict())
     read, write = second.get_input_embeddings(), second.get_output_embeddings()
     assert torch.equal(read.weight, write.weight) is tied
-
-
-def test_building_leaves_the_global_generator_alone():
-    torch.manual_seed(3)
-    before = torch.random.get_rng_state()
-    a, b = HELD.shape.build(1).state_dict(), HELD.shape.build(1).state_dict()
-    assert equal(a, b)
-    assert not equal(a, HELD.shape.build(2).state_dict())
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +195,6 @@ text: text.jsonl
 @pytest.fixture
 def train(tmp_path, monkeypatch, experiments):
     """Return a function that trains a small model with `--set` of its arguments."""
-    monkeypatch.chdir(tmp_path)
     write_documents(tmp_path / "text.jsonl", range(40))
     (tmp_path / "small.yaml").write_text(CONFIG, encoding="utf-8")
 
@@ -236,8 +210,7 @@ def test_a_run_and_its_fork_are_a_series_with_learning_rates(train, qaudit):
     done = train(
         "steps=20", "save_every=10", "schedule=constant", "lawa=[2, 5]", "keep_states=[10]"
     )
-    assert done.code == 0, done.err
-    assert done.out.strip() == "out"
+    assert (done.code, done.out.strip()) == (0, "out"), done.err
     assert "held out" in done.err
     assert "constant-step10: loss" in done.err
     done = train(
@@ -263,20 +236,15 @@ def test_a_fork_into_another_folder_uses_its_parents_tokens(train, tmp_path):
     assert a.read_bytes() == b.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("settings", "how", "sentence", "hint"),
-    [
+def test_bad_input_is_refused_and_an_interruption_says_how_to_resume(train, monkeypatch):
+    for settings, how, sentence, hint in (
         (["model={}", "tokenizer=none"], {}, "no `tokenizer.json` in `none`", "give the folder"),
         (["text=nowhere.txt"], {}, "there is no text file", ""),
         ([], {"options": ("--device", "tpu")}, "there is no device `tpu`", "auto, cpu"),
         ([], {"config": "none.yaml"}, "`none.yaml` cannot be read", "write it as YAML"),
-    ],
-)
-def test_bad_input_is_refused_in_words(train, settings, how, sentence, hint):
-    refused(train(*settings, **how), 2, sentence, hint)
+    ):
+        refused(train(*settings, **how), 2, sentence, hint)
 
-
-def test_an_interruption_says_how_to_resume(train, monkeypatch):
     def stop(*args, **more):
         raise KeyboardInterrupt
 

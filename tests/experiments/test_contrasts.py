@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -14,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
+from experiments import addition
+from experiments.__main__ import commands
 from experiments.contrasts import (
     MeasuredSeed,
     estimate,
@@ -46,7 +49,8 @@ from experiments.table import (
     shipped_experiments,
 )
 from qaudit.core import statistics
-from qaudit.types import Evidence, Fidelity, Interval
+from qaudit.types import Evidence, Fidelity, Interval, RolloutEvidence
+from tests.support.cli import run_in
 
 NUMBERS = st.floats(-10, 10, allow_nan=False)
 
@@ -62,23 +66,20 @@ def evidence(seed: int, level: float = 2.0, documents: int = 12) -> Evidence:
     )
 
 
-def with_kl(found: Evidence, level: float) -> Evidence:
-    """Give evidence a divergence of so much per token; what else is recorded is not read here."""
-    none = np.zeros(len(found.tokens), dtype=np.int64)
-    kl_sum = level * found.tokens * np.linspace(0.8, 1.2, len(found.tokens))
-    return replace(found, fidelity=Fidelity(kl_sum, kl_sum, none[:, None], none, kl_sum))
-
-
 def seed_of(seed: int, worse: float) -> MeasuredSeed:
-    return MeasuredSeed(
-        {
-            ("a", "fp"): evidence(10 * seed + 1),
-            ("b", "fp"): evidence(10 * seed + 2),
-            ("a", "rtn-3bit"): with_kl(evidence(10 * seed + 3, 2.2 + worse), 0.2),
-            ("b", "rtn-3bit"): with_kl(evidence(10 * seed + 4, 2.2), 0.1),
-        },
-        traces={"a": Interval(30.0, 20.0, 45.0), "b": Interval(10.0, 8.0, 12.5)},
-    )
+    """Return two models and their quantized ones; of divergences only a sum is read here."""
+    levels = {("a", "fp"): 2.0, ("b", "fp"): 2.0, ("a", "rtn-3bit"): 2.2 + worse}
+    found = {
+        pair: evidence(10 * seed + k, level)
+        for k, (pair, level) in enumerate({**levels, ("b", "rtn-3bit"): 2.2}.items(), 1)
+    }
+    for label, level in (("a", 0.2), ("b", 0.1)):
+        one = found[label, "rtn-3bit"]
+        none = np.zeros(len(one.tokens), dtype=np.int64)
+        kl_sum = level * one.tokens * np.linspace(0.8, 1.2, len(one.tokens))
+        fidelity = Fidelity(kl_sum, kl_sum, none[:, None], none, kl_sum)
+        found[label, "rtn-3bit"] = replace(one, fidelity=fidelity)
+    return MeasuredSeed(found, {"a": Interval(30.0, 20.0, 45.0), "b": Interval(10.0, 8.0, 12.5)})
 
 
 def contrast(measure: str = "error", expect: str | None = "higher", margin: float = 0.0):
@@ -98,14 +99,11 @@ def test_the_interval_over_seeds_is_student_s(values: list[float], confidence: f
     np.testing.assert_allclose([found.low, found.high], [low, high], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("measure", ["error", "lost", "loss", "kl"])
-def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair(measure: str) -> None:
+def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair() -> None:
     seed = seed_of(1, 0.3)
     found = seed.evidence
-    nll = {key: e.nll_sum for key, e in found.items()}
     kl = [found[label, "rtn-3bit"].fidelity.kl_sum for label in "ab"]
-    a = (nll["a", "rtn-3bit"], nll["a", "fp"])
-    b = (nll["b", "rtn-3bit"], nll["b", "fp"])
+    a, b = ((found[one, "rtn-3bit"].nll_sum, found[one, "fp"].nll_sum) for one in "ab")
     tokens = found["a", "fp"].tokens
     wanted = {
         "error": statistics.interval((*a, *b), statistics.excess_difference),
@@ -113,10 +111,14 @@ def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair(measure: str) -> No
         "loss": statistics.absolute_change(a[0], b[0], tokens),
         "kl": statistics.interval((*kl, tokens), statistics.change),
     }
-    assert estimate(contrast(measure), seed, 0.95) == wanted[measure]
+    assert {measure: estimate(contrast(measure), seed, 0.95) for measure in wanted} == wanted
+    points = points_of(1, seed, 0.95)
+    assert [(p.subject, p.scheme) for p in points] == [("a", "rtn-3bit"), ("b", "rtn-3bit")]
+    assert points[0].interval == statistics.relative_error(*a)
+    assert points[0].quantized / points[0].loss - 1 == pytest.approx(points[0].interval.estimate)
 
 
-def test_traces_are_compared_by_their_ratio() -> None:
+def test_traces_are_compared_by_their_ratio_and_what_is_missing_is_not_measured() -> None:
     found = estimate(contrast("trace"), seed_of(1, 0.3), 0.95)
     assert found is not None
     # The larger of the two steps decides: 30/20 below against 12.5/10, 45/30 above against 10/8.
@@ -126,17 +128,13 @@ def test_traces_are_compared_by_their_ratio() -> None:
     )
     assert estimate(contrast("trace"), MeasuredSeed(seed_of(1, 0.3).evidence), 0.95) is None
     assert log_ratio(Interval(1.0, -0.1, 2.0), Interval(1.0, 0.9, 1.1)) is None
-
-
-def test_what_lacks_a_model_a_divergence_or_a_finite_loss_is_not_measured() -> None:
-    found = seed_of(1, 0.3)
-    bare = {key: replace(e, fidelity=None) for key, e in found.evidence.items()}
+    seed = seed_of(1, 0.3)
+    bare = {key: replace(e, fidelity=None) for key, e in seed.evidence.items()}
     assert estimate(contrast("kl"), MeasuredSeed(bare), 0.95) is None
-    found.evidence["a", "rtn-3bit"].nll_sum[3] = np.nan
-    assert estimate(contrast(), found, 0.95) is None
-    found = seed_of(1, 0.3)
-    del found.evidence["b", "rtn-3bit"]  # type: ignore[attr-defined]
-    result = result_of(contrast(), {1: found}, 0.95)
+    seed.evidence["a", "rtn-3bit"].nll_sum[3] = np.nan
+    assert estimate(contrast(), seed, 0.95) is None
+    del seed.evidence["b", "rtn-3bit"]  # type: ignore[attr-defined]
+    result = result_of(contrast(), {1: seed}, 0.95)
     assert (result.seeds, result.interval, result.standing) == ((), None, "not measured")
 
 
@@ -161,31 +159,18 @@ def test_a_claim_stands_with_the_interval_over_seeds(expect, margin, interval, w
     assert standing(contrast(expect=expect, margin=margin), 3, found) == wanted
 
 
-def test_a_margin_that_exceeds_both_errors_decides_nothing() -> None:
+def test_a_margin_beyond_both_errors_one_seed_and_scattered_ones_decide_nothing() -> None:
     inside = Interval(0.001, -0.001, 0.003)
     near = contrast(expect="near", margin=0.005)
     assert standing(near, 3, inside, (0.004, -0.003)) == "too wide"
     assert standing(near, 3, inside, (0.004, 0.006)) == "agrees"
     assert standing(contrast("loss", expect="near", margin=0.005), 3, inside, (0.004,)) == "agrees"
-
-
-def test_seeds_that_agree_settle_a_claim_and_one_or_scattered_ones_do_not() -> None:
-    alike = {seed: seed_of(seed, 1.0) for seed in (1, 2, 3)}
-    apart = {seed: seed_of(seed, worse) for seed, worse in ((1, 1.0), (2, -1.0), (3, 0.2))}
-    assert result_of(contrast(), alike, 0.95).standing == "agrees"
-    assert result_of(contrast(), apart, 0.95).standing == "inconclusive"
+    for worse, wanted in (((1.0, 1.0, 1.0), "agrees"), ((1.0, -1.0, 0.2), "inconclusive")):
+        found = {seed: seed_of(seed, one) for seed, one in enumerate(worse, 1)}
+        assert result_of(contrast(), found, 0.95).standing == wanted
     alone = result_of(contrast(), {1: seed_of(1, 5.0)}, 0.95)
     assert (alone.interval, alone.standing) == (None, "inconclusive")
     assert alone.seeds[0].interval.low > 0
-
-
-def test_points_hold_the_relative_error_of_every_quantized_model() -> None:
-    found = seed_of(1, 0.3)
-    points = points_of(1, found, 0.95)
-    assert [(p.subject, p.scheme) for p in points] == [("a", "rtn-3bit"), ("b", "rtn-3bit")]
-    pair = found.evidence["a", "rtn-3bit"].nll_sum, found.evidence["a", "fp"].nll_sum
-    assert points[0].interval == statistics.relative_error(*pair)
-    assert points[0].quantized / points[0].loss - 1 == pytest.approx(points[0].interval.estimate)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -205,32 +190,21 @@ def result(contrast: Contrast, *values: float) -> ContrastResult:
 
 
 SUMMARY = ExperimentSummary(
-    experiment="cooled",
-    size="cpu",
-    description="A held rate against a straight line.",
-    command="python -m experiments run cooled --size cpu --seeds 2",
-    seeds=(1, 2),
-    parameters=1_050_496,
-    tokens=5_000_000,
-    documents=100,
-    confidence=0.95,
-    subjects=("held@2", "cool@2"),
-    claims=(CLAIM,),
-    results=(
-        result(ERROR, 0.03, 0.05),
-        result(replace(ERROR, scheme="gptq-3bit")),
-        result(LOSS, 0.1, 0.3),
-    ),
-    points=tuple(
-        SeedPoint(seed, subject, "rtn-3bit", 3.0, 3.1, Interval(0.03, 0.02, 0.04))
-        for seed in (1, 2)
-        for subject in ("held@2", "cool@2")
-    ),
+    experiment="cooled", size="cpu", description="A held rate against a straight line.",
+    command="python -m experiments run cooled --size cpu --seeds 2", seeds=(1, 2),
+    parameters=1_050_496, tokens=5_000_000, documents=100, confidence=0.95,
+    subjects=("held@2", "cool@2"), claims=(CLAIM,),
+    results=(result(ERROR, 0.03, 0.05), result(replace(ERROR, scheme="gptq-3bit")),
+             result(LOSS, 0.1, 0.3)),
+    points=tuple(SeedPoint(seed, subject, "rtn-3bit", 3.0, 3.1, Interval(0.03, 0.02, 0.04))
+                 for seed in (1, 2) for subject in ("held@2", "cool@2")),
     environment={"python": "3.11"},
-)
+)  # fmt: skip
 
 
-def test_a_summary_is_read_as_it_was_written_and_makes_the_same_picture(tmp_path: Path) -> None:
+def test_a_summary_is_read_as_it_was_written_and_says_points_nats_and_dashes(
+    tmp_path: Path,
+) -> None:
     for name, summary in (("a", SUMMARY), ("b", SUMMARY)):
         write_summary(summary, tmp_path / name)
     assert read_summary(tmp_path / "a" / "summary.json") == SUMMARY
@@ -240,20 +214,12 @@ def test_a_summary_is_read_as_it_was_written_and_makes_the_same_picture(tmp_path
     assert first == (tmp_path / "b" / "summary.svg").read_bytes()
     write_summary(replace(SUMMARY, results=SUMMARY.results[:1]), tmp_path / "b")
     assert first != (tmp_path / "b" / "summary.svg").read_bytes()
-
-
-def rows(text: str) -> list[list[str]]:
-    lines = [line for line in text.splitlines() if line.startswith("| at the end")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def test_errors_are_points_losses_nats_what_is_missing_a_dash_and_names_stay_names() -> None:
-    error, missing, loss = rows(render_summary(SUMMARY))
+    lines = [line for line in render_summary(SUMMARY).splitlines() if line[:8] == "| at the"]
+    error, missing, loss = ([c.strip() for c in line.strip("|").split("|")] for line in lines)
     values = ["3.0 [2.0, 4.0]", "5.0 [4.0, 6.0]", "4.0 [2.0, 6.0]"]
     assert error[1:] == ["rtn-3bit", "> 0", *values, "agrees"]
     assert missing[3:] == ["-", "-", "-", "-"]
-    assert loss[0].endswith("nats")
-    assert loss[3] == "0.100 [0.090, 0.110]"
+    assert (loss[0][-4:], loss[3]) == ("nats", "0.100 [0.090, 0.110]")
     odd = Claim("c", "<b>x</b>", "a | b\n# c")
     text = render_summary(replace(SUMMARY, claims=(odd,), description="<script> *x*"))
     assert not any(tag in text for tag in ("<b>", "<script>", "\n# c"))
@@ -261,9 +227,6 @@ def test_errors_are_points_losses_nats_what_is_missing_a_dash_and_names_stay_nam
 
 # --------------------------------------------------------------------------------------------------
 # docs/science.md says what the saved summaries say, and they are of the experiments that ship.
-
-
-FOUND = {name: summary for name, summary in summaries().items() if summary is not None}
 
 
 def test_the_page_and_the_table_of_contrasts_are_up_to_date() -> None:
@@ -291,7 +254,9 @@ def test_kept_summaries_are_of_experiments_as_they_ship_and_judged_as_today() ->
     if FOLDER.is_dir():
         assert {path.stem for path in FOLDER.iterdir()} <= {*shipped_experiments(), "contrasts"}
     pairs = []
-    for name, summary in FOUND.items():
+    for name, summary in summaries().items():
+        if summary is None:
+            continue
         compared = tuple(result.contrast for result in summary.results)
         assert compared == read_experiment(name).contrasts_by_scheme(), name
         assert summary.subjects, name
@@ -299,3 +264,65 @@ def test_kept_summaries_are_of_experiments_as_they_ship_and_judged_as_today() ->
         assert rejudged(summary) == summary, name
         pairs += [(c.a, c.b, c.scheme, c.measure) for c in compared]
     assert len(pairs) == len(set(pairs))  # none is counted in two experiments
+
+
+# --------------------------------------------------------------------------------------------------
+# The experiment that compares expected scores with generation: `experiments/addition.py`.
+
+
+def test_every_sum_is_there_once_and_an_answer_is_right_where_it_is_the_sum_alone() -> None:
+    sums = addition.problems()
+    assert len(set(sums)) == len(sums) == 90 * 90
+    assert all(sum(map(int, s.partition("=")[0].split("+"))) == int(s[6:]) for s in sums)
+    assert addition.prompt_of("12+34=46") == "<|endoftext|>12+34="
+    answers = [
+        {"prompt": 1, "sample": k, "greedy": False, "text": text}
+        for k, text in enumerate(("46", "47", "460", ""))
+    ]
+    marks = map(json.loads, addition.marks_of(answers, ["10+10=20", "12+34=46"]))
+    assert list(marks) == [
+        {"prompt": 1, "sample": k, "greedy": False, "correct": k == 0} for k in range(4)
+    ]
+
+
+def test_weighted_answers_are_compared_by_prompt_and_a_refused_score_has_its_reason() -> None:
+    prompts, samples = 60, 4
+    count = prompts * samples
+    right = np.arange(count) % samples < 2
+
+    def drawn(log_p_S: np.ndarray) -> RolloutEvidence:
+        return RolloutEvidence(
+            sha256="", prompt=np.repeat(np.arange(prompts), samples), tokens=np.full(count, 3),
+            nll_sum=-log_p_S, agreed=np.full(count, -1), end_names=(),
+            end_sum=np.zeros((count, 0)), mark=right.astype(np.float64), drawn_sum=log_p_S,
+        )  # fmt: skip
+
+    full = drawn(np.full(count, -1.0))
+    stream = drawn(np.where(right, -1.1, -0.9))  # right answers are less likely
+    answers = [(k, sample < 9) for k in range(prompts) for sample in range(20)]  # 45 %
+    row = addition.compare("rtn-4bit", stream, full, answers)
+    weight = np.exp([-0.1, 0.1])
+    found = [one.estimate for one in (row.expected, row.generated, row.difference)]
+    share = weight[0] / weight.sum()
+    assert found == pytest.approx([share, 0.45, share - 0.45])
+    assert "| rtn-4bit | 45.0 [45.0, 45.0] |" in addition.table(7, [row])
+    far = drawn(np.where(np.arange(count) < 5, 3.0, -9.0))
+    row = addition.compare("rtn-2bit", far, full, [(k, False) for k in range(prompts)])
+    assert row.expected is None
+    assert "effective sample size is 5 of 240" in addition.table(7, [row])
+
+
+@pytest.mark.slow
+def test_the_whole_experiment_in_a_small_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*arguments: object, module: str = "qaudit") -> None:
+        of_module = commands if module == "experiments" else None
+        assert run_in(tmp_path, *arguments, commands=of_module) == 0
+
+    monkeypatch.setattr("experiments.addition.run", run)  # without a process for each command
+    size = ["--steps", "20", "--prompts", "10", "--generated", "2", "--schemes", "rtn-4bit"]
+    addition.main([str(tmp_path), *size])
+    printed = capsys.readouterr().out
+    assert "| 20 steps | expected |" in printed
+    assert "| rtn-4bit |" in printed

@@ -48,19 +48,13 @@ def documents_of(stream):
     return [stream.tokenizer.decode(part[1:].tolist()) for part in parts]
 
 
-def test_the_stream_is_the_documents_that_are_not_held_out(made):
-    _, _, stream = made
+def test_the_stream_is_the_documents_that_are_not_held_out_and_those_are_recorded(made):
+    root, _, stream = made
     expected = {SENTENCES[n] for n in range(60) if part_of(f"d{n}.txt") != "evaluation"}
     found = documents_of(stream)
     assert set(found) == expected
-    assert len(found) == len(expected) == stream.documents
-    assert stream.documents + stream.heldout == 60
-    assert stream.tokens.dtype == np.uint16
-    assert stream.tokenizer.eos_token == END
-
-
-def test_what_is_held_out_is_recorded_by_hash_and_can_be_evaluated_on(made):
-    root, _, stream = made
+    assert len(found) == len(expected) == stream.documents == 60 - stream.heldout
+    assert (stream.tokens.dtype, stream.tokenizer.eos_token) == (np.uint16, END)
     hashes, lines = (
         (root / f"made/heldout.{kind}").read_text("utf-8").splitlines() for kind in ("txt", "jsonl")
     )
@@ -68,7 +62,7 @@ def test_what_is_held_out_is_recorded_by_hash_and_can_be_evaluated_on(made):
     assert len(hashes) - 1 == len(texts) == stream.heldout > 3
     expected = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
     assert [line.split()[0] for line in hashes[1:]] == expected
-    assert not set(texts) & set(documents_of(stream))
+    assert not set(texts) & set(found)
 
 
 def test_a_held_out_text_is_trained_on_under_no_name_and_of_few_none_is_held_out(tmp_path):
@@ -84,18 +78,15 @@ def test_a_held_out_text_is_trained_on_under_no_name_and_of_few_none_is_held_out
     assert (stream.documents, stream.heldout) == (FEWEST - 1, 0)
 
 
-def test_a_stream_is_made_once(made, monkeypatch):
+def test_a_stream_is_made_once_and_other_text_in_its_folder_is_refused(made, tmp_path, monkeypatch):
     root, source, stream = made
     before = (root / "made/tokens.bin").stat().st_mtime_ns
-    monkeypatch.setattr("experiments.text._encode", None)
-    again = prepare(root / "made", sources=[source], vocabulary=300)
+    with monkeypatch.context() as patch:
+        patch.setattr("experiments.text._encode", None)
+        again = prepare(root / "made", sources=[source], vocabulary=300)
     assert (root / "made/tokens.bin").stat().st_mtime_ns == before
     assert (again.key, again.tokenizer_key) == (stream.key, stream.tokenizer_key)
     assert np.array_equal(again.tokens, stream.tokens)
-
-
-def test_other_text_in_the_same_folder_is_refused_by_what_changed(made, tmp_path):
-    root, source, _ = made
     with pytest.raises(UsageError, match="`vocabulary` was 300 and is 310"):
         prepare(root / "made", sources=[source], vocabulary=310)
     other = write_folder(tmp_path / "other", [*SENTENCES, "one more"])
@@ -103,36 +94,27 @@ def test_other_text_in_the_same_folder_is_refused_by_what_changed(made, tmp_path
         prepare(root / "made", sources=[other], vocabulary=300)
 
 
-def test_a_tokenizer_that_is_given_is_used_and_known_by_its_bytes(made, tmp_path):
+def test_a_given_tokenizer_is_known_by_its_bytes_and_a_text_that_broke_off_is_made_again(
+    made, tmp_path, monkeypatch
+):
     root, source, stream = made
     given = prepare(
-        tmp_path / "made", sources=[source], vocabulary=999, tokenizer=root / "made/tokenizer"
+        tmp_path / "given", sources=[source], vocabulary=999, tokenizer=root / "made/tokenizer"
     )
     assert np.array_equal(given.tokens, stream.tokens)
     assert given.key == stream.key  # however its tokenizer came to be
     assert entries_of(root / "made/tokenizer") == 320  # 300, made a multiple of 64
-
-
-def test_a_text_that_broke_off_is_made_again(made, tmp_path, monkeypatch):
-    _, source, stream = made
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "experiments.text._record_heldout", None
-        )  # not callable: stops before the end
+    with monkeypatch.context() as patch:  # not callable: stops before the end
+        patch.setattr("experiments.text._record_heldout", None)
         with pytest.raises(TypeError):
             prepare(tmp_path / "made", sources=[source], vocabulary=300)
     again = prepare(tmp_path / "made", sources=[source], vocabulary=300)
     assert np.array_equal(again.tokens, stream.tokens)
-
-
-@pytest.mark.parametrize("text", ["", "[1]", "[" * 100_000, "{}", '{"wanted": {}}', "null"])
-def test_a_record_that_is_none_is_named_with_what_to_remove(tmp_path, text):
-    source = write_folder(tmp_path / "source", SENTENCES[:3])
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "text.json").write_text(text, encoding="utf-8")
-    with pytest.raises(SourceError, match="is not the record of a text") as refused:
-        prepare(tmp_path / "made", sources=[source], vocabulary=300)
-    assert "remove" in refused.value.hint
+    for text in ("", "[1]", "[" * 100_000, "{}", '{"wanted": {}}', "null"):
+        (tmp_path / "made" / "text.json").write_text(text, encoding="utf-8")
+        with pytest.raises(SourceError, match="is not the record of a text") as refused:
+            prepare(tmp_path / "made", sources=[source], vocabulary=300)
+        assert "remove" in refused.value.hint
 
 
 @given(st.lists(st.text() | st.sampled_from(["[" * 9999, "3", "{}", '{"run": "a"}', "NaN"])))
@@ -151,12 +133,9 @@ def test_the_odd_lines_of_a_log_are_dropped(lines):
 
 AVERAGED = replace(HELD, ema_decay=0.5, lawa=(2, 5), schedule=build("cosine", peak=1e-2, end=25))
 SGDR = replace(
-    DECAY,
-    name="forked",
-    parent=AVERAGED,
-    schedule=build("sgdr", peak=8e-3, period=4),
+    DECAY, name="forked", parent=AVERAGED, schedule=build("sgdr", peak=8e-3, period=4),
     save_at=(8, 10),
-)
+)  # fmt: skip
 INGREDIENTS = [
     replace(DECAY, name=f"stage2-ingredient{k}", parent=AVERAGED, seed=k) for k in (1, 2)
 ]
@@ -170,7 +149,9 @@ def series(tmp_path_factory, text):
     return out
 
 
-def test_a_series_knows_rates_as_they_were_logged_tokens_stages_and_their_order(series):
+def test_a_series_knows_rates_as_they_were_logged_tokens_stages_and_their_order(
+    series, tmp_path, text
+):
     logged = {(line["run"], line["step"]): line["learning_rate"] for line in read_log(series)}
     checkpoints = find_all([str(series)])
     found = {c.label: c for c in checkpoints}
@@ -191,26 +172,23 @@ def test_a_series_knows_rates_as_they_were_logged_tokens_stages_and_their_order(
     stages = list(dict.fromkeys(c.stage for c in checkpoints))
     assert stages.index("stage1") < min(stages.index("forked"), stages.index("stage2"))
     assert stages.index("stage2") < stages.index("stage1-lawa")
+    # The parent of a fork is told of where it does not lie.
+    train(replace(SGDR, name="away"), text, tmp_path, fork=series)
+    assert [c.tokens for c in find_all([str(tmp_path)])] == [28 * 32, 30 * 32]
+    names = [stage.name for stage in load_file(tmp_path / "qaudit-family.yaml").stages]
+    assert names == ["stage1", "away", "stage1-ema", "stage1-lawa"]
 
 
 def test_ingredients_keep_schedules_of_their_own_and_those_of_two_points_are_two_stages():
     steeper = replace(INGREDIENTS[1], schedule=build("linear", peak=5e-3, end=10))
-    family = Family.model_validate(family_table("x", [INGREDIENTS[0], steeper]))
-    rates = [family.learning_rate(family.place(f"stage2-ingredient{k}-step0")) for k in (1, 2)]
-    assert rates == [1e-2, 5e-3]
     later = replace(INGREDIENTS[1], fork_at=10)
-    family = Family.model_validate(family_table("x", [INGREDIENTS[0], later]))
-    tokens = [family.tokens(family.place(f"stage2-ingredient{k}-step10")) for k in (1, 2)]
-    assert tokens == [30 * 32, 20 * 32]
-
-
-def test_the_parent_of_a_fork_is_told_of_where_it_does_not_lie(tmp_path, text, series):
-    train(replace(SGDR, name="away"), text, tmp_path, fork=series)
-    (first, last) = find_all([str(tmp_path)])
-    assert (first.tokens, last.tokens) == (28 * 32, 30 * 32)
-    family = load_file(tmp_path / "qaudit-family.yaml")
-    stages = ["stage1", "away", "stage1-ema", "stage1-lawa"]
-    assert [stage.name for stage in family.stages] == stages
+    for other, step, of, wanted in (
+        (steeper, 0, Family.learning_rate, [1e-2, 5e-3]),
+        (later, 10, Family.tokens, [30 * 32, 20 * 32]),
+    ):
+        family = Family.model_validate(family_table("x", [INGREDIENTS[0], other]))
+        places = [family.place(f"stage2-ingredient{k}-step{step}") for k in (1, 2)]
+        assert [of(family, place) for place in places] == wanted
 
 
 # --------------------------------------------------------------------------------------------------
@@ -249,10 +227,8 @@ def test_a_fork_is_what_it_forks_from_to_the_very_beginning():
     assert replace(DECAY, seed=8, order=3).key == replace(DECAY, seed=9, order=3).key
     assert replace(HELD, order=HELD.seed).key == HELD.key
 
-
-@pytest.mark.parametrize("run", [HELD, DECAY, replace(HELD, lawa=(2, 10), keep_at=(5,))])
-def test_a_run_is_read_back_from_its_table(run):
-    assert TrainingRun(**json.loads(json.dumps(run.table()))) == run
+    for run in (HELD, DECAY, replace(HELD, lawa=(2, 10), keep_at=(5,))):
+        assert TrainingRun(**json.loads(json.dumps(run.table()))) == run
 
 
 @pytest.mark.parametrize(
@@ -263,17 +239,11 @@ def test_a_run_is_read_back_from_its_table(run):
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"accumulation": 3}, "", "`accumulation` is 3 and must divide the batch of 4"),
         ({"save_at": (21,)}, "", "`save_at` has 21, and the run has 20 steps"),
-        ({"keep_at": (0,)}, "keep_at", "greater than or equal to 1"),
         ({"schedule": build("constant", peak=0.0)}, "", "`peak` is 0 and must be above 0"),
-        ({"weight_decay": -1.0}, "weight_decay", "greater than or equal to 0"),
         ({"betas": (0.9, 1.0)}, "betas", "less than 1"),
-        ({"clip": 0.0}, "clip", "greater than 0"),
-        ({"sam_rho": -0.1}, "sam_rho", "greater than or equal to 0"),
-        ({"ema_decay": 1.0}, "ema_decay", "less than 1"),
         ({"lawa": (1, 5)}, "lawa", "greater than or equal to 2"),
         ({"lawa": (3, 10)}, "", "no saved step is a multiple of 10 from 30 on"),
         ({"precision": "fp8"}, "precision", "'bf16' or 'fp32'"),
-        ({"attention": "magic"}, "attention", "'sdpa' or 'eager'"),
         ({"fork_at": 5}, "", "`fork_at` is 5 and must be 0 without a parent"),
         ({"parent": HELD}, "", "`name` is `stage1` and must differ from its parent's"),
     ],

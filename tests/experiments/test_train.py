@@ -88,10 +88,7 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path, text):
     a, b = (read_log(tmp_path / name)[0] for name in ("whole", "parts"))
     for what in ("loss", "gradient_norm"):  # to which neither clipping nor Adam is blind
         assert b[what] == pytest.approx(a[what], abs=2e-4)  # logged with four digits
-
-
-def test_another_order_of_the_data_starts_from_the_same_weights(text):
-    other = replace(HELD, order=7)
+    other = replace(HELD, order=7)  # of the data, from the same weights
     assert not torch.equal(batch_of(HELD, text, 1), batch_of(other, text, 1))
     assert torch.equal(batch_of(replace(HELD, seed=7), text, 1), batch_of(other, text, 1))
     assert equal(SHAPE.build(HELD.seed).state_dict(), SHAPE.build(other.seed).state_dict())
@@ -114,10 +111,7 @@ def test_averages_are_those_of_the_weights_along_the_run(tmp_path, text):
             found = weights(tmp_path / run.label(20, average))[name]
             # bf16 keeps 8 bits: half a unit in the last place is 2**-9 of a number.
             torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-6)
-
-
-def test_a_window_that_is_not_full_is_no_average():
-    lawa = WeightLawa(3, 2)
+    lawa = WeightLawa(3, 2)  # a window that is not full is no average
     for step in range(1, 9):
         lawa.add(step, {"w": torch.tensor([float(step)])})
         mean = lawa.mean(step)
@@ -128,9 +122,12 @@ def test_a_window_that_is_not_full_is_no_average():
 # ----------------------------------------------------------------------------------------- forks
 
 
-def test_a_fork_starts_from_the_held_weights_with_settings_of_its_own(tmp_path, text):
-    held = train(HELD, text, tmp_path)
-    before = held.read_bytes()
+def test_a_fork_has_settings_of_its_own_and_goes_on_as_its_parent_would_have(
+    tmp_path, text, monkeypatch
+):
+    parent = replace(HELD, keep_at=(10,))
+    held = train(parent, text, tmp_path)
+    before, whole = held.read_bytes(), state(held)["model"]
     train(DECAY, text, tmp_path)
     assert held.read_bytes() == before
     other = replace(DECAY, name="stage2-ingredient2", seed=3, weight_decay=0.7, betas=(0.8, 0.9))
@@ -139,20 +136,13 @@ def test_a_fork_starts_from_the_held_weights_with_settings_of_its_own(tmp_path, 
     assert matrices["betas"] == (0.8, 0.9)
     a, b = (weights(tmp_path / f"stage2-ingredient{k}-step10") for k in (1, 2))
     assert not equal(a, b)
-
-
-def test_a_fork_goes_on_as_its_parent_would_have(tmp_path, text):
     # The optimizer's moments go with it: with the parent's data and rates it is the parent.
-    def as_parent(run, step):
-        return batch_of(HELD, text, step + 10 if run.parent else step)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.train.batch_of", lambda run, text, step: as_parent(run, step))
-        parent = replace(HELD, keep_at=(10,))
-        whole = state(train(parent, text, tmp_path))["model"]
-        schedule = Constant(peak=1e-2)
-        fork = replace(DECAY, name="again", schedule=schedule, parent=parent, fork_at=10)
-        assert equal(state(train(fork, text, tmp_path))["model"], whole)
+    monkeypatch.setattr(
+        "experiments.train.batch_of", lambda run, text, step: batch_of(HELD, text, step + 10)
+    )
+    schedule = Constant(peak=1e-2)
+    fork = replace(DECAY, name="again", schedule=schedule, parent=parent, fork_at=10)
+    assert equal(state(train(fork, text, tmp_path))["model"], whole)
 
 
 def test_a_fork_from_what_is_not_its_parent_or_was_not_kept_is_refused(tmp_path, text):
@@ -234,8 +224,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_last_checkpoint_kept(
     assert state(tmp_path / "states/stage1.pt")["step"] == 10
 
 
-def test_a_full_disk_is_named_and_the_last_state_kept(tmp_path, text):
-    (tmp_path / "states").mkdir()
+def test_a_full_disk_is_named_and_the_last_state_kept(tmp_path, text, monkeypatch):
+    from safetensors import SafetensorError
+    from transformers import PreTrainedModel
+
     kept = train(HELD, text, tmp_path).read_bytes()
     (tmp_path / "states/stage1.partial").symlink_to("/dev/full")
     longer = replace(HELD, steps=30, save_at=(10, 20, 30))
@@ -243,28 +235,20 @@ def test_a_full_disk_is_named_and_the_last_state_kept(tmp_path, text):
         train(longer, text, tmp_path)
     assert (tmp_path / "states/stage1.pt").read_bytes() == kept
 
-
-def test_a_checkpoint_that_the_disk_does_not_take_leaves_nothing(tmp_path, text, monkeypatch):
-    from safetensors import SafetensorError
-    from transformers import PreTrainedModel
-
     def full(self, folder, **more):  # as safetensors says it, on a file system that is full
         folder.mkdir()
         raise SafetensorError("Error while serializing: I/O error: ... (os error 28)")
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
     with pytest.raises(MachineError, match="no space left on device while writing"):
-        train(HELD, text, tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["states"]
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [({"vocabulary": 63}, "has 64 entries"), ({"context": 2000}, "the text has 1280 tokens")],
-)
-def test_a_text_that_does_not_fit_the_model_is_refused(tmp_path, text, changed, words):
-    with pytest.raises(UsageError, match=words):
-        train(replace(HELD, shape=replace(SHAPE, **changed)), text, tmp_path)
+        train(HELD, text, tmp_path / "other")
+    assert sorted(p.name for p in (tmp_path / "other").iterdir() if p.is_dir()) == ["states"]
+    for changed, words in (
+        ({"vocabulary": 63}, "has 64 entries"),
+        ({"context": 2000}, "the text has 1280 tokens"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            train(replace(HELD, shape=replace(SHAPE, **changed)), text, tmp_path / "third")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -42,16 +42,12 @@ def memory(sizes, asked, itemsize, limit):
     return Footprint(sizes, asked, itemsize, limit).memory_nbytes
 
 
-def test_sizes_are_read_from_names_and_shapes_alone():
+def test_sizes_are_read_from_names_and_shapes_and_streams_are_one_a_scheme_and_a_shared_one():
     sizes = Sizes.of(shapes(), "model")
-    assert sizes.blocks == 3
-    assert sizes.block_parameters == 64 * 64 + 64 * 160
+    assert (sizes.blocks, sizes.block_parameters) == (3, 64 * 64 + 64 * 160)
     assert sizes.rest_parameters == 1000 * 64 + 64
     assert sizes.parameters == sizes.rest_parameters + 3 * sizes.block_parameters
     assert (sizes.hidden, sizes.widest, sizes.vocabulary) == (64, 160, 1000)
-
-
-def test_streams_of_calibration_are_one_a_scheme_and_one_that_they_share():
     assert load().calibrated == 2 + 1  # gptq at 4 and 3 bits; awq on full precision
     assert load(("rtn-4bit",)).calibrated == 0
     assert load(("gptaq-4bit",)).calibrated == 2
@@ -89,12 +85,9 @@ def test_products_are_nearly_all_work_of_a_large_model_and_half_of_a_small_one(s
         assert products < flops(sizes, asked) < most * products
 
 
-def test_the_rate_of_a_core_is_measured_once_a_process():
-    assert price.matmul_rate() == price.matmul_rate() > 0
-    assert price.matmul_rate.cache_info().misses == 1
-
-
 def test_a_time_is_an_order_of_magnitude_on_any_number_of_cores(monkeypatch):
+    assert price.matmul_rate() == price.matmul_rate() > 0
+    assert price.matmul_rate.cache_info().misses == 1  # measured once a process
     monkeypatch.setattr(price, "matmul_rate", lambda: 1e11)
     for cores in (1, 2, 64, 192):
         monkeypatch.setattr(price.psutil, "cpu_count", lambda cores=cores: cores)
@@ -105,17 +98,12 @@ def test_a_time_is_an_order_of_magnitude_on_any_number_of_cores(monkeypatch):
         assert twice == pytest.approx((2 * low, 2 * high))
     # Sixteen bits take longer on a processor without instructions for them.
     for dtype, has_units, times in (
-        ("bfloat16", True, 1),
-        ("bfloat16", False, 2.5),
-        ("float16", True, 2.5),
-    ):
+        ("bfloat16", True, 1), ("bfloat16", False, 2.5), ("float16", True, 2.5),
+    ):  # fmt: skip
         monkeypatch.setattr(price, "has_bf16_units", lambda has_units=has_units: has_units)
         expected = pytest.approx((times * low, times * high))
         assert price.seconds_range(1e15, "cpu", dtype) == expected
-
-
-def test_a_gpu_is_not_priced_by_the_cores_beside_it(monkeypatch):
-    monkeypatch.delattr(price, "matmul_rate")
+    monkeypatch.delattr(price, "matmul_rate")  # a GPU is not priced by the cores beside it
     (low, high), (wide, _) = (
         price.seconds_range(1e15, "cuda", dtype) for dtype in ("bfloat16", "float32")
     )
@@ -126,14 +114,10 @@ def test_a_gpu_is_not_priced_by_the_cores_beside_it(monkeypatch):
 # -------------------------------------------------------------------------------------- memory
 
 
-@given(st.integers(2, 60), st.integers(2, 60))
-def test_memory_does_not_grow_with_depth(few, many):
+@given(st.integers(2, 60), st.integers(2, 60), st.integers(1, 10**9))
+def test_memory_does_not_grow_with_depth_and_a_limit_on_streams_bounds_it(few, many, limit):
     a, b = (Sizes.of(shapes(blocks=n), "model") for n in (few, many))
     assert memory(a, load(), 4, 10**9) == memory(b, load(), 4, 10**9)
-
-
-@given(st.integers(1, 10**9))
-def test_a_limit_on_streams_bounds_memory(limit):
     # three stages, and unspilled runs keep what each of them held
     assert memory(SMALL, load(), 4, limit) <= 3 * memory(SMALL, load(), 4, 0) + limit
 
@@ -204,15 +188,9 @@ def test_a_configuration_tells_nearly_what_headers_tell(tied):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        "llama",
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=1000,
-        tie_word_embeddings=tied,
-    )
+        "llama", hidden_size=64, intermediate_size=160, num_hidden_layers=3, vocab_size=1000,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
     names = {n: tuple(p.shape) for n, p in model.named_parameters()}
     assert Sizes.of_config(config.to_dict(), "m") == Sizes.of(names, "m")
@@ -228,11 +206,9 @@ def test_a_model_without_blocks_or_a_configuration_that_tells_nothing_is_refused
 
 def test_tasks_of_a_7b_say_what_their_rounds_take_of_the_disk() -> None:
     schemes = parse_schemes(["rtn-4bit", "gptq-4bit", "gptq-3bit"])
-    text = replace(
-        TextSize.bound(Protocol(2048)),
-        item_tokens=21_000_000,
-        items=tuple((f"t{k}", 9) for k in range(30)),
-    )
+    bound = TextSize.bound(Protocol(2048))
+    tasks = tuple((f"t{k}", 9) for k in range(30))
+    text = replace(bound, item_tokens=21_000_000, items=tasks)
     footprint = Footprint(LARGE, Load.of(schemes, text), 2, 10**9)
     note = footprint.notes[-1]
     assert "about 21 rounds of up to 1.0 M tokens" in note

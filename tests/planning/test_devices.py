@@ -24,13 +24,10 @@ def nodes(monkeypatch, tmp_path):
     monkeypatch.setattr(machine.sys, "platform", "linux")
 
 
-def test_auto_is_a_gpu_where_torch_sees_one(nodes):
+def test_auto_is_a_gpu_where_torch_sees_one_and_one_left_unused_is_named(nodes, monkeypatch):
     with pretended():
         assert machine.choose_device("auto", "auto") == ("cuda", "bfloat16")
         assert machine.device_notes("auto") == ()
-
-
-def test_an_accelerator_that_is_left_unused_is_named_with_a_reason(nodes, monkeypatch):
     assert machine.device_notes("cuda") == ()
     for build, reason in (
         ("cu128", "this torch sees no device"),  # the driver is there
@@ -88,13 +85,10 @@ def test_instructions_for_bfloat16_are_those_that_torch_finds(
         assert host.has_bf16_units() is units
 
 
-def test_mps_is_refused_when_an_audit_is_planned():
+def test_cuda_is_the_device_with_most_free_memory_and_mps_is_refused(monkeypatch):
     with pytest.raises(UsageError, match="MPS has no float64") as refused:
         machine.choose_audited("mps", "auto")
     assert refused.value.hint == "use `--device cpu`"
-
-
-def test_cuda_is_the_device_with_most_free_memory_or_the_one_in_use(monkeypatch):
     with pretended():
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda k: 0)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda k: (10 + 10 * k, 30))

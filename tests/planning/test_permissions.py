@@ -88,11 +88,6 @@ def asked_for(hub: Hub) -> list[str]:
     return [e["path"] for e in hub.log if "/resolve" in e["path"] or e["path"].startswith("/cdn")]
 
 
-def losses(audit: AuditRecord, spec: str = FULL_PRECISION) -> float:
-    (score,) = [s for s in audit.measurements if s.spec == spec]
-    return score.ce.estimate
-
-
 def test_pickles_and_code_are_refused_by_name_before_a_byte_is_fetched(
     hub: Hub, tmp_path: Path
 ) -> None:
@@ -126,7 +121,11 @@ def test_allowed_code_is_run_from_each_revisions_own_commit(hub: Hub, tmp_path: 
         revision: audit_of(hub, tmp_path, f"acme/coded@{revision}", trust_remote_code=True)
         for revision in ("v1", "v2")
     }
-    assert losses(audits["v1"]) != losses(audits["v2"])  # the same weights, other code
+    one, other = (
+        next(s.ce.estimate for s in audit.measurements if s.spec == FULL_PRECISION)
+        for audit in audits.values()
+    )
+    assert one != other  # the same weights, other code
     for audit in audits.values():
         commit = audit.subjects[0].first.commit
         for score in audit.measurements:
@@ -147,30 +146,26 @@ def refusal(*checkpoints: Checkpoint, pickle: bool = False, code: bool = False) 
     return caught.value
 
 
-PLAIN, PICKLED = checkpoint("step1"), checkpoint("step2", "pickle")
-CODED, BOTH = checkpoint("step3", "remote_code"), checkpoint("step4", "pickle", "remote_code")
-
-
 PICKLES = "`step2` of `org/name` has its weights as pickles only, and opening a pickle can run code"
 CODE = "`step3` of `org/name` has its model as code of its own, which is not run unless asked for"
 
 
 def test_what_is_not_allowed_yet_is_refused_with_the_flag_and_what_it_means() -> None:
+    plain, pickled = checkpoint("step1"), checkpoint("step2", "pickle")
+    coded, both = checkpoint("step3", "remote_code"), checkpoint("step4", "pickle", "remote_code")
     for needing, allowed, message, hint in (
-        (PICKLED, {}, PICKLES, "pass `--allow-pickle` if .* nothing but tensors"),
-        (CODED, {}, CODE, "pass `--trust-remote-code` if .* with all your rights"),
-        (BOTH, {}, "", "pass `--allow-pickle` `--trust-remote-code` if"),
-        (BOTH, {"pickle": True}, "", "pass `--trust-remote-code` if"),
-        (BOTH, {"code": True}, "", "pass `--allow-pickle` if"),
+        (pickled, {}, PICKLES, "pass `--allow-pickle` if .* nothing but tensors"),
+        (coded, {}, CODE, "pass `--trust-remote-code` if .* with all your rights"),
+        (both, {}, "", "pass `--allow-pickle` `--trust-remote-code` if"),
+        (both, {"pickle": True}, "", "pass `--trust-remote-code` if"),
+        (both, {"code": True}, "", "pass `--allow-pickle` if"),
     ):
-        error = refusal(PLAIN, needing, **allowed)
+        error = refusal(plain, needing, **allowed)
         assert error.message == message or not message
         assert re.match(hint, error.hint)
-        refuse([PLAIN, needing], allow_pickle=True, trust_remote_code=True)
-    refuse([PLAIN], allow_pickle=False, trust_remote_code=False)
-
-
-def test_a_family_says_why_in_its_own_words() -> None:
+        refuse([plain, needing], allow_pickle=True, trust_remote_code=True)
+    refuse([plain], allow_pickle=False, trust_remote_code=False)
+    # A family says why in its own words.
     for repo, need, said in (
         ("LLM360/Amber", "pickle", "no revision was published as safetensors"),
         ("LLM360/Crystal", "pickle", "no revision was published as safetensors"),

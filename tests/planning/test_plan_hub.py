@@ -18,9 +18,6 @@ import pytest
 
 from qaudit import hub as hub_package
 from qaudit.errors import HubError, MachineError, SourceError
-from qaudit.hub.api import Client
-from qaudit.hub.fetch import Fetcher
-from qaudit.hub.listing import Listing
 from qaudit.planning.pin import pinned_or_resolved
 from qaudit.planning.prepare import make_plan
 from qaudit.planning.price import START_SECONDS
@@ -30,6 +27,7 @@ from qaudit.text.texts import DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION
 from qaudit.types import Plan, Recipe, Resolved
 from tests.support.hub import Hub, write_headers
 from tests.support.names import names_of
+from tests.support.texts import opened
 
 OLMO = "allenai/OLMo-2-1124-7B"
 GB = 10**9
@@ -38,15 +36,16 @@ STEPS = tuple(f"step{k}" for k in range(1000, 13_000, 1000))
 
 
 def shapes() -> dict[str, tuple[str, tuple[int, ...]]]:
-    sides = {"self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (HIDDEN, HIDDEN)}
-    sides |= {"self_attn.v_proj": (HIDDEN, HIDDEN), "self_attn.o_proj": (HIDDEN, HIDDEN)}
-    sides |= {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN)}
+    sides = dict.fromkeys((f"self_attn.{n}_proj" for n in "qkvo"), (HIDDEN, HIDDEN))
+    sides |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (INNER, HIDDEN))
     sides |= {"mlp.down_proj": (HIDDEN, INNER)}
-    found = {"model.embed_tokens.weight": ("F32", (VOCABULARY, HIDDEN))}
-    for block in range(BLOCKS):
-        for name, shape in sides.items():
-            found[f"model.layers.{block}.{name}.weight"] = ("F32", shape)
-    return found | {"lm_head.weight": ("F32", (VOCABULARY, HIDDEN))}
+    found = {
+        f"model.layers.{block}.{name}.weight": ("F32", shape)
+        for block in range(BLOCKS)
+        for name, shape in sides.items()
+    }
+    ends = ("model.embed_tokens.weight", "lm_head.weight")
+    return dict.fromkeys(ends, ("F32", (VOCABULARY, HIDDEN))) | found
 
 
 NBYTES = sum(4 * math.prod(shape) for _, shape in shapes().values())  # headers come on top
@@ -71,9 +70,7 @@ class World:
 
     def opened(self) -> hub_package.Hub:
         """Open the Hub as a new process does."""
-        client = Client(self.hub.url, pause=lambda seconds: None)
-        listing = Listing(client)
-        return hub_package.Hub(client, listing, Fetcher(client, listing, pause=lambda s: None))
+        return opened(self.hub)
 
     def asked(self, pattern: str) -> list[str]:
         return [f"{entry['method']} {entry['path']}" for entry in self.hub.asked(pattern)]
@@ -148,12 +145,16 @@ def test_a_series_of_a_thousand_revisions_is_planned_with_a_call_for_each_that_i
     assert again.client.calls <= 4  # trees are known for ever
 
 
-def test_texts_are_found_before_any_tree_is_read(series: Series) -> None:
+def test_a_local_recipe_needs_no_hub_and_texts_are_found_before_any_tree_is_read(
+    series: Series,
+) -> None:
+    assert not needs_hub(recipe("demo", calibration="mine.txt"))
+    assert needs_hub(recipe("demo", evaluation=DEFAULT_HUB_EVALUATION))
+    assert needs_hub(recipe("demo", OLMO))
     world = series()
-    hub = world.opened()
     missing = recipe(evaluation="hf://datasets/allenai/c4/en/missing.jsonl")
     with pytest.raises(HubError, match="evaluation text"):
-        resolve(missing, hub)
+        resolve(missing, world.opened())
     assert not world.asked(f"/api/models/{OLMO}/tree")
 
 
@@ -178,12 +179,6 @@ def test_folders_and_repositories_are_compared_in_one_plan(
     assert plan.context == 512
     assert plan.seconds_low >= START_SECONDS[0]
     assert plan.seconds_high >= START_SECONDS[1]
-
-
-def test_a_local_recipe_needs_no_hub() -> None:
-    assert not needs_hub(recipe("demo", calibration="mine.txt"))
-    assert needs_hub(recipe("demo", evaluation=DEFAULT_HUB_EVALUATION))
-    assert needs_hub(recipe("demo", OLMO))
 
 
 # --------------------------------------------------------------------- what is no subject
@@ -237,23 +232,21 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
 # -------------------------------------------------------------------------------- the lock
 
 
-def locked(world: World, asked: Recipe, out: Path, **settings: Any) -> tuple[Resolved, int]:
-    """Plan as a run in an output folder does; return the plan and the calls it took."""
-    hub = world.opened()
-    found = pinned_or_resolved(asked, out / PLAN, hub, **settings)
-    plan = make_plan(asked, hub=hub, resolved=found)
-    write_plan(plan, asked, found, None, out)
-    return found, hub.client.calls
-
-
 def test_a_changed_choice_is_resolved_anew_and_says_what_moved(
     series: Series, tmp_path: Path
 ) -> None:
+    def locked(asked: Recipe) -> tuple[Resolved, int]:
+        """Plan as a run in an output folder does; return the plan and the calls it took."""
+        hub, out = world.opened(), tmp_path / "out"
+        found = pinned_or_resolved(asked, out / PLAN, hub)
+        write_plan(make_plan(asked, hub=hub, resolved=found), asked, found, None, out)
+        return found, hub.client.calls
+
     world = series()
-    locked(world, recipe(), tmp_path / "out")
+    locked(recipe())
     branches = world.hub.repos[OLMO].branches
     branches["step5000"] = branches["step1000"]
-    fewer, calls = locked(world, recipe(checkpoints=("step5000", "step6000")), tmp_path / "out")
+    fewer, calls = locked(recipe(checkpoints=("step5000", "step6000")))
     assert calls > 0
     assert labels(fewer) == ["step5000", "step6000"]
     assert len([note for note in fewer.notes if "is at" in note]) == 1

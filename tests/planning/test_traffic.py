@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,16 +36,6 @@ def soup(label: str, *members: Checkpoint) -> Subject:
     return Subject(label, tuple((c, 1 / len(members)) for c in members), "mean")
 
 
-@dataclass
-class Cache:
-    """What is missing of each checkpoint, by label; all of it where nothing is said."""
-
-    missing: Mapping[str, int]
-
-    def nbytes_missing(self, checkpoint: Checkpoint) -> int:
-        return self.missing.get(checkpoint.label, checkpoint.nbytes)
-
-
 def priced(
     subjects: list[Subject],
     budget: int | None,
@@ -57,8 +45,10 @@ def priced(
     record: Path | None = None,
     **missing: int,
 ) -> Traffic:
+    """Price; what is missing of a checkpoint is all of it where nothing is said by label."""
     files = [TextFile("hf://x", "a/b", 40 * "a", f"none-{texts}.txt", texts, 64 * "a")]
-    hub: Any = SimpleNamespace(fetcher=Cache(missing))
+    fetcher = SimpleNamespace(nbytes_missing=lambda one: missing.get(one.label, one.nbytes))
+    hub: Any = SimpleNamespace(fetcher=fetcher)
     return price_traffic(hub, subjects, files if texts else [], budget, free, record)
 
 
@@ -66,15 +56,12 @@ SERIES = alone(*(checkpoint(f"step{k}") for k in range(12)))
 ENDS = [subject.first for subject in SERIES[-4:]]
 
 
-def test_a_series_is_fetched_once_and_one_at_a_time_is_enough_disk() -> None:
+def test_a_series_is_fetched_once_but_for_soups_in_a_tight_budget() -> None:
     assert priced(SERIES, 30 * GB, 500 * GB) == Traffic(12 * SIZE, 0, SIZE, 500 * GB, 30 * GB)
     assert priced(SERIES, 900 * GB, 100 * GB).nbytes_disk_budget == 100 * GB  # what is free
     twins = alone(checkpoint("main", content="same"), checkpoint("step9", content="same"))
     assert priced(twins, None, 500 * GB).nbytes_to_fetch == SIZE
-
-
-def test_a_soup_needs_its_members_at_once_and_a_tight_budget_fetches_some_twice() -> None:
-    subjects = [*SERIES, soup("ends", *ENDS)]
+    subjects = [*SERIES, soup("ends", *ENDS)]  # a soup needs its members at once
     wide = priced(subjects, 500 * GB, 900 * GB)
     assert wide.nbytes_to_fetch == 12 * SIZE
     tight = priced([*alone(*ENDS), *SERIES[:8], *subjects[-1:]], 120 * GB, 900 * GB)
@@ -85,14 +72,11 @@ def test_a_soup_needs_its_members_at_once_and_a_tight_budget_fetches_some_twice(
     assert crossed.nbytes_to_fetch > 3 * SIZE
 
 
-def test_what_is_here_already_is_neither_fetched_nor_counted_against_the_budget() -> None:
+def test_what_is_here_is_neither_fetched_nor_counted_and_texts_come_off_the_budget() -> None:
     traffic = priced(SERIES[:3], 30 * GB, 500 * GB, step0=0, step1=SIZE - 9)
     assert traffic.nbytes_to_fetch == (SIZE - 9) + SIZE
     assert traffic.nbytes_cached == SIZE + 9
     assert traffic.nbytes_disk_peak == SIZE
-
-
-def test_texts_are_fetched_first_and_come_off_the_budget() -> None:
     traffic = priced(SERIES[:2], 31 * GB, 500 * GB, texts=GB)
     assert (traffic.nbytes_to_fetch, traffic.nbytes_cached) == (2 * SIZE + GB, 0)
     assert traffic.nbytes_disk_peak == SIZE + GB
@@ -102,7 +86,9 @@ def test_texts_are_fetched_first_and_come_off_the_budget() -> None:
         priced(SERIES[:2], GB // 2, 500 * GB, texts=GB)
 
 
-def test_without_a_budget_everything_is_kept_that_fits_beside_a_reserve() -> None:
+def test_without_a_budget_everything_is_kept_that_fits_beside_a_reserve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     traffic = priced(SERIES, None, 500 * GB)
     assert traffic.nbytes_disk_budget is None
     assert traffic.nbytes_disk_peak == 12 * SIZE
@@ -111,6 +97,8 @@ def test_without_a_budget_everything_is_kept_that_fits_beside_a_reserve() -> Non
     traffic = priced(SERIES, None, 200 * GB)
     assert traffic.nbytes_disk_budget == 190 * GB
     assert traffic.nbytes_disk_peak <= 190 * GB
+    monkeypatch.setenv("HF_HUB_CACHE", f"{tmp_path}/not/made/yet")
+    assert free_disk_nbytes(hub_cache()) > 0
 
 
 def test_a_scan_goes_on_with_the_disk_that_an_earlier_run_of_it_took(tmp_path: Path) -> None:
@@ -131,13 +119,6 @@ def test_a_scan_goes_on_with_the_disk_that_an_earlier_run_of_it_took(tmp_path: P
         priced(tight, None, 60 * GB, **lying)  # what others brought stays
 
 
-def test_free_disk_is_measured_where_the_cache_will_be(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", f"{tmp_path}/not/made/yet")
-    assert free_disk_nbytes(hub_cache()) > 0
-
-
 # ----------------------------------------------------------------------------- what would fit
 
 
@@ -147,7 +128,9 @@ def refusal(subjects: list[Subject], budget: int | None, free: int) -> MachineEr
     return refused.value
 
 
-def test_a_soup_that_does_not_fit_is_refused_with_everything_that_would() -> None:
+def test_what_does_not_fit_is_refused_with_everything_that_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     error = refusal([*SERIES, soup("ends", *ENDS)], 60 * GB, 500 * GB)
     assert error.message == (
         "`ends` needs 116.8 GB of disk for its 4 members at once, and 60.0 GB may be used"
@@ -161,9 +144,6 @@ def test_a_soup_that_does_not_fit_is_refused_with_everything_that_would() -> Non
     assert "`pair` needs 58.4 GB of disk for its 2 members at once" in error.message
     assert error.hint.endswith("are free, or leave out the soup `pair`")
     assert refusal([pair], 40 * GB, 500 * GB).hint.endswith("are free")
-
-
-def test_a_disk_that_is_too_small_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", "/cache")
     error = refusal(SERIES, None, 20 * GB)
     assert "needs 29.2 GB of disk, and 18.0 GB may be used" in error.message

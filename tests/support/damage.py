@@ -7,21 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 ODD = [
-    None,
-    True,
-    -1,
-    0.5,
-    2**70,
-    "",
-    "../x",
-    "/etc/passwd",
-    "\x1b[2J",
-    "9",
-    [],
-    {},
-    [[]],
-    {"a": 1},
-]
+    None, True, -1, 0.5, 2**70, 10**400, "", "../x", "/etc/passwd", "\x1b[2J", "x\0", "\ud800",
+    "9", [], {}, [[]], {"a": 1},
+]  # fmt: skip
 
 
 def damaged(document: Any, data: st.DataObject) -> Any:

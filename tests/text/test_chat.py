@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -138,8 +139,11 @@ def test_tokens_have_the_role_of_what_they_say(
         assert encoded(chat, messages).last_alone == last_alone
 
 
-def test_all_scores_the_prompt_too(tmp_path: Path) -> None:
+def test_all_scores_the_prompt_too_and_plain_text_reads_no_template(tmp_path: Path) -> None:
     with chat_of(tmp_path, CHATML, score="all") as chat:
+        (tmp_path / "plain.txt").write_text("the cat")
+        (plain,) = read_documents(str(tmp_path / "plain.txt"), chat=chat)
+        assert (plain.is_chat, chat.sources) == (False, ())
         cut = encoded(chat, TALK)
         assert cut.roles is not None
         assert (cut.roles != UNSCORED).all()
@@ -147,29 +151,15 @@ def test_all_scores_the_prompt_too(tmp_path: Path) -> None:
         assert by_role(chat, TALK)["answer"] == "".join(answers)
 
 
-def test_templates_see_one_day_and_the_tokens_of_the_settings(tmp_path: Path) -> None:
+def test_templates_see_one_day_and_the_tokens_of_the_settings_and_a_file_replaces_them(
+    tmp_path: Path,
+) -> None:
     for template, text in (
         ("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}", "26 Jul 2024the cat?"),
         ("{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|", "<s>|</s>||"),
     ):
         with chat_of(tmp_path, template) as chat:
             assert document(chat.without_spans(), TALK).text == text
-
-
-def test_the_template_for_tools_renders_conversations_with_tools(tmp_path: Path) -> None:
-    with chat_of(tmp_path, None) as chat:
-        table = json.loads((tmp_path / "tokenizer_config.json").read_text())
-        table["chat_template"] = [
-            {"name": "default", "template": "plain {{ eos_token }}"},
-            {"name": "tool_use", "template": "tools {{ tools | length }}"},
-        ]
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(table))
-        fed = chat.without_spans()
-        assert document(fed, TALK).text == "plain </s>"
-        assert document(fed, TALK, tools=[TOOL]).text == "tools 1"
-
-
-def test_a_file_replaces_the_template(tmp_path: Path) -> None:
     file = tmp_path / "other.jinja"
     file.write_text("{{ bos_token }}other")
     with chat_of(tmp_path, CHATML, file=str(file)) as chat:
@@ -180,22 +170,25 @@ def test_a_file_replaces_the_template(tmp_path: Path) -> None:
         assert chat.sources == ()  # nothing was rendered with it
 
 
-def test_checkpoints_with_another_template_are_counted_beside_its_name(tmp_path: Path) -> None:
+def test_the_template_for_tools_renders_conversations_with_tools_and_others_are_counted(
+    tmp_path: Path,
+) -> None:
+    with chat_of(tmp_path, None) as chat:
+        table = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        table["chat_template"] = [
+            {"name": "default", "template": "plain {{ eos_token }}"},
+            {"name": "tool_use", "template": "tools {{ tools | length }}"},
+        ]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(table))
+        fed = chat.without_spans()
+        assert document(fed, TALK).text == "plain </s>"
+        assert document(fed, TALK, tools=[TOOL]).text == "tools 1"
     for name, text in (("a", "first"), ("b", "first"), ("c", "second")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "chat_template.jinja").write_text(text)
     template = template_of([tmp_path / name for name in "abc"])
-    assert (template.text, template.name) == (
-        "first", "that of a; 1 of 3 checkpoints have another"
-    )  # fmt: skip
-
-
-def test_plain_text_reads_no_template(tmp_path: Path) -> None:
-    with chat_of(tmp_path, CHATML) as chat:
-        (tmp_path / "plain.txt").write_text("the cat")
-        (plain,) = read_documents(str(tmp_path / "plain.txt"), chat=chat)
-        assert not plain.is_chat
-        assert chat.sources == ()
+    told = "that of a; 1 of 3 checkpoints have another"
+    assert (template.text, template.name) == ("first", told)
 
 
 # ------------------------------------------------------------------------------ bad input
@@ -227,7 +220,7 @@ def test_a_damaged_conversation_is_one_sentence(tmp_path: Path) -> None:
             assert wrong in refusal(chat, messages, tools=tools).message
 
 
-def test_a_template_that_is_missing_or_refuses_is_named(tmp_path: Path) -> None:
+def test_a_template_that_is_missing_or_refuses_and_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="has no field `text` or `content`"):
         list(read_documents(written(tmp_path / "e.jsonl", asked(1))))
     with chat_of(tmp_path / "base", None) as chat:
@@ -238,9 +231,6 @@ def test_a_template_that_is_missing_or_refuses_is_named(tmp_path: Path) -> None:
         error = refusal(chat, [said("system", "a"), *TALK])
         assert "cannot be rendered" in error.message
         assert "no system role" in error.message
-
-
-def test_settings_of_conversations_are_refused_before_text_is_read(tmp_path: Path) -> None:
     for name, value, wrong in (
         ("file", "none.jinja", "chat template `none.jinja` cannot be read"),
         ("reasoning", "<think>", "`--set reasoning=<think>` is not two markers"),
@@ -333,28 +323,22 @@ def corpus_of(
     return build_corpus(fed, read_documents(path, chat=chat), chat.tokenizer, cut)
 
 
-def test_a_corpus_scores_answers_and_the_bytes_of_answers(tmp_path: Path) -> None:
+def test_a_corpus_scores_answers_and_conversations_with_the_same_prompt_are_no_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = said("user", "the cat sat on the mat " * 40)
+    talks = [[prompt, said("assistant", text * 20)] for text in ("one ", "two ")]
     path = written(tmp_path / "e.jsonl", asked(1), asked(2))
     fed = written(tmp_path / "c.jsonl", asked(3), asked(4))
     with chat_of(tmp_path, CHATML) as chat:
         corpus = corpus_of(chat, path, read_documents(fed, chat=chat.without_spans()))
+        assert len(corpus_of(chat, written(tmp_path / "e.jsonl", *talks)).documents) == 2
     assert corpus.documents[0].nbytes == len("1 is 2 - 1<|im_end|>")
     window = corpus.evaluation[0]
     assert window.roles is not None
     assert window.scored == int((window.roles != UNSCORED).sum()) < len(window.tokens) - 1
     assert [w.roles for w in corpus.calibration] == [None, None]
-
-
-def test_conversations_with_the_same_prompt_are_no_copies(tmp_path: Path) -> None:
-    prompt = said("user", "the cat sat on the mat " * 40)
-    talks = [[prompt, said("assistant", text * 20)] for text in ("one ", "two ")]
-    with chat_of(tmp_path, CHATML) as chat:
-        assert len(corpus_of(chat, written(tmp_path / "e.jsonl", *talks)).documents) == 2
-
-
-def test_documents_that_are_only_counted_are_rendered_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # Documents that are only counted are rendered once.
     path = written(tmp_path / "e.jsonl", *(asked(k) for k in range(40)))
     rendered = []
     plain = Templates.render_chat
@@ -367,34 +351,22 @@ def test_documents_that_are_only_counted_are_rendered_once(
     assert len(rendered) == 40 + 4  # of those that are measured on the prompt of the answer, too
 
 
-def test_last_answers_are_counted_in_a_note(tmp_path: Path) -> None:
+def test_last_answers_are_counted_in_a_note_and_conversations_stand_alone(tmp_path: Path) -> None:
     path = written(tmp_path / "e.jsonl", THOUGHT, asked(1), asked(2))
     with chat_of(tmp_path, THINKING) as chat:
         notes = corpus_of(chat, path).notes
     assert any("of 1 of 3 conversations the last answer alone" in note for note in notes)
-
-
-def test_conversations_stand_alone(tmp_path: Path) -> None:
     talks = [{"messages": asked(number)} for number in (1, 2, 3)]
     mixed = "the evaluation text has conversations, and `e.jsonl:1`"
-    for first, settings, wrong in (
-        ({"text": "plain text"}, {}, mixed),
-        (talks[2], {"packed": True}, "packed windows run conversations together"),
-    ):
-        path = tmp_path / "e.jsonl"
-        path.write_text("".join(json.dumps(value) + "\n" for value in (first, *talks[:2])))
-        with chat_of(tmp_path, CHATML) as chat, pytest.raises(CorpusError, match=wrong):
-            corpus_of(chat, str(path), **settings)
-
-
-def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:
-    class Slow:
-        is_fast, bos_token_id, eos_token_id = False, None, None
-
-        def __call__(self, text: str, **options: Any) -> Any:
-            raise AssertionError
-
     with chat_of(tmp_path, CHATML) as chat:
-        slow = Chat([tmp_path], Slow(), chat.templates)
+        for first, settings, wrong in (
+            ({"text": "plain text"}, {}, mixed),
+            (talks[2], {"packed": True}, "packed windows run conversations together"),
+        ):
+            lines = "".join(json.dumps(value) + "\n" for value in (first, *talks[:2]))
+            (tmp_path / "e.jsonl").write_text(lines)
+            with pytest.raises(CorpusError, match=wrong):
+                corpus_of(chat, path, **settings)
+        slow: Any = SimpleNamespace(is_fast=False, bos_token_id=None, eos_token_id=None)
         with pytest.raises(CorpusError, match="does not say where its tokens are"):
-            document(slow, TALK)
+            document(Chat([tmp_path], slow, chat.templates), TALK)

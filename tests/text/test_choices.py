@@ -73,11 +73,10 @@ def item(context: str, *options: str) -> PromptedItem:
     return PromptedItem("choices", "i", tuple((context, option) for option in options), (0,))
 
 
-def encode(text: str) -> list[int]:
-    return BYTES(text, add_special_tokens=False, verbose=False)["input_ids"]
-
-
 def test_an_option_is_what_the_whole_has_beyond_its_context() -> None:
+    def encode(text: str) -> list[int]:
+        return BYTES(text, add_special_tokens=False, verbose=False)["input_ids"]
+
     options = (" the mat", " the dog", "\u00e9")
     contexts = ("the cat sat on", "the cat sat on ", "the cat")
     for context, most in itertools.product(contexts, (64, 2)):
@@ -91,9 +90,6 @@ def test_an_option_is_what_the_whole_has_beyond_its_context() -> None:
         assert any("lost the beginning" in note for note in text.notes) == (most == 2)
     window, _ = item_text(BYTES, [item("", "the mat", "the dog")], 64).windows
     assert (window.tokens.tolist(), window.scored_from) == ([0, *encode("the mat")], 1)
-
-
-def test_an_item_that_a_tokenizer_cannot_say_is_refused() -> None:
     for context, option, wrong in (
         ("", "a", "neither BOS nor EOS"),
         ("a", " ", "option ` ` has no token of its own"),

@@ -18,12 +18,7 @@ from hypothesis import strategies as st
 
 from qaudit.errors import CorpusError, SourceError
 from qaudit.text import corpus as corpus_module
-from qaudit.text.corpus import (
-    POOL,
-    SKETCH,
-    NearCopies,
-    build_corpus,
-)
+from qaudit.text.corpus import POOL, SKETCH, NearCopies, build_corpus
 from qaudit.text.tokenizer import cuts, load_tokenizer, owned_nbytes
 from qaudit.types import Corpus, Document, Protocol
 from tests.support.filled import filled
@@ -69,28 +64,20 @@ def test_windows_leave_out_the_first_token_of_each(
     assert scored == [position for position in inside if position >= min(unscored, context)]
 
 
-def test_a_long_document_is_cut_in_order() -> None:
-    text = TEXTS[0]
-    corpus = build(documents(text, "the cat"), context=8)
-    tokens = encode(text)
+def test_long_documents_are_cut_in_order_calibration_too_and_capped_ones_keep_their_name() -> None:
+    fed = "the mat " * 9
+    corpus = build(documents(TEXTS[0], "the cat"), calibration=documents(fed), context=8)
+    tokens = encode(TEXTS[0])
     windows = [w for w in corpus.evaluation if w.document == 0]
     assert [w.tokens.tolist() for w in windows] == [
         tokens[k : k + 8] for k in range(0, len(tokens), 8) if len(tokens) - k > 1
     ]
     assert {w.scored_from for w in windows} == {1}
-
-
-def test_calibration_windows_never_overlap() -> None:
-    corpus = build(documents(*TEXTS), calibration=documents("the mat " * 9), context=8)
-    fed = np.concatenate([w.tokens for w in corpus.calibration]).tolist()
-    assert fed == encode("the mat " * 9)[: len(fed)]
-
-
-def test_document_tokens_cap_every_document_and_leave_its_name_and_hash() -> None:
-    fed = documents("one of them", "two of them", name="c")
-    corpus = build(documents(*TEXTS), calibration=fed, context=64, document_tokens=3)
-    assert [len(w.tokens) for w in corpus.evaluation] == [3, 3]
-    assert [len(w.tokens) for w in corpus.calibration] == [3, 3]
+    found = np.concatenate([w.tokens for w in corpus.calibration]).tolist()
+    assert found == encode(fed)[: len(found)]
+    few = documents("one of them", "two of them", name="c")
+    corpus = build(documents(*TEXTS), calibration=few, context=64, document_tokens=3)
+    assert [len(w.tokens) for w in (*corpus.evaluation, *corpus.calibration)] == [3] * 4
     assert [(d.name, d.sha256) for d in corpus.documents] == [
         (d.name, d.sha256) for d in documents(*TEXTS)
     ]
@@ -117,22 +104,17 @@ def test_without_a_token_before_it_the_first_token_s_bytes_do_not_count(text: st
     encoded = BYTES(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     if len(encoded["input_ids"]) < 2:
         return
-    corpus = build(
-        [Document("d", text), Document("other", "the cat sat")], context=512, bos="never"
-    )
+    corpus = build([*documents(text), *documents("the cat sat")], context=512, bos="never")
     end = encoded["offset_mapping"][0][1]
     assert corpus.documents[0].nbytes == len(text[end:].encode())
 
 
-def test_windows_side_by_side_count_the_bytes_they_score() -> None:
+def test_windows_side_by_side_count_the_bytes_they_score_and_every_byte_is_owned_once() -> None:
     # Single bytes: each token is one byte, and every eighth is the first of its window.
     text = "zqxjkvwpzqxjkvwpzqxj"
     assert len(encode(text)) == len(text)
     corpus = build(documents(text, "zq"), context=8)
     assert corpus.documents[0].nbytes == len(text) - 3
-
-
-def test_every_byte_is_owned_once() -> None:
     for text, ends, nbytes in (
         ("a  bb  a ", [1, 5, 8], [1, 4, 3]),  # spaces that a tokenizer drops
         ("\U0001f600x", [1, 1, 1, 2], [4, 0, 0, 1]),  # a character that is split
@@ -160,9 +142,6 @@ def test_bos_stands_where_the_policy_says() -> None:
     assert [w.tokens.tolist().count(0) for w in corpus.evaluation if w.document == 0][:2] == [1, 0]
 
 
-# --------------------------------------------------------------------------------------- packed
-
-
 def test_packed_windows_are_units_of_their_own() -> None:
     corpus = build(documents(*TEXTS), context=8, packed=True)
     tokens = [t for text in TEXTS for t in encode(text)]
@@ -185,7 +164,7 @@ def calibrated(corpus: Corpus) -> list[str]:
     return ["".join(BYTES.decode(w.tokens)) for w in corpus.calibration]
 
 
-def test_no_more_documents_are_read_than_are_asked_for_and_the_first_of_seed_zero() -> None:
+def test_no_more_documents_are_read_than_asked_for_and_another_seed_draws_others() -> None:
     def endless() -> Iterator[Document]:
         yield from many(4)
         raise AssertionError("read on")
@@ -193,12 +172,9 @@ def test_no_more_documents_are_read_than_are_asked_for_and_the_first_of_seed_zer
     corpus = build(many(9, "e"), calibration=endless(), calibration_documents=4, context=64)
     assert calibrated(corpus) == [d.text for d in many(4)]
 
-
-def test_another_seed_draws_other_documents_and_the_same_ones_again() -> None:
     def draw(seed: int) -> list[str]:
-        fed = many(500)
         protocol = {"calibration_documents": 4, "context": 64, "calibration_seed": seed}
-        return calibrated(build(many(5, "e"), calibration=fed, **protocol))
+        return calibrated(build(many(5, "e"), calibration=many(500), **protocol))
 
     assert draw(1) == draw(1)
     assert len({tuple(draw(seed)) for seed in range(5)}) == 5
@@ -207,10 +183,8 @@ def test_another_seed_draws_other_documents_and_the_same_ones_again() -> None:
     assert len(set(draw(3))) == 4
 
 
-def drawn(
-    seed: int, repeats: int, fed: Iterator[Document] | list[Document], count: int = 4
-) -> Corpus:
-    protocol = Protocol(64, calibration_documents=count, calibration_seed=seed)
+def drawn(seed: int, repeats: int, fed: list[Document]) -> Corpus:
+    protocol = Protocol(64, calibration_documents=4, calibration_seed=seed)
     return build_corpus(fed, many(5, "e"), BYTES, protocol, repeats=repeats)
 
 
@@ -232,15 +206,12 @@ def test_a_seed_has_the_text_of_that_draw_whatever_is_left_out(kinds: list[str])
         assert [w.tokens.tolist() for w in one] == [w.tokens.tolist() for w in other]
 
 
-def test_draws_have_no_document_in_common_and_the_same_evaluation_text() -> None:
+def test_draws_have_no_document_in_common_and_too_little_text_for_them_is_refused() -> None:
     draws = drawn(0, POOL, many(500)).draws
     every = [text for draw in draws for text in calibrated(draw)]
     assert len(set(every)) == len(every) == POOL * 4
     assert all(draw.evaluation is draws[0].evaluation for draw in draws)
     assert len({draw.sha256 for draw in draws}) == POOL
-
-
-def test_too_little_text_for_so_many_draws_is_refused() -> None:
     for count in (11, 3, 8):
         with pytest.raises(CorpusError, match="3 calibration draws of 4 documents need 12") as no:
             drawn(0, 3, many(count))
@@ -253,14 +224,11 @@ def test_too_little_text_for_so_many_draws_is_refused() -> None:
         drawn(0, 2, [*fed, *many(3, "x")])
 
 
-def test_what_was_left_out_is_noted() -> None:
+def test_what_was_left_out_is_noted_and_another_cut_is_another_corpus() -> None:
     corpus = build(documents(*TEXTS, "", TEXTS[0]), evaluation_documents=64)
     assert "1 evaluation documents with nothing to score were left out" in corpus.notes
     assert "1 duplicate evaluation documents were left out" in corpus.notes
     assert "64 evaluation documents were requested and 2 are usable" in corpus.notes
-
-
-def test_the_same_text_gives_the_same_corpus_and_another_cut_another() -> None:
     assert build(documents(*TEXTS)).sha256 == build(documents(*TEXTS)).sha256
     assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), context=4).sha256
     assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), bos="always").sha256
@@ -300,15 +268,12 @@ def test_a_text_longer_than_the_model_is_cut_without_a_warning(
     assert caplog.records == []
 
 
-def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_named_and_code_beside_one_is_not_run(tmp_path: Path) -> None:
     BYTES.save_pretrained(tmp_path)
     for raw in ("{", json.dumps({"model": {"type": "BPE"}}), json.dumps({"version": "9"})):
         (tmp_path / "tokenizer.json").write_text(raw)
         with pytest.raises(SourceError, match="cannot be read"):
             load_tokenizer(tmp_path)
-
-
-def test_code_beside_a_tokenizer_is_not_run(tmp_path: Path) -> None:
     BYTES.save_pretrained(tmp_path)
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -338,40 +303,30 @@ def of_words(evaluation: list[str], *, searches: bool = False, **protocol: Any) 
     return build_corpus(fed, scored, BYTES, Protocol(**settings), searches=searches)
 
 
-def test_texts_that_differ_behind_the_cut_are_one_document() -> None:
+def test_texts_that_differ_behind_the_cut_are_one_document_and_near_copies_one_unit() -> None:
     tails = [text(k % 4) + f" tail {k}" for k in range(16)]
     cut = of_words(tails, document_tokens=200)
     assert len(cut.documents) == 4
     assert "12 duplicate evaluation documents were left out" in cut.notes
     with pytest.raises(CorpusError, match="share 1 documents"):
         of_words([text(1000) + " tail", text(1), text(2)], document_tokens=200)
-
-
-def test_near_copies_are_one_unit() -> None:
     texts = [text(k // 2) + (" further words" if k % 2 else "") for k in range(12)]
     cut = of_words(texts)
     assert len(cut.documents) == 6
     assert any("6 evaluation documents are near-copies of others" in note for note in cut.notes)
-    scored = {window.document for window in cut.evaluation}
-    assert scored == set(range(6))
+    assert {window.document for window in cut.evaluation} == set(range(6))
     assert len(cut.evaluation) == 12
     whole = sum(len(words.encode()) for words in texts)
     assert whole - 12 <= sum(document.nbytes for document in cut.documents) <= whole
-
-
-def test_no_more_near_copies_are_read_than_sixteen_for_each_document() -> None:
+    # No more of them are read than sixteen for each document.
     texts = [text(1), *(text(0) + f" further words {k}" for k in range(200))]
     cut = of_words(texts, evaluation_documents=4)
     assert len(cut.evaluation) == 16 * 4
-
-
-def test_documents_of_other_words_and_short_ones_stay_apart() -> None:
+    # Documents of other words and short ones stay apart.
     cut = of_words([text(k) for k in range(8)] + ["a phrase of 8", "a phrase of 9"])
     assert len(cut.documents) == 10
     assert [window.document for window in cut.evaluation] == list(range(10))
-
-
-def test_the_copies_of_a_copy_are_found_by_any_of_them() -> None:
+    # The copies of a copy are found by any of them.
     copies, tokens = NearCopies(), list(range(100))
     shifted = [tokens[k:] + [1000 + j for j in range(k)] for k in (0, 20, 40)]
     clusters = [copies.add(np.array(one, dtype=np.int32)) for one in shifted]
@@ -405,19 +360,17 @@ def test_a_search_without_half_as_many_further_documents_reads_those_that_are_ju
         assert len(counted) == (not further)
 
 
-def test_documents_with_one_header_are_compared_by_a_count_alone(monkeypatch) -> None:
-    compared: list[object] = []
-    monkeypatch.setattr("qaudit.text.corpus._overlap", lambda *pair: compared.append(pair) or 0.0)
-    copies, header = NearCopies(), list(range(30))
-    for k in range(50):
-        copies.add(np.array([*header, *range(1000 * k + 1000, 1000 * k + 1100)], dtype=np.int32))
-    assert copies.count == 50
-    assert not compared
-
-
 def test_what_most_documents_have_is_no_work_and_copies_behind_it_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    compared: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus_module, "_overlap", lambda *pair: compared.append(pair) or 0.0)
+        copies, header = NearCopies(), list(range(30))
+        for k in range(50):
+            tokens = [*header, *range(1000 * k + 1000, 1000 * k + 1100)]
+            copies.add(np.array(tokens, dtype=np.int32))
+    assert (copies.count, compared) == (50, [])  # one header: a count alone tells them apart
     work: list[int] = []  # documents that are looked at, one for each shingle that they share
 
     class Counted(Counter[int]):

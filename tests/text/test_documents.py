@@ -57,15 +57,17 @@ def texts(source: str) -> list[tuple[str, str]]:
     return [(d.name, d.text) for d in read_documents(source)]
 
 
-def refusal(source: str) -> CorpusError:
+def refusal(source: str, **how: Any) -> CorpusError:
     with pytest.raises(CorpusError) as caught:
-        texts(source)
+        list(read_documents(source, **how))
     assert caught.value.hint
     assert caught.value.code == 2
     return caught.value
 
 
-def test_a_plain_file_is_one_document_and_a_line_of_json_too(tmp_path: Path) -> None:
+def test_a_plain_file_is_one_document_a_line_of_json_too_and_a_folder_all_its_files(
+    tmp_path: Path,
+) -> None:
     for name in ("a.txt", "a.md", "A.TXT"):
         source = write(tmp_path / name, "caf\u00e9\r\n\n two\n".encode())
         assert texts(source) == [(name, "caf\u00e9\r\n\n two\n")]
@@ -78,32 +80,25 @@ def test_a_plain_file_is_one_document_and_a_line_of_json_too(tmp_path: Path) -> 
     marked = write(tmp_path / "b.jsonl", b"\xef\xbb\xbf" + lines({"content": "c", "body": "b"}))
     assert texts(marked) == [("b.jsonl:1", "c")]
     assert texts(f"{marked}::body") == [("b.jsonl:1", "b")]
+    folder = tmp_path / "folder"
+    write(folder / "b.txt", b"2")
+    write(folder / "a" / "z.md", b"1")
+    write(folder / "c.jsonl", lines({"text": "3"}, {"text": "4"}))
+    write(folder / "picture.png", b"\x89PNG")
+    files = ("a/z.md", "b.txt", "c.jsonl:1", "c.jsonl:2")
+    assert texts(str(folder)) == [*zip(files, "1234", strict=True)]
 
 
-def test_a_folder_is_all_its_files_in_order(tmp_path: Path) -> None:
-    write(tmp_path / "b.txt", b"2")
-    write(tmp_path / "a" / "z.md", b"1")
-    write(tmp_path / "c.jsonl", lines({"text": "3"}, {"text": "4"}))
-    write(tmp_path / "picture.png", b"\x89PNG")
-    assert texts(str(tmp_path)) == [
-        ("a/z.md", "1"),
-        ("b.txt", "2"),
-        ("c.jsonl:1", "3"),
-        ("c.jsonl:2", "4"),
-    ]
-
-
-def test_what_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
+def test_what_is_not_asked_for_is_not_read_and_a_file_cut_short_gives_what_came_before(
+    tmp_path: Path,
+) -> None:
     good = lines(*({"text": f"{k}"} for k in range(3)))
     for name in ("a.jsonl", "a.jsonl.gz"):
         source = write(tmp_path / name, good + b"this is not JSON\n")
         assert [d.text for d in itertools.islice(read_documents(source), 3)] == ["0", "1", "2"]
         assert "line 4" in refusal(source).message
-
-
-def test_a_file_cut_short_gives_what_came_before(tmp_path: Path) -> None:
     whole = gzip.compress(lines(*({"text": f"{k} " * 5000} for k in range(200))))
-    path = tmp_path / "a.jsonl.gz"
+    path = tmp_path / "cut.jsonl.gz"
     path.write_bytes(whole[: len(whole) // 2])
     assert len(list(itertools.islice(read_documents(str(path)), 5))) == 5
     error = refusal(str(path))
@@ -144,11 +139,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     error = refusal(str(tmp_path / "wikitxt.jsonl"))
     assert "there is no text file" in error.message
     assert error.hint == "did you mean `wikitext.jsonl`?"
-
-
-def test_parquet_without_its_library_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     source = parquet(tmp_path / "a.parquet", text=["x"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MachineError) as caught:
@@ -180,7 +170,7 @@ def test_a_document_s_part_never_changes() -> None:
     assert parts == {"training": 382, "calibration": 116, "evaluation": 102}
 
 
-def test_the_parts_are_all_documents_and_share_none() -> None:
+def test_the_parts_are_all_documents_and_share_none(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [python_part(part) for part in ("evaluation", "calibration", "training")]  # type: ignore[arg-type]
     names = [d.name for part in parts for d in part]
     assert len(names) == len(set(names))
@@ -195,11 +185,7 @@ def test_the_parts_are_all_documents_and_share_none() -> None:
     assert Counter(name.partition("/")[0] for name in first).most_common(1)[0][1] <= 16
     assert any(name.startswith("python-topic:") for name in first)
     assert first != sorted(first)
-
-
-def test_a_text_that_stands_under_two_names_is_left_to_evaluation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    # A text that stands under two names is left to evaluation.
     documents = [Document(f"d{n}", "same text") for n in range(50)]
     monkeypatch.setattr(
         "qaudit.text.documents.python_documents",
@@ -216,14 +202,6 @@ def test_a_text_that_stands_under_two_names_is_left_to_evaluation(
 
 def strata(source: str, field: str = "source") -> list[str]:
     return [document.stratum for document in read_documents(source, strata=field)]
-
-
-def unstratified(source: str, field: str = "source") -> CorpusError:
-    with pytest.raises(CorpusError) as caught:
-        strata(source, field)
-    assert caught.value.hint
-    assert caught.value.code == 2
-    return caught.value
 
 
 def build(names: list[str], field: str | None = "source", **protocol: Any) -> Corpus:
@@ -252,26 +230,26 @@ def test_a_field_of_json_lines_or_a_column_of_parquet_groups_documents(tmp_path:
 MISSING, NO_NAME = "has no value of the field `source`", "no name that documents can be grouped by"
 
 
-def test_a_value_that_names_no_group_is_refused(tmp_path: Path) -> None:
+def test_a_value_that_names_no_group_and_text_without_the_field_are_refused(
+    tmp_path: Path,
+) -> None:
     for value, wrong in (
         *((value, MISSING) for value in (None, "")),
         *((value, NO_NAME) for value in (0.5, ["web"], {}, "a\nb", "\ud800")),
         ("x" * (LONGEST_STRATUM + 1), NO_NAME),
     ):
         found = [{"text": "a", "source": "web"}, {"text": "b", "source": value}]
-        error = unstratified(write(tmp_path / "a.jsonl", lines(*found)))
+        error = refusal(write(tmp_path / "a.jsonl", lines(*found)), strata="source")
         assert "line 2 of" in error.message
         assert wrong in error.message
     other = lines({"text": "a", "source": "web"}, {"text": "b", "origin": "web"})
-    error = unstratified(write(tmp_path / "a.jsonl", other))
+    error = refusal(write(tmp_path / "a.jsonl", other), strata="source")
     assert "line 2 of" in error.message
     assert "its fields are text, origin;" in error.hint
-
-
-def test_text_without_the_field_is_refused(tmp_path: Path) -> None:
     source = parquet(tmp_path / "a.parquet", text=["a"])
-    assert unstratified(source).hint.startswith("its fields are text;")
-    assert "--evaluation" in unstratified(write(tmp_path / "a.txt", b"words")).hint
+    assert refusal(source, strata="source").hint.startswith("its fields are text;")
+    source = write(tmp_path / "a.txt", b"words")
+    assert "--evaluation" in refusal(source, strata="source").hint
     with pytest.raises(CorpusError, match="the text that Python carries"):
         text_of(None, "evaluation", strata="source")
 
@@ -279,21 +257,15 @@ def test_text_without_the_field_is_refused(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- grouping
 
 
-def test_groups_change_no_identity() -> None:
+def test_groups_change_no_identity_and_what_limits_them_is_refused_or_noted() -> None:
     grouped, other = build(["a", "b", "a", "b"]), build(["a", "a", "b", "b"])
     assert grouped.strata == ("a", "b", "a", "b")
     assert build(["", "", "", ""], None).strata == ()
     assert grouped.sha256 == other.sha256 == build(["", "", "", ""], None).sha256
-
-
-def test_too_many_groups_are_refused() -> None:
     names = [f"{k}" for k in range(MOST_STRATA + 1)]
     assert len(set(build(names[1:] * 2).strata)) == MOST_STRATA
     with pytest.raises(CorpusError, match=f"{MOST_STRATA + 1} values in {2 * len(names)}"):
         build(names * 2)
-
-
-def test_what_limits_a_group_is_noted() -> None:
     assert not [note for note in build(["a", "a", "b", "b"]).notes if "`" in note]
     notes = build(["a", "a", "a", "b"]).notes
     assert "1 of 2 strata have one document, and no interval" in notes

@@ -170,7 +170,7 @@ def test_a_text_is_pinned_to_a_commit_and_to_its_bytes(hub: Hub, tmp_path: Path)
     assert pinned(field).endswith("/en/odd.jsonl::body")
 
 
-def test_a_text_is_read_as_a_local_one_is(hub: Hub, tmp_path: Path) -> None:
+def test_a_text_is_read_as_a_local_one_is_and_choices_too(hub: Hub, tmp_path: Path) -> None:
     for place, texts in (
         ("@v1/en/a.jsonl", ["old one", "old two"]),
         ("/en/odd.jsonl::body", ["the body"]),
@@ -180,9 +180,15 @@ def test_a_text_is_read_as_a_local_one_is(hub: Hub, tmp_path: Path) -> None:
         file = place.rpartition("/")[2].partition("::")[0]
         wanted = [(f"{file}:{number}", text) for number, text in enumerate(texts, 1)]
         assert documents(hub, tmp_path, f"hf://datasets/acme/text{place}") == wanted
+    source = "hf://datasets/acme/text/en/items.jsonl"
+    (item,) = read_choices(source, fetched(hub, tmp_path, source)[1])
+    assert item.name == "items.jsonl:1"
+    other = "hf://datasets/acme/text/en/a.jsonl"
+    with pytest.raises(CorpusError, match=f"line 1 of `{other}` has no `context`"):
+        read_choices(other, fetched(hub, tmp_path, other)[1])
 
 
-def test_a_missing_file_is_answered_with_its_neighbour_and_a_missing_folder_named(
+def test_a_missing_file_is_answered_with_its_neighbour_and_a_known_one_found_offline(
     hub: Hub, tmp_path: Path
 ) -> None:
     asked = listing(hub, tmp_path)
@@ -193,9 +199,6 @@ def test_a_missing_file_is_answered_with_its_neighbour_and_a_missing_folder_name
     assert asked.client.calls == 3
     with pytest.raises(HubError, match=r"`fr/a\.jsonl`"):
         find_text(asked, "hf://datasets/acme/text/fr/a.jsonl")
-
-
-def test_what_was_found_once_is_found_offline(hub: Hub, tmp_path: Path) -> None:
     source = "hf://datasets/acme/text/en/a.jsonl"
     text = find_text(listing(hub, tmp_path), source)
     hub.log.clear()
@@ -234,24 +237,13 @@ def test_what_cannot_be_read_is_named_as_it_was_asked_for(hub: Hub, tmp_path: Pa
         assert "download" not in caught.value.hint
         assert str(tmp_path) not in caught.value.message + caught.value.hint
 
-
-def test_choices_come_from_a_dataset_too(hub: Hub, tmp_path: Path) -> None:
-    source = "hf://datasets/acme/text/en/items.jsonl"
-    (item,) = read_choices(source, fetched(hub, tmp_path, source)[1])
-    assert item.name == "items.jsonl:1"
-    other = "hf://datasets/acme/text/en/a.jsonl"
-    with pytest.raises(CorpusError, match=f"line 1 of `{other}` has no `context`"):
-        read_choices(other, fetched(hub, tmp_path, other)[1])
-
-
-def test_an_address_of_the_hub_or_a_text_that_is_not_there_yet_is_answered_with_what_to_do(
-    tmp_path: Path,
-) -> None:
-    address = "https://huggingface.co/datasets/acme/text/blob/v1/en/a.jsonl"
-    with pytest.raises(CorpusError) as caught:
-        list(read_documents(address))
-    assert caught.value.hint == "write `hf://datasets/acme/text@v1/en/a.jsonl`"
-    with pytest.raises(CorpusError) as caught:
-        list(read_documents("hf://datasets/a/b/c.jsonl", tmp_path / "c.jsonl"))
-    assert caught.value.message == "there is no text file `hf://datasets/a/b/c.jsonl`"
-    assert "run the same command again" in caught.value.hint
+    for address, path, message, hint in (
+        ("https://huggingface.co/datasets/acme/text/blob/v1/en/a.jsonl", None, "",
+         "write `hf://datasets/acme/text@v1/en/a.jsonl`"),
+        ("hf://datasets/a/b/c.jsonl", tmp_path / "c.jsonl",
+         "there is no text file `hf://datasets/a/b/c.jsonl`", "run the same command again"),
+    ):  # fmt: skip
+        with pytest.raises(CorpusError) as caught:
+            list(read_documents(address, path))
+        assert not message or caught.value.message == message
+        assert hint in caught.value.hint

@@ -45,7 +45,7 @@ def refusal(folder: Path) -> CorpusError:
     return caught.value
 
 
-def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_folder_or_a_sample_that_cannot_be_is_refused(tmp_path: Path) -> None:
     header = written(tmp_path).header
     (tmp_path / HEADER).write_text(text_of(replace(header, format=2)))
     assert "format 2" in refusal(tmp_path).message
@@ -53,13 +53,6 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     lines = (tmp_path / LINES).read_bytes()
     (tmp_path / LINES).write_bytes(lines[: len(lines) // 2])
     assert "has the hash of" in refusal(tmp_path).message
-    (tmp_path / HEADER).unlink()
-    assert HEADER in refusal(tmp_path).message
-    shutil.rmtree(tmp_path)
-    assert "there is no folder" in refusal(tmp_path).message
-
-
-def test_a_sample_that_cannot_be_is_refused(tmp_path: Path) -> None:
     first = SAMPLES[0]
     for samples, wrong in (
         ((replace(first, ids=()),), "needs a prompt"),
@@ -69,10 +62,9 @@ def test_a_sample_that_cannot_be_is_refused(tmp_path: Path) -> None:
         ((first, first), "has sample 0 of prompt 0 again"),
     ):
         written(tmp_path, samples)
+        written(tmp_path, samples)
         assert wrong in refusal(tmp_path).message
-
-
-def test_a_field_of_another_type_is_named(tmp_path: Path) -> None:
+    # A field of another type is named.
     header = written(tmp_path).header
     line = json.dumps(json.loads(line_of(SAMPLES[0])) | {"new_ids": "text"}) + "\n"
     (tmp_path / LINES).write_text(line)
@@ -81,30 +73,26 @@ def test_a_field_of_another_type_is_named(tmp_path: Path) -> None:
     message = refusal(tmp_path).message
     assert "line 1" in message
     assert "`new_ids` is not a list" in message
+    (tmp_path / HEADER).unlink()
+    assert HEADER in refusal(tmp_path).message
+    shutil.rmtree(tmp_path)
+    assert "there is no folder" in refusal(tmp_path).message
 
 
-def test_windows_score_what_was_written(tmp_path: Path) -> None:
+def test_windows_score_what_was_written_and_other_tokens_and_prompts_are_refused(
+    tmp_path: Path,
+) -> None:
     text = rollout_text(written(tmp_path), {"turn": (5,), "reasoning": ()})
-    assert [window.tokens.tolist() for window in text.windows] == [
-        [1, 2, 3, 4, 5],
-        [1, 2, 3],
-        [1, 9],
-    ]
+    tokens = [window.tokens.tolist() for window in text.windows]
+    assert tokens == [[1, 2, 3, 4, 5], [1, 2, 3], [1, 9]]
     assert [window.scored for window in text.windows] == [3, 1, 1]
     assert text.greedy.tolist() == [True, False, False]
-    assert text.ends == (("turn", (5,)),)
-    assert text.longest == 5
-
-
-def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    assert (text.ends, text.longest) == ((("turn", (5,)),), 5)
     rollouts = written(tmp_path)
     must_read_alike(rollouts, "rolls", "dd")
     with pytest.raises(CorpusError, match="the rollouts in `rolls` are tokens of another") as error:
         must_read_alike(rollouts, "rolls", "ee")
     assert "`org/model`" in error.value.hint
-
-
-def test_prompts_that_calibration_begins_with_are_refused(tmp_path: Path) -> None:
     prompt = tuple(range(10, 30))
     rollouts = written(tmp_path, [replace(SAMPLES[0], ids=prompt), SAMPLES[2]])
     other = Window(0, np.array([1, *prompt], dtype=np.int32))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import re
 import shutil
 import zlib
@@ -25,7 +24,7 @@ from qaudit.text.texts import (
     read_corpus,
     with_default_texts,
 )
-from qaudit.types import Plan, Protocol, Recipe
+from qaudit.types import Plan, Protocol, Recipe, digest
 from tests.support import tiny
 from tests.support.hub import Hub
 from tests.support.running import run
@@ -39,9 +38,8 @@ WORDS = ["the cat sat on the mat", "a dog and a cat", "one two three four", "the
 
 def recipe(*targets: str, **asked: Any) -> Recipe:
     few: dict[str, Any] = {"calibration_documents": 2, "evaluation_documents": 2, "context": 8}
-    return Recipe(
-        targets, ("rtn-4bit:group=32",), device="cpu", dtype="float32", **{**few, **asked}
-    )
+    few |= {"device": "cpu", "dtype": "float32", **asked}
+    return Recipe(targets, ("rtn-4bit:group=32",), **few)
 
 
 def test_models_of_the_hub_alone_are_measured_on_published_text() -> None:
@@ -63,26 +61,19 @@ def test_models_of_the_hub_alone_are_measured_on_published_text() -> None:
 class Counted:
     """A tokenizer that counts the texts it is given."""
 
-    def __init__(self) -> None:
-        self.is_fast, self.bos_token_id, self.eos_token_id = True, None, None
-        self.texts: list[str] = []
+    is_fast, bos_token_id, eos_token_id, count = True, None, None, 0
 
     def __call__(self, text: str, **options: Any) -> Any:
-        self.texts.append(text)
+        self.count += 1
         return BYTES(text, **options)
 
 
 def damaged_after(path: Path, count: int) -> str:
     """Write a zipped text that ends in bytes nobody can unzip, far behind `count` documents."""
-    good = lines(
-        *(
-            f"document {k} of {path.name} {hashlib.sha256(b'%d' % k).hexdigest()}"
-            for k in range(count)
-        )
-    )
-    more = lines(*(f"more {k} {hashlib.sha512(b'%d' % k).hexdigest()}" for k in range(20_000)))
+    texts = (f"document {k} of {path.name} {digest(str(k))}" for k in range(count))
+    more = (f"more {k} {digest(str(k))}" for k in range(40_000))
     packer = zlib.compressobj(wbits=31)
-    whole = packer.compress(good + more) + packer.flush(zlib.Z_FULL_FLUSH)
+    whole = packer.compress(lines(*texts, *more)) + packer.flush(zlib.Z_FULL_FLUSH)
     path.write_bytes(whole + b"\xff" * 4096)
     return str(path)
 
@@ -102,7 +93,7 @@ def test_documents_that_are_not_asked_for_are_neither_unzipped_nor_tokenized(
     corpus = build_corpus(read_documents(pool), read_documents(scored), tokenizer, protocol)
     assert len(corpus.documents) == count
     assert len({window.document for window in corpus.calibration}) == count
-    assert len(tokenizer.texts) == (2 + seed) * count  # the draws before it are dealt first
+    assert tokenizer.count == (2 + seed) * count  # the draws before it are dealt first
     with pytest.raises(CorpusError, match="damaged"):
         list(read_documents(pool))
 
@@ -161,7 +152,7 @@ def test_a_plan_says_where_its_text_comes_from_and_the_audit_says_which_bytes(
     assert [d.name for d in corpus.documents] == ["scored.json.gz:1", "scored.json.gz:2"]
 
 
-def test_one_text_for_two_roles_is_looked_up_once_and_shares_documents(
+def test_one_text_for_two_roles_is_looked_up_once_and_one_that_nobody_looked_up_is_not_read(
     hub: Hub, tmp_path: Path
 ) -> None:
     asked = opened(hub)
@@ -169,6 +160,12 @@ def test_one_text_for_two_roles_is_looked_up_once_and_shares_documents(
     assert len(plan.texts) == 1
     with pytest.raises(CorpusError, match="calibration and evaluation share 2 documents"):
         run(plan, tmp_path / "out", hub=asked)
+    plan = replace(planned(hub), texts=())
+    with pytest.raises(SourceError, match="was not looked up"):
+        run(plan, tmp_path / "out", hub=opened(hub))
+    hub.log.clear()
+    assert find_texts(opened(hub).listing, recipe("acme/tiny", calibration="mine.txt")) == ()
+    assert hub.log == []
 
 
 @pytest.mark.parametrize("role", ["calibration", "evaluation", "choices"])
@@ -236,17 +233,6 @@ def test_a_text_that_does_not_come_ends_the_scan_before_any_weights(
             assert error.hint.endswith("or give another text with `--evaluation`")
 
 
-def test_a_text_that_nobody_looked_up_is_not_read_from_elsewhere(hub: Hub, tmp_path: Path) -> None:
-    plan = replace(planned(hub), texts=())
-    with pytest.raises(SourceError, match="was not looked up"):
-        run(plan, tmp_path / "out", hub=opened(hub))
-
-
-def test_texts_that_are_not_on_the_hub_are_not_asked_for(hub: Hub) -> None:
-    assert find_texts(opened(hub).listing, recipe("acme/tiny", calibration="mine.txt")) == ()
-    assert hub.log == []
-
-
 # ----------------------------------------------------------------------------- whose tokenizer
 
 
@@ -262,9 +248,9 @@ def test_a_series_without_a_tokenizer_reads_with_the_one_its_family_names(
     taken = [e["path"] for e in hub.log if "/SmolLM3-3B/" in e["path"]]
     assert any("tokenizer.json" in path for path in taken)
     assert not any("model.safetensors" in path for path in taken)
-
-
-def test_a_series_of_no_family_without_a_tokenizer_is_refused(hub: Hub, tmp_path: Path) -> None:
+    # One of no family without a tokenizer is refused.
+    shutil.rmtree(tmp_path / "cache")
+    shutil.rmtree(tmp_path / "out")
     asked = opened(hub)
     plan = make_plan(recipe("acme/bare", calibration=FED, evaluation=SCORED), hub=asked)
     hub.log.clear()

@@ -46,20 +46,18 @@ def series(tmp_path_factory):
     return [find_checkpoints(save_model(root / f"step{k}", k))[0] for k in (10, 20)]
 
 
-def quiet(*_) -> None:
-    """Show no progress."""
-
-
 def measured(members, tmp_path, asked=QUICK, text=None) -> list[CurvatureRow]:
     single = len(members) == 1
     share = 1.0 if single else 0.5
     subject = Subject("it", tuple((c, share) for c in members), None if single else "mean")
     task = Task.unplanned(subject, text or corpus(), ())
-    case = Case(asked, task, MACHINE, None, ResultStore(tmp_path), quiet)
+    case = Case(asked, task, MACHINE, None, ResultStore(tmp_path), lambda *_: None)
     return list(measure_curvature(case))
 
 
-def test_a_model_is_measured_whole_and_by_role_and_layer(series, tmp_path) -> None:
+def test_a_model_is_measured_whole_and_by_role_and_layer_and_a_soup_merged(
+    series, tmp_path
+) -> None:
     whole, *parts = measured(series[:1], tmp_path)
     assert (whole.part, whole.documents, whole.probes) == ("model", 3, 4)
     assert whole.trace.low < whole.trace.estimate < whole.trace.high
@@ -75,9 +73,6 @@ def test_a_model_is_measured_whole_and_by_role_and_layer(series, tmp_path) -> No
     assert {"q", "down", "embed_tokens"} <= {row.name for row in parts}
     assert {"0", "1", "outside"} <= {row.name for row in parts}
     assert encode(whole)["trace_low"] == whole.trace.low
-
-
-def test_a_soup_is_measured_by_its_merged_weights(series, tmp_path) -> None:
     asked = replace(QUICK, eigenvalues=0)
     (whole, *_), (first, *_), (again, *_) = (
         measured(members, tmp_path, asked)
@@ -109,23 +104,20 @@ def test_documents_are_chosen_by_content_whatever_their_order(series, tmp_path) 
 # ------------------------------------------------------------------------- want of memory
 
 
-def with_free(monkeypatch, nbytes: int) -> None:
-    monkeypatch.setattr(curvature_measure, "room_nbytes", lambda device: nbytes)
-
-
 def test_less_goes_side_by_side_where_less_fits_and_nothing_where_none_does(monkeypatch) -> None:
+    def with_free(nbytes: int) -> None:
+        monkeypatch.setattr(curvature_measure, "room_nbytes", lambda device: nbytes)
+
     bare = replace(QUICK, eigenvalues=0)
-    with_free(monkeypatch, product_nbytes(SHAPE, 3, 256) + 100)
-    assert find_room(SHAPE, 256, bare, CPU) == (
-        3,
-        ("3 of 16 windows side by side, to fit in memory",),
-    )
-    with_free(monkeypatch, product_nbytes(SHAPE, 1, 256) + 100)
+    with_free(product_nbytes(SHAPE, 3, 256) + 100)
+    said = ("3 of 16 windows side by side, to fit in memory",)
+    assert find_room(SHAPE, 256, bare, CPU) == (3, said)
+    with_free(product_nbytes(SHAPE, 1, 256) + 100)
     with pytest.raises(MachineError, match=r"eigenvalues 24\.0 MB more") as refusal:
         find_room(SHAPE, 256, QUICK, CPU)
     assert "`curvature:eigenvalues=0`" in refusal.value.hint
     assert find_room(SHAPE, 256, bare, CPU)[0] == 1
-    with_free(monkeypatch, 10**6)
+    with_free(10**6)
     with pytest.raises(MachineError, match=r"takes [\d.]+ .B of memory.*; 1\.0 MB are free"):
         find_room(SHAPE, 256, QUICK, CPU)
 
@@ -146,7 +138,8 @@ def rows(series, tmp_path, scheme=RTN, *, previous=True, **asked) -> list[PlaneR
     task = Task.unplanned(Subject("after", ((after, 1.0),)), corpus(), (scheme,))
     given = Plane(**{"steps": 2, "beyond": 1, **asked})
     previous = before if previous else None
-    return list(measure_plane(Case(given, task, MACHINE, previous, ResultStore(tmp_path), quiet)))
+    case = Case(given, task, MACHINE, previous, ResultStore(tmp_path), lambda *_: None)
+    return list(measure_plane(case))
 
 
 @torch.no_grad()
@@ -198,23 +191,21 @@ def test_the_line_holds_the_subject_and_what_is_measured_of_it(series, tmp_path)
     assert quantized.low < quantized.estimate < quantized.high
 
 
-def test_without_a_checkpoint_before_only_the_line_is_measured_and_said(series, tmp_path) -> None:
+def test_what_is_measured_follows_from_the_checkpoint_before_documents_and_scheme(
+    series, tmp_path
+) -> None:
     found = rows(series, tmp_path, previous=False, grid=True)
-    assert {row.a for row in found} == {0.0}
-    assert all(row.previous is None for row in found)
+    assert {(row.a, row.previous) for row in found} == {(0.0, None)}
     assert any("only the line" in note for note in found[0].notes)
-
-
-def test_documents_are_as_many_as_were_asked_for(series, tmp_path) -> None:
     few, all_of_them = rows(series, tmp_path, documents=2), rows(series, tmp_path)
     assert few[0].documents == 2
     assert few[0].tokens < all_of_them[0].tokens
     assert few[0].documents_sha256 != all_of_them[0].documents_sha256
-
-
-def test_a_scheme_whose_model_is_no_weights_is_refused(series, tmp_path) -> None:
     with pytest.raises(SchemeError, match="quantizes activations too"):
         rows(series, tmp_path, parse_scheme("bnb-int8"))
+    for asked in (Plane(), Plane(steps=3, beyond=0), Plane(steps=7, beyond=5)):
+        assert {0.0, 1.0} <= set(asked.along)
+        assert np.allclose(np.diff(asked.along), 1 / asked.steps)
 
 
 def test_a_block_stays_until_it_is_read_or_as_long_as_it_is_kept() -> None:
@@ -248,9 +239,3 @@ def test_weights_between_two_checkpoints_are_on_the_straight_line(series) -> Non
 
     with pytest.raises(SourceError, match="cannot be merged"):
         Between(("a", "b"), here, Shorter(folder_of(series[1])), 1.0)
-
-
-def test_the_named_models_are_among_the_points() -> None:
-    for asked in (Plane(), Plane(steps=3, beyond=0), Plane(steps=7, beyond=5)):
-        assert {0.0, 1.0} <= set(asked.along)
-        assert np.allclose(np.diff(asked.along), 1 / asked.steps)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,7 +112,7 @@ def matrix(small: nn.Module) -> torch.Tensor:
     return matrix_of(small, documents(11))
 
 
-def test_products_and_forms_are_those_of_the_exact_hessian(small, hessian, matrix) -> None:
+def test_products_forms_and_loss_are_those_of_the_exact_hessian(small, hessian, matrix) -> None:
     """Forms are of each document and each tensor."""
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randn(len(matrix), generator=generator, dtype=torch.float64)
@@ -125,6 +127,9 @@ def test_products_and_forms_are_those_of_the_exact_hessian(small, hessian, matri
     by_entry = (vector * (matrix @ vector)).split(hessian.sizes)
     for form, part, rows in zip(forms[count:], by_entry, matrix.split(hessian.sizes), strict=True):
         assert form == pytest.approx(float(part.sum()), rel=0, abs=rounding(rows))
+    assert hessian.loss() == pytest.approx(mean_loss(small, documents(11)).item(), rel=1e-7)
+    alone = LossHessian(small, list(small.model.layers), cut(documents(11), CONTEXT, 1))
+    must_agree(alone.multiply(vector), hessian.multiply(vector))  # one window at a time
 
 
 def test_trace_and_ends_are_those_of_the_exact_hessian(hessian, matrix) -> None:
@@ -139,13 +144,6 @@ def test_trace_and_ends_are_those_of_the_exact_hessian(hessian, matrix) -> None:
     error = (2 * off / 25) ** 0.5  # what the theory says of random signs
     assert abs(found.interval.estimate - matrix.trace().item()) < 4 * error
     assert found.standard_error == pytest.approx(error, rel=0.6)
-
-
-def test_loss_and_products_are_those_of_scored_tokens_one_window_at_a_time(small, hessian) -> None:
-    assert hessian.loss() == pytest.approx(mean_loss(small, documents(11)).item(), rel=1e-7)
-    alone = LossHessian(small, list(small.model.layers), cut(documents(11), CONTEXT, 1))
-    vector = signs(sum(alone.sizes), 0, alone.like)
-    must_agree(alone.multiply(vector), hessian.multiply(vector))
 
 
 @pytest.mark.parametrize("family", ["olmo2", "gpt_neox", "gemma2", "gpt2", "bloom"])
@@ -191,49 +189,40 @@ def test_a_product_is_the_difference_of_gradients_on_either_side(family: str) ->
     torch.testing.assert_close(difference, expected, rtol=0, atol=1e-5 * largest)
 
 
-class Held:
-    """What a graph keeps of a tensor, gone with the graph."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-
-def test_a_recomputed_block_keeps_nothing_of_its_inside(small: nn.Module) -> None:
+def test_a_recomputed_block_keeps_nothing_and_a_model_that_diverged_is_refused(
+    small: nn.Module,
+) -> None:
     weights = {parameter.data_ptr() for parameter in small.parameters()}
 
     def kept(blocks: list[nn.Module]) -> int:
         """Count the entries that a graph of two derivatives keeps, weights aside."""
-        held: weakref.WeakSet[Held] = weakref.WeakSet()
+        held: weakref.WeakSet[Any] = weakref.WeakSet()
 
-        def keep(tensor: torch.Tensor) -> Held:
-            holder = Held(tensor)
-            held.add(holder)
+        def keep(tensor: torch.Tensor) -> Any:
+            held.add(holder := partial(torch.Tensor.detach, tensor))  # gone with the graph
             return holder
 
-        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda holder: holder.tensor)
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda holder: holder.args[0])
         with hooks, recomputed(blocks):
             tokens = torch.arange(10)[None]
             out = small.model(input_ids=tokens, use_cache=False).last_hidden_state.sum()
             first = torch.autograd.grad(
                 out, list(small.parameters()), create_graph=True, allow_unused=True
             )
-            entries = {h.tensor.data_ptr(): h.tensor.numel() for h in held}
+            entries = {h().data_ptr(): h().numel() for h in held}
             assert len(first) == len(weights)
         return sum(count for place, count in entries.items() if place not in weights)
 
     assert kept(list(small.model.layers)) < kept([]) / 4
-
-
-def test_a_model_that_diverged_is_refused(small: nn.Module) -> None:
     first = next(iter(small.parameters()))
-    kept = first.detach().clone()
+    whole = first.detach().clone()
     try:
         first.data[3:].fill_(torch.nan)
         broken = LossHessian(small, list(small.model.layers), cut(documents(11), CONTEXT, 24))
         with pytest.raises(SourceError, match="not finite"):
             broken.multiply(signs(sum(broken.sizes), 0, broken.like))
     finally:
-        first.data.copy_(kept)
+        first.data.copy_(whole)
 
 
 @pytest.mark.gpu
@@ -277,7 +266,7 @@ def test_a_diagonal_matrix_is_exact_at_every_probe(size: int, seed: int) -> None
     assert found.samples_N == pytest.approx(float(diagonal.trace()), rel=1e-9, abs=1e-9)
 
 
-def test_the_interval_holds_the_trace_as_often_as_it_says() -> None:
+def test_intervals_hold_the_trace_and_probes_scatter_as_often_as_the_theory_says() -> None:
     # 300 matrices at 90 %: 30 misses, give or take 5.2. A right interval is outside of these
     # bounds about once in 2,000 seeds, and the seeds are fixed.
     missed = 0
@@ -286,9 +275,6 @@ def test_the_interval_holds_the_trace_as_often_as_it_says() -> None:
         found = trace_of(matrix, probes=20, seed=seed, confidence=0.9).interval
         missed += not found.low <= float(matrix.trace()) <= found.high
     assert 12 <= missed <= 52
-
-
-def test_probes_scatter_as_much_as_the_theory_says() -> None:
     # Var(v.Hv) = 2 * the sum of squares off the diagonal; 1,500 probes know it to about 4 %.
     matrix = symmetric(10, 3)
     found = trace_of(matrix, probes=1500)
@@ -304,9 +290,6 @@ def test_probing_stops_at_the_tolerance_and_not_before_it_can_be_known() -> None
     assert not trace_of(symmetric(20, 1), tolerance=1e-9).reached
     alone = trace_of(symmetric(4, 0), probes=1).interval
     assert (alone.low, alone.high) == (-np.inf, np.inf)
-
-
-def test_one_probe_more_changes_none_of_those_before_and_forms_add_up() -> None:
     matrix = symmetric(8, 2)
     few, more = trace_of(matrix, probes=5), trace_of(matrix, probes=9)
     assert (more.samples_N[:5] == few.samples_N).all()
@@ -340,20 +323,14 @@ def test_an_eigenvalue_lies_within_each_residual_after_any_number_of_steps(
         assert values[0] - 1e-9 <= end.value <= values[-1] + 1e-9
 
 
-def test_a_matrix_of_zeros_has_ends_of_zero() -> None:
+def test_ends_of_zeros_of_single_precision_and_of_what_is_no_number() -> None:
     found = ends_of(torch.zeros(4, 4, dtype=torch.float64), count=2)
     assert [e.value for e in found.largest] == [0.0, 0.0]
-
-
-def test_single_precision_keeps_the_vectors_apart() -> None:
     # Without reorthogonalization copies of 1000 turn up among the largest.
     values = torch.cat([torch.linspace(0, 1, 400), torch.tensor([1000.0])])
     found = find_ends(lambda v: values * v, 401, torch.zeros(1), count=2, steps=60, tolerance=0.0)
     assert found.largest[0].value == pytest.approx(1000, rel=1e-5)
     assert found.largest[1].value < 1.01
-
-
-def test_products_that_are_not_numbers_end_the_search() -> None:
     found = find_ends(lambda v: v * math.nan, 4, LIKE, steps=4)
     assert found.steps == 1
     assert not found.reached
