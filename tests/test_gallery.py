@@ -43,17 +43,13 @@ def rows_of(site: Path) -> list[dict[str, Any]]:
     return pyarrow.parquet.read_table(site / "gallery.parquet").to_pylist()
 
 
-def page_of(site: Path) -> str:
-    return (site / "index.html").read_text(encoding="utf-8")
-
-
 def test_every_row_and_verdict_of_every_audit_is_on_the_page_and_in_the_table(
     saved: Path, site: Path, qaudit: Run
 ) -> None:
     done = qaudit("gallery", saved / "one", saved / "two", "--out", site)
     assert (done.code, done.out) == (0, f"{site / 'index.html'}\n")
     assert {path.name for path in site.iterdir()} == {"index.html", "gallery.parquet"}
-    rows, index = rows_of(site), page_of(site)
+    rows, index = rows_of(site), (site / "index.html").read_text(encoding="utf-8")
     tidy = {name: load(saved / name).tidy() for name in ("one", "two")}
     assert [row["audit"] for row in rows] == [name for name in tidy for _ in tidy[name]]
     for row, expected in zip(rows, [row for name in tidy for row in tidy[name]], strict=True):
@@ -115,9 +111,9 @@ def tell_a_story(audit: dict[str, Any]) -> None:
 def test_what_evidence_does_not_give_is_not_shown(saved: Path, site: Path, qaudit: Run) -> None:
     forged = forge(site.parent / "one", saved / "one", tell_a_story)
     assert qaudit("gallery", forged, "--out", site).code == 0
-    assert "STORY" not in page_of(site)
-    assert "0.123456" not in page_of(site)
-    assert "gptq-4bit" in page_of(site)
+    page = (site / "index.html").read_text(encoding="utf-8")
+    found = [text in page for text in ("STORY", "0.123456", "gptq-4bit")]
+    assert found == [False, False, True]
 
 
 def name_a_policy(path: str) -> Callable[[dict[str, Any]], None]:
@@ -128,49 +124,42 @@ def name_a_policy(path: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-@pytest.mark.parametrize(
-    "place", ["/etc/shadow", "../secret.yaml", "{tmp}/secret.yaml", "link.yaml"]
-)
-def test_a_policy_outside_of_an_audits_folder_is_never_opened(
-    saved: Path, tmp_path: Path, site: Path, qaudit: Run, place: str
+def test_a_policy_outside_of_an_audits_folder_is_never_opened_and_one_in_it_judges_it(
+    saved: Path, tmp_path: Path, site: Path, qaudit: Run
 ) -> None:
     (tmp_path / "secret.yaml").write_text("SECRET: [", encoding="utf-8")
-    path = place.format(tmp=tmp_path)
-    forged = forge(tmp_path / "forged", saved / "one", name_a_policy(path))
-    (forged / "link.yaml").symlink_to(tmp_path / "secret.yaml")
-    done = qaudit("gallery", forged, saved / "two", "--out", site)
-    refused(done, 2, f"its policy `{path}` is neither one that ships", "copy the policy into")
-    assert "SECRET" not in done.err
-
-
-def test_a_policy_in_the_folder_of_an_audit_judges_it(saved: Path, site: Path, qaudit: Run) -> None:
-    folder = forge(site.parent / "own", saved / "one", name_a_policy("own.yaml"))
+    for place in ("/etc/shadow", "../secret.yaml", f"{tmp_path}/secret.yaml", "link.yaml"):
+        shutil.rmtree(tmp_path / "forged", ignore_errors=True)
+        forged = forge(tmp_path / "forged", saved / "one", name_a_policy(place))
+        (forged / "link.yaml").symlink_to(tmp_path / "secret.yaml")
+        done = qaudit("gallery", forged, saved / "two", "--out", site)
+        refused(done, 2, f"its policy `{place}` is neither one that ships", "copy the policy into")
+        assert "SECRET" not in done.err
+    folder = forge(tmp_path / "own", saved / "one", name_a_policy("own.yaml"))
     policy = "rules: [{name: any, metric: relative_error, margin: 90%}]"
     (folder / "own.yaml").write_text(policy, encoding="utf-8")
     assert qaudit("gallery", folder, "--out", site).code == 0
     assert {row["policy"] for row in rows_of(site)} == {"own"}
 
 
-@pytest.mark.parametrize("damage", ["absent", "crash"])
 def test_an_audit_that_cannot_be_read_ends_nothing_but_itself(
-    saved: Path, site: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, damage: str
+    saved: Path, site: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = site.parent / "broken"
-    if damage == "crash":
-        shutil.copytree(saved / "one", broken)
-        read = gallery.read_saved
+    broken, read = site.parent / "broken", gallery.read_saved
 
-        def crash(path: Path) -> SavedAudit:
-            if path == broken:
-                raise ZeroDivisionError("of all things")
-            return read(path)
+    def crash(path: Path) -> SavedAudit:
+        if path == broken and broken.exists():
+            raise ZeroDivisionError("of all things")
+        return read(path)
 
-        monkeypatch.setattr(gallery, "read_saved", crash)
-    done = qaudit("gallery", broken, saved / "two", "--out", site)
-    assert "left out: " in done.err
-    assert f"`{broken}`" in done.err
-    assert done.code == 2
-    assert (site / "index.html").is_file()
+    monkeypatch.setattr(gallery, "read_saved", crash)
+    for _ in range(2):  # absent, and then one on which reading crashes
+        done = qaudit("gallery", broken, saved / "two", "--out", site)
+        assert "left out: " in done.err
+        assert f"`{broken}`" in done.err
+        assert done.code == 2
+        assert (site / "index.html").is_file()
+        shutil.copytree(saved / "one", broken, dirs_exist_ok=True)
 
 
 def test_audits_are_told_by_the_folders_above_them_and_shown_once(

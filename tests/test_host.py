@@ -21,17 +21,12 @@ beegfs_nodev /mnt/b beegfs rw 0 0
 """
 
 
-@pytest.fixture
-def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "mounts"
-    path.write_text(MOUNTS)
-    monkeypatch.setattr(host, "MOUNTS", path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("folder", "kind"),
-    [
+def test_the_mount_around_a_folder_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    monkeypatch.setattr(host, "MOUNTS", mounts)
+    assert host.shared_file_system(Path("/home")) is None  # a system without a list of mounts
+    mounts.write_text(MOUNTS)
+    for folder, kind in (
         ("/home/ana/.cache/huggingface/hub", "nfs4"),
         ("/scratch/ana", "lustre"),
         ("/scratch", "lustre"),
@@ -42,22 +37,10 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("/mnt/b/c", "beegfs"),
         ("/tmp/job.17", None),
         ("/var/x", None),
-    ],
-)
-def test_the_mount_around_a_folder_decides(mounts: Path, folder: str, kind: str | None) -> None:
-    assert host.shared_file_system(Path(folder)) == kind
-
-
-def test_of_two_mounts_at_one_place_the_last_is_in_use(mounts: Path) -> None:
+    ):
+        assert host.shared_file_system(Path(folder)) == kind, folder
     mounts.write_text(MOUNTS + "server:/t /tmp nfs rw 0 0\n")
-    assert host.shared_file_system(Path("/tmp/x")) == "nfs"
-
-
-def test_a_system_without_a_list_of_mounts_has_none_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "MOUNTS", tmp_path / "absent")
-    assert host.shared_file_system(Path("/home")) is None
+    assert host.shared_file_system(Path("/tmp/x")) == "nfs"  # of two at one place the last
 
 
 def cgroup(folder: Path, names: tuple[str, str, str], limit: str, used: int, pages: int) -> None:
@@ -76,19 +59,17 @@ V2 = ("memory.max", "memory.current", "inactive_file")
     [(V2, "0::/slurm/job_1/step_0", ""), (V1, "4:cpu,memory:/slurm/job_1/step_0", "memory")],
 )
 def test_memory_is_what_the_tightest_cgroup_leaves(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    names: tuple[str, str, str],
-    line: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str, str], line: str,
     below: str,
-) -> None:
-    (tmp_path / "cgroup").write_text(f"2:pids:/x\n{line}\n")
+) -> None:  # fmt: skip
     monkeypatch.setattr(host, "CGROUPS", tmp_path / "cgroup")
+    free = psutil.virtual_memory().available
+    assert abs(host.available_nbytes() - free) < 2**30  # no cgroups
+    (tmp_path / "cgroup").write_text(f"2:pids:/x\n{line}\n")
     monkeypatch.setattr(host, "CGROUP_ROOT", tmp_path / "fs")
     root = tmp_path / "fs" / below
     unlimited = "max" if names is V2 else "9223372036854771712"
     cgroup(root / "slurm", names, unlimited, 1, 0)
-    free = psutil.virtual_memory().available
     assert abs(host.available_nbytes() - free) < 2**30  # no limit
     cgroup(root / "slurm/job_1", names, "9000000", 5_000_000, 1_000_000)
     assert host.available_nbytes() == 5_000_000
@@ -96,11 +77,3 @@ def test_memory_is_what_the_tightest_cgroup_leaves(
     assert host.available_nbytes() == 2_000_000
     (root / "slurm/job_1/step_0" / names[1]).write_text("9000000")
     assert host.available_nbytes() == 0
-
-
-def test_a_system_without_cgroups_has_what_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "CGROUPS", tmp_path / "absent")
-    free = psutil.virtual_memory().available
-    assert abs(host.available_nbytes() - free) < 2**30

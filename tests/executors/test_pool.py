@@ -85,29 +85,21 @@ def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the
     assert len(first["greedy"][0]["candidates"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("visible", "names"),
-    [
+def test_gpus_are_counted_once_as_cuda_sees_them_or_as_the_driver_lists_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for visible, names in (
         ("3,5", ["3", "5"]),
         ("0,0,1", ["0", "1"]),
         (" 2, 1", ["2", "1"]),
         ("1,-1,0", ["1"]),
         ("GPU-7f,", ["GPU-7f"]),
-    ],
-)
-def test_gpus_are_counted_once_and_as_cuda_sees_them(
-    monkeypatch: pytest.MonkeyPatch, visible: str, names: list[str]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [w["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("all").values()] == names
-    assert [w["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("1").values()] == names[:1]
-    with pytest.raises(Exception, match=f"more GPUs than the {len(names)} that are visible"):
-        gpu_workers(str(len(names) + 1))
-
-
-def test_gpus_are_those_that_the_driver_lists_and_no_slices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert [w["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("all").values()] == names
+        assert [w["CUDA_VISIBLE_DEVICES"] for w in gpu_workers("1").values()] == names[:1]
+        with pytest.raises(Exception, match=f"more GPUs than the {len(names)} that are visible"):
+            gpu_workers(str(len(names) + 1))
     text = "GPU 0: H100 (UUID: GPU-1)\n  MIG 3g.40gb Device 0: (UUID: MIG-2)\nGPU 1: H100\n"
     answers = iter([subprocess.CompletedProcess((), 0, text)])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -116,23 +108,19 @@ def test_gpus_are_those_that_the_driver_lists_and_no_slices(
     def absent() -> None:
         raise FileNotFoundError
 
-    assert [*gpu_workers("all")] == ["GPU 0", "GPU 1"]
+    assert [*gpu_workers("all")] == ["GPU 0", "GPU 1"]  # and no slices
     with pytest.raises(Exception, match="more GPUs than the 0 that are visible"):
         gpu_workers("all")
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "", "x", "1.5", "ALL", "9" * 5000, "\u0663"])
-def test_gpus_that_are_no_number_are_refused_before_anything_is_planned(
-    tmp_path: Path, qaudit: Run, text: str
-) -> None:
-    for more in [], ["--dry-run"]:
-        scan = ("scan", tmp_path / "absent", "--out", tmp_path / "out", f"--gpus={text}", *more)
-        refused(qaudit(*scan), 2, "is no number of GPUs", "or `all`")
-
-
-def test_gpus_of_another_executor_or_device_are_refused(
+def test_gpus_that_are_no_number_or_of_another_executor_or_device_are_refused(
     tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    absent = ("scan", tmp_path / "absent", "--out", tmp_path / "out")
+    for text in ("0", "-1", "", "x", "1.5", "ALL", "9" * 5000, "\u0663"):
+        for more in [], ["--dry-run"]:  # before anything is planned
+            done = qaudit(*absent, f"--gpus={text}", *more)
+            refused(done, 2, "is no number of GPUs", "or `all`")
     done = qaudit("scan", "demo", "--gpus", 1, "--set", "executor=slurm")
     refused(done, 2, "`--gpus` is of the executor `local`", "leave one of them out")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -140,20 +128,14 @@ def test_gpus_of_another_executor_or_device_are_refused(
     refused(done, 2, "the plan computes on `cpu`", "--device cuda")
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ([], ["--set", "stream_memory=250B"]),
-        (["--set", "stream_memory=7B"], ["--set", "stream_memory=7B"]),
-    ],
-)
 def test_workers_share_the_memory_for_hidden_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], expected: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qaudit.executors.queues.default_stream_limit", lambda: 1000)
     run: Any = None
-    pool = queues.Pool(run, tmp_path, workers=queues.cpu_workers(4), options=options)
-    assert [*pool.options] == expected
+    for options, limit in (([], "250B"), (["--set", "stream_memory=7B"], "7B")):
+        pool = queues.Pool(run, tmp_path, workers=queues.cpu_workers(4), options=options)
+        assert [*pool.options] == ["--set", f"stream_memory={limit}"]
 
 
 # ------------------------------------------------------------------------------ cuts by cost
@@ -191,10 +173,7 @@ def test_every_unit_is_in_one_part_and_twins_are_together(sizes, count, seed) ->
     assert all(place[c.label] < place["soup"] for c in members)
     assert cut(units, count) == parts
     assert cut(units, 1) == (line,) or {u.label for u in cut(units, 1)[0]} == set(place)
-
-
-def test_a_part_is_never_larger_than_it_must_be() -> None:
-    units = [alone(checkpoint(n, 0), 1.0) for n in range(10)]
+    units = [alone(checkpoint(n, 0), 1.0) for n in range(10)]  # no part is larger than it must be
     assert [len(part) for part in cut(units, 5)] == [2] * 5
     assert math.isclose(max(cost(part) for part in cut(units, 3)), 4.0)
     assert cut([], 4) == ()
@@ -206,53 +185,34 @@ def test_a_part_is_never_larger_than_it_must_be() -> None:
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready, "SIZE", 128)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_sound_device_gives_every_integer(small: None, dtype: torch.dtype) -> None:
+def test_a_sound_device_gives_every_integer_and_one_wrong_bit_is_enough_to_refuse_another(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(ready, "SIZE", 128)
+    a, b, exact = ready._product(ready.SIZE)
+    assert torch.equal(exact.long(), torch.matmul(a, b))  # as integers of 64 bits give it
     assert wrong_products(CPU, dtype) == 0
     refuse_bad_device(CPU, dtype)
-
-
-def test_products_are_those_of_integers(small: None) -> None:
-    """The reference is exact: integers of 64 bits give the same."""
-    a, b, exact = ready._product(ready.SIZE)
-    assert torch.equal(exact.long(), torch.matmul(a, b))
-
-
-def broken(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """Make one product of matrices in this dtype wrong by its last bit."""
     matmul = torch.matmul
 
     def once_wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Make one product of matrices in this dtype wrong by its last bit."""
         product = matmul(a, b)
         if product.dtype == dtype:
             product[3, 5] = torch.nextafter(product[3, 5], torch.tensor(torch.inf, dtype=dtype))
         return product
 
-    monkeypatch.setattr(torch, "matmul", once_wrong)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_wrong_bit_is_enough(
-    small: None, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
-    broken(monkeypatch, dtype)
-    assert wrong_products(CPU, dtype) == 1
-    name = str(dtype).removeprefix("torch.")
-    with pytest.raises(OtherIdentityError, match=f"1 of 16384 products in {name} are wrong") as bad:
-        refuse_bad_device(CPU, dtype)
-    assert "on another device" in bad.value.hint
-
-
-@pytest.mark.parametrize("off", [1e-4, float("nan")])
-def test_probabilities_that_are_off_are_refused(
-    small: None, monkeypatch: pytest.MonkeyPatch, off: float
-) -> None:
+    if dtype != torch.float16:  # which has no next number
+        monkeypatch.setattr(torch, "matmul", once_wrong)
+        assert wrong_products(CPU, dtype) == 1
+        said = f"1 of 16384 products in {str(dtype).removeprefix('torch.')} are wrong"
+        with pytest.raises(OtherIdentityError, match=said) as bad:
+            refuse_bad_device(CPU, dtype)
+        assert "on another device" in bad.value.hint
+        monkeypatch.setattr(torch, "matmul", matmul)
     assert softmax_error(CPU) < ready.CLOSE / 10
-    monkeypatch.setattr(ready, "softmax_error", lambda _: off)
-    with pytest.raises(OtherIdentityError, match="probabilities are off by"):
-        refuse_bad_device(CPU, torch.float32)
+    for off in (1e-4, float("nan")):
+        monkeypatch.setattr(ready, "softmax_error", lambda _, off=off: off)
+        with pytest.raises(OtherIdentityError, match="probabilities are off by"):
+            refuse_bad_device(CPU, torch.float32)

@@ -35,13 +35,12 @@ def slurm() -> Iterator[Slurm]:
             yield running
 
 
-@pytest.mark.parametrize("text", ["[]", "7", '{"round": 1, "parts": 2, "jobs": 3}', "{"])
-def test_a_damaged_list_of_jobs_has_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "slurm.json").write_text(text)
-    assert _jobs(tmp_path / "slurm.json", 1, 2) == []
-
-
-def test_a_job_script_has_ranges_of_slurm_and_paths_that_are_quoted_where_they_must_be() -> None:
+def test_a_damaged_list_of_jobs_has_none_and_a_script_has_ranges_and_paths_that_are_quoted(
+    tmp_path: Path,
+) -> None:
+    for text in ("[]", "7", '{"round": 1, "parts": 2, "jobs": 3}', "{"):
+        (tmp_path / "slurm.json").write_text(text)
+        assert _jobs(tmp_path / "slurm.json", 1, 2) == []
     assert _ranges([0]) == "0"
     assert _ranges([5, 3, 4, 0, 9]) == "0,3-5,9"
     assert _quoted("/a/b-1.log") == "/a/b-1.log"
@@ -130,13 +129,11 @@ class Job:
         return next(log for log in sorted(self.parts.glob("*.jsonl")) if measuring(log))
 
     def must_be_as_in_one_process(self) -> None:
-        code, err = self.command("scan", *demo(self.place), *self.soups(), "--out", "whole")
+        found = [k for k, one in enumerate(self.asked) if one == "--soup"][1:]
+        soups = [self.asked[k + more] for k in found for more in (0, 1)]
+        code, err = self.command("scan", *demo(self.place), *soups, "--out", "whole")
         assert code == 0, err
         same_audit(self.place / "whole", self.place / "out")
-
-    def soups(self) -> list[object]:
-        found = [k for k, one in enumerate(self.asked) if one == "--soup"][1:]
-        return [self.asked[k + more] for k in found for more in (0, 1)]
 
 
 class TestOnSlurm:
@@ -176,9 +173,7 @@ class TestOnSlurm:
         victim = job.measuring()
         node = slurm.lose_node_of(of_each_start(victim, "job")[-1])
         try:
-            until(
-                lambda: len(of_each_start(victim, "pid")) > 1, 200
-            )  # requeued, once the node does not answer
+            until(lambda: len(of_each_start(victim, "pid")) > 1, 200)  # requeued, unanswered
             job.hold.unlink()
             job.run_until_complete()
         finally:

@@ -81,27 +81,23 @@ def test_without_a_queue_logs_and_processes_tell(planned: Path) -> None:
     assert f"part 2/5      running  {HERE} step200" in text
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        ("printf '7 RUNNING\\n8 PENDING\\n9 FAILED\\n'", ["running", "queued", "lost", "lost"]),
-        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", ["lost"] * 4),
-        ("echo 'Unable to contact slurm controller' >&2; exit 1", ["running"] * 4),
-    ],
-)
 def test_the_queue_tells_where_it_answers(
-    planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, expected: list[str]
+    planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
     squeue = tmp_path / "bin" / "squeue"
-    squeue.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\n{answer}\n')
-    squeue.chmod(0o755)
+    squeue.touch(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    for number, job in enumerate("789"):
+    for number, job in enumerate(("7", "8", "9", "10")):
         log(planned, f"{number}-of-4", began(host="n1", job=job), {"subject": "step10"})
-    log(planned, "3-of-4", began(host="n1", job="10"), {"subject": "step10"})
-    assert list(states(planned).values()) == expected
-    assert "--jobs=7,8,9,10" in (tmp_path / "asked").read_text()
+    for answer, expected in (
+        ("printf '7 RUNNING\\n8 PENDING\\n9 FAILED\\n'", ["running", "queued", "lost", "lost"]),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", ["lost"] * 4),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", ["running"] * 4),
+    ):
+        squeue.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\n{answer}\n')
+        assert list(states(planned).values()) == expected
+        assert "--jobs=7,8,9,10" in (tmp_path / "asked").read_text()
 
 
 def test_the_time_left_is_that_of_the_longest_part_that_runs(
@@ -129,11 +125,11 @@ def test_the_time_left_is_that_of_the_longest_part_that_runs(
     text = render(one)
     assert f"about {one.left_seconds:.0f} s left in the parts that run; " in text
     assert text.splitlines()[0].endswith("in no part that runs")
-
-
-def test_no_time_is_made_up_before_anything_is_measured(planned: Path) -> None:
+    (planned / "parts" / "2-of-3.jsonl").unlink(missing_ok=True)
+    for path in (planned / "parts").glob("*.jsonl"):
+        path.unlink()
     log(planned, "0-of-1", began(), {"subject": "step10"})
-    assert run_status(planned).left_seconds is None
+    assert run_status(planned).left_seconds is None  # none is made up before anything is measured
     assert "left" not in render(run_status(planned))
 
 
@@ -196,7 +192,7 @@ def test_any_log_of_a_part_is_read(measured: Path, data: st.DataObject) -> None:
         path.write_text(whole)
 
 
-def test_logs_of_no_part_are_left_alone_and_one_whose_clock_is_ahead_is_silent(
+def test_logs_of_no_part_are_left_alone_and_a_record_whose_names_lead_outside_is_missing(
     measured: Path,
 ) -> None:
     began = json.dumps({"at": time.time() + 90_000, "began": True, "host": "n9"})
@@ -209,10 +205,6 @@ def test_logs_of_no_part_are_left_alone_and_one_whose_clock_is_ahead_is_silent(
     finally:
         for path in paths:
             path.unlink()
-
-
-def test_a_record_whose_names_lead_outside_is_missing(measured: Path) -> None:
-    read(measured)
     (path,) = (measured / "parts" / "units").glob("step10-*.json")
     whole = path.read_text()
     try:

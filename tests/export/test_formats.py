@@ -100,13 +100,8 @@ def test_files_are_what_bitsandbytes_saves(kind: str, nested: bool) -> None:
         ("compressed-tensors", "mr-gptq:act=16", (64, 128), "rotates", "without rotate"),
         ("compressed-tensors", "mr-gptq:format=mxfp4", (64, 128), "rotates", "without rotate"),
         ("compressed-tensors", "gguf-q4_0", (64, 128), "not store integer codes", "`gguf`"),
-        (
-            "gptq",
-            "gptq-4bit:group=32:act_order=true:act_group_aware=false",
-            (64, 96),
-            "mixes the columns",
-            "static_groups=true",
-        ),
+        ("gptq", "gptq-4bit:group=32:act_order=true:act_group_aware=false", (64, 96),
+         "mixes the columns", "static_groups=true"),
         ("gguf", "rtn-3bit:group=32", (64, 128), "no type of GGUF", "gguf-q4_k"),
         ("gguf", "rtn-4bit:group=32:sym=false", (64, 128), "no type of GGUF", "gguf-q4_k"),
         ("gguf", "rtn-4bit:group=16", (64, 128), "no type of GGUF", "group=32"),
@@ -123,7 +118,7 @@ def test_files_are_what_bitsandbytes_saves(kind: str, nested: bool) -> None:
         ("awq", "duquant-4bit:act=16", (64, 96), "changes what its linears read", "export"),
         ("compressed-tensors", "quarot-rtn-4bit:act=16", (64, 96), "changes what its", "export"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused(
     form: str, scheme: str, shape: tuple[int, int], sentence: str, hint: str
 ) -> None:
@@ -133,13 +128,28 @@ def test_what_does_not_fit_is_refused(
     assert hint in refusal.value.hint
 
 
-def test_scales_that_are_no_numbers_are_refused() -> None:
+def test_scales_that_are_no_numbers_or_would_be_rounded_are_refused() -> None:
     scheme = parse_scheme("rtn-4bit:group=32")
     stored = stored_of("rtn-4bit:group=32", weight())
     assert isinstance(stored, IntegerCodes)
     stored.scales_RG[0, 0] = float("nan")
     with pytest.raises(SourceError, match="zero or not finite"):
         format_named("gptq", scheme).pack("a", stored)
+    source = FoldSource("norm", is_norm=True)
+    with pytest.raises(SchemeError, match="a file would round") as refusal:
+        scale_of_rows(AWQ, source, torch.arange(2), torch.tensor([2.0, 3.0]))
+    assert "exact_fold=true" in refusal.value.hint
+    ones = torch.ones(2, dtype=torch.bfloat16)
+    with pytest.raises(SchemeError, match=r"`norm\.weight` is stored in bfloat16") as refusal:
+        divided("norm.weight", ones / 128, torch.full((2,), 8.0), one_plus=True)  # 1.0078 / 8 - 1
+    assert "scales no columns" in refusal.value.hint
+    with pytest.raises(SchemeError, match="no scales that could take"):
+        divided_codes("v_proj", parse_scheme("fp8").quantize, torch.ones(2))  # type: ignore[arg-type]
+    refuse_rounded(AWQ)  # parameters alone refuse most
+    refuse_rounded(parse_scheme("gptq-4bit"))
+    for spec in ("awq-4bit", "smoothquant", "awq-4bit:unfolded=true:exact_fold=true"):
+        with pytest.raises(SchemeError):
+            refuse_rounded(parse_scheme(spec))
 
 
 # ------------------------------------------------------------- codes
@@ -192,24 +202,3 @@ def test_query_heads_divide_the_rows_that_they_share() -> None:
     source = FoldSource("v_proj", is_norm=False, offset=1)
     scale_R = scale_of_rows(AWQ, source, torch.tensor([0, 1, 0, 1]), torch.tensor([2.0, 4, 2, 4]))
     assert scale_R.tolist() == [1, 2, 4]
-
-
-def test_what_would_be_rounded_is_refused() -> None:
-    source = FoldSource("norm", is_norm=True)
-    with pytest.raises(SchemeError, match="a file would round") as refusal:
-        scale_of_rows(AWQ, source, torch.arange(2), torch.tensor([2.0, 3.0]))
-    assert "exact_fold=true" in refusal.value.hint
-    ones = torch.ones(2, dtype=torch.bfloat16)
-    with pytest.raises(SchemeError, match=r"`norm\.weight` is stored in bfloat16") as refusal:
-        divided("norm.weight", ones / 128, torch.full((2,), 8.0), one_plus=True)  # 1.0078 / 8 - 1
-    assert "scales no columns" in refusal.value.hint
-    with pytest.raises(SchemeError, match="no scales that could take"):
-        divided_codes("v_proj", parse_scheme("fp8").quantize, torch.ones(2))  # type: ignore[arg-type]
-
-
-def test_parameters_alone_refuse_most() -> None:
-    refuse_rounded(AWQ)
-    refuse_rounded(parse_scheme("gptq-4bit"))
-    for spec in ("awq-4bit", "smoothquant", "awq-4bit:unfolded=true:exact_fold=true"):
-        with pytest.raises(SchemeError):
-            refuse_rounded(parse_scheme(spec))

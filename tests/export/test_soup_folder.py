@@ -50,7 +50,9 @@ def test_the_written_soup_is_the_measured_one(
     assert len(list(out.glob("*.safetensors"))) == 1 if shard_nbytes == 10**9 else 2
 
 
-def test_transformers_loads_it_and_computes_with_its_weights(run: Path, tmp_path: Path) -> None:
+def test_transformers_loads_it_and_the_card_names_members_weights_and_hashes(
+    run: Path, tmp_path: Path
+) -> None:
     soup = soup_of(run, "step1+step2")
     out = write_soup(soup, tmp_path / "soup", 20_000)
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
@@ -58,11 +60,8 @@ def test_transformers_loads_it_and_computes_with_its_weights(run: Path, tmp_path
     state = model.state_dict()
     assert all(torch.equal(state[name], measured.read(name)) for name in filled(measured.names()))
     assert AutoTokenizer.from_pretrained(out)("the fox")["input_ids"]
-
-
-def test_the_card_names_members_weights_and_hashes(run: Path, tmp_path: Path) -> None:
     soup = soup_of(run, "0.75*step1+0.25*step3")
-    card = (write_soup(soup, tmp_path / "soup") / "README.md").read_text(encoding="utf-8")
+    card = (write_soup(soup, tmp_path / "shares") / "README.md").read_text(encoding="utf-8")
     assert card.startswith('---\nlibrary_name: "transformers"\npipeline_tag: "text-generation"\n')
     assert "| 1 | `step1` | 0.75 |" in card
     thirds = (write_soup(soup_of(run, "step*"), tmp_path / "thirds") / "README.md").read_text()
@@ -71,16 +70,8 @@ def test_the_card_names_members_weights_and_hashes(run: Path, tmp_path: Path) ->
 
 
 def test_weights_code_and_data_of_the_members_are_not_copied(run: Path, tmp_path: Path) -> None:
-    source = tmp_path / "run"
-    shutil.copytree(run, source)
-    for name in (
-        "modeling.py",
-        "extra.bin",
-        "trainer_state.json",
-        ".hidden",
-        "eval.jsonl",
-        "LICENSE",
-    ):
+    source = shutil.copytree(run, tmp_path / "run")
+    for name in ("modeling.py", "extra.bin", ".hidden", "eval.jsonl", "LICENSE"):
         (source / "step1" / name).write_text("x")
     (source / "step1" / "trainer_state.json").write_text("{}")
     out = write_soup(soup_of(source, "step*"), tmp_path / "soup")
@@ -89,7 +80,7 @@ def test_weights_code_and_data_of_the_members_are_not_copied(run: Path, tmp_path
     assert not {"modeling.py", "extra.bin", "trainer_state.json", ".hidden", "eval.jsonl"} & names
 
 
-def test_a_full_disk_leaves_nothing_behind(
+def test_a_disk_without_room_is_refused_and_one_that_is_full_leaves_nothing_behind(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -99,25 +90,24 @@ def test_a_full_disk_leaves_nothing_behind(
     with pytest.raises(MachineError, match="no space left on device"):
         write_soup(soup_of(run, "step*"), tmp_path / "soup")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_without_room_is_refused_before_anything_is_written(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1))
-    with pytest.raises(MachineError, match="the soup takes"):
+    with pytest.raises(MachineError, match="the soup takes"):  # before anything is written
         write_soup(soup_of(run, "step*"), tmp_path / "soup")
 
 
-def test_members_of_another_architecture_are_refused_by_the_first_difference(
+def test_members_of_another_architecture_or_with_other_tokenizers_are_refused_by_name(
     run: Path, tmp_path: Path
 ) -> None:
-    other = tmp_path / "run"
-    shutil.copytree(run, other)
+    other = shutil.copytree(run, tmp_path / "run")
     path = other / "step2" / "config.json"
     config = json.loads(path.read_text()) | {"rms_norm_eps": 0.25, "checkpoint_number": 2}
     path.write_text(json.dumps(config))
     with pytest.raises(SourceError, match=r"`rms_norm_eps` is 1e-06 in one .* and 0.25 in the"):
+        write_soup(soup_of(other, "step*"), tmp_path / "soup")
+    other = shutil.copytree(run, tmp_path / "again")
+    path = other / "step2" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"the"', '"teh"') + " ")
+    with pytest.raises(SourceError, match="`step1` and `step2` cannot be merged: their tokenizers"):
         write_soup(soup_of(other, "step*"), tmp_path / "soup")
 
 
@@ -126,8 +116,7 @@ def test_whole_numbers_are_taken_where_they_agree_and_refused_where_they_differ(
 ) -> None:
     from safetensors.torch import load_file, save_file
 
-    other = tmp_path / "run"
-    shutil.copytree(run, other)
+    other = shutil.copytree(run, tmp_path / "run")
     for step in (1, 2, 3):
         path = other / f"step{step}" / "model.safetensors"
         save_file(load_file(path) | {"counts": torch.tensor([7, 9])}, path, {"format": "pt"})
@@ -136,15 +125,6 @@ def test_whole_numbers_are_taken_where_they_agree_and_refused_where_they_differ(
     save_file(load_file(path) | {"counts": torch.tensor([7, 8])}, path, {"format": "pt"})
     with pytest.raises(SourceError, match="`counts` holds whole numbers that differ"):
         write_soup(soup_of(other, "step*"), tmp_path / "again")
-
-
-def test_members_with_other_tokenizers_are_refused_by_name(run: Path, tmp_path: Path) -> None:
-    other = tmp_path / "run"
-    shutil.copytree(run, other)
-    path = other / "step2" / "tokenizer.json"
-    path.write_text(path.read_text().replace('"the"', '"teh"') + " ")
-    with pytest.raises(SourceError, match="`step1` and `step2` cannot be merged: their tokenizers"):
-        write_soup(soup_of(other, "step*"), tmp_path / "soup")
 
 
 # ------------------------------------------------------------- unfinished work
@@ -164,24 +144,18 @@ def interrupt(out: Path, identity: str) -> None:
         raise KeyboardInterrupt
 
 
-def test_the_same_work_goes_on_and_its_folder_goes_when_it_is_complete(tmp_path: Path) -> None:
+def test_the_same_work_goes_on_or_anew_and_its_folder_goes_when_it_is_complete(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "new"
     interrupt(out, "a")
+    (begun_path(out) / "result").mkdir()
+    (begun_path(out) / "result" / "half").touch()  # which a killed run left
     with begun_folder(out, "a") as folder, whole_folder(out, folder) as partial:
         assert (folder / "block").read_text() == "half"
         (partial / "x").write_text("whole")
         assert not out.exists()
     assert files_in(tmp_path) == {"new/x": "whole"}
-
-
-def test_what_a_killed_run_left_of_its_result_is_written_anew(tmp_path: Path) -> None:
-    out = tmp_path / "new"
-    interrupt(out, "a")
-    (begun_path(out) / "result").mkdir()
-    (begun_path(out) / "result" / "half").touch()
-    with begun_folder(out, "a") as folder, whole_folder(out, folder):
-        pass
-    assert [path.name for path in tmp_path.rglob("*")] == ["new"]
 
 
 @pytest.mark.parametrize("kind", ["files", "other work", "link", "link within", "file"])

@@ -100,14 +100,11 @@ def test_greedy_answers_are_not_compared_with_sampled_ones_nor_other_settings(fi
     edited(files / "base" / SAMPLES, sampled)
     before, _ = tasks(files / "base", files / "q3")["arguments"]
     assert before.imported.about.endswith("sampled")
+    other = {"max_gen_toks": 7}
     edited(
-        files / "q3" / SAMPLES,
-        lambda line: line["arguments"]["gen_args_0"]["arg_1"].update(max_gen_toks=7),
+        files / "q3" / SAMPLES, lambda line: line["arguments"]["gen_args_0"]["arg_1"].update(other)
     )
     assert "was generated with" in refusal(files / "base", files / "q3")
-
-
-def test_greedy_is_what_model_classes_of_lm_eval_take_for_it() -> None:
     for settings, greedy in (
         ({}, True),
         ({"temperature": 0.0}, True),
@@ -196,16 +193,12 @@ def test_other_versions_other_tasks_and_two_runs_are_refused(files: Path) -> Non
 NAN = b'{"filter": "f", "metrics": ["m"], "m": NaN, "doc": 1, "arguments": {}}\n'
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff\xfe", b"[1]\n", b'{"filter": 1}\n', NAN, b"{" * 100_000]
-)
 @pytest.mark.parametrize("ending", ["jsonl", "json", "eval"])
-def test_files_of_anything_else_end_in_a_sentence(
-    content: bytes, ending: str, tmp_path: Path
-) -> None:
+def test_files_of_anything_else_end_in_a_sentence(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"samples_x.{ending}"
-    path.write_bytes(content)
-    assert "cannot be imported" in refusal(path, path)
+    for content in (b"", b"\xff\xfe", b"[1]\n", b'{"filter": 1}\n', NAN, b"{" * 100_000):
+        path.write_bytes(content)
+        assert "cannot be imported" in refusal(path, path)
 
 
 def archived(log: Path) -> Path:
@@ -221,41 +214,33 @@ def archived(log: Path) -> Path:
     return path
 
 
-def test_logs_of_inspect_are_read_from_both_formats(tmp_path: Path) -> None:
+def test_logs_of_inspect_are_read_from_both_formats_and_floods_are_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logs = shutil.copytree(ANSWERS / "inspect", tmp_path / "logs")
     pairs = tasks(logs / "base" / "adds.json", logs / "q3" / "adds.json", None)
     assert pairs["adds"][0].imported.about == "inspect 0.3.285, match, greedy"
     assert flips(pairs["adds"]) == (2, 1)
-    again = tasks(archived(logs / "base" / "adds.json"), archived(logs / "q3" / "adds.json"), None)
-    assert flips(again["adds"]) == (2, 1)
-
-
-@pytest.mark.parametrize(
-    ("limit", "most"), [("_MOST_NBYTES", 10_000), ("_MOST_NBYTES_OF_PART", 99)]
-)
-def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
-) -> None:
-    logs = shutil.copytree(ANSWERS / "inspect", tmp_path / "logs")
     path = archived(logs / "base" / "adds.json")
-    monkeypatch.setattr(f"qaudit.items.answered.{limit}", most)
-    monkeypatch.setattr(zipfile.ZipFile, "read", None)
-    assert "unpacks to more than" in refusal(path, path, None)
-
-
-def test_an_archive_that_python_cannot_unpack_names_what_can() -> None:
+    again = tasks(path, archived(logs / "q3" / "adds.json"), None)
+    assert flips(again["adds"]) == (2, 1)
     log = ANSWERS / "inspect" / "base" / "pick.eval"
     try:
         pairs = tasks(log, ANSWERS / "inspect" / "q3" / "pick.eval", None)
-    except UsageError as error:
+    except UsageError as error:  # where Python cannot unpack it
         assert "qaudit-llm[inspect]" in error.message
     else:
         assert flips(pairs["pick"]) == (2, 1)
+    monkeypatch.setattr(zipfile.ZipFile, "read", None)
+    for limit, most in (("_MOST_NBYTES", 10_000), ("_MOST_NBYTES_OF_PART", 99)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"qaudit.items.answered.{limit}", most)
+            assert "unpacks to more than" in refusal(path, path, None)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
+def test_logs_that_do_not_pair_are_refused(tmp_path: Path) -> None:
+    base, path = ANSWERS / "inspect" / "base" / "adds.json", tmp_path / "adds.json"
+    changes: list[tuple[Callable[[dict[str, Any]], object], str]] = [
         (lambda log: log.update(status="error"), "its status is error"),
         (lambda log: log["eval"]["config"].update(epochs=4), "it has 4 epochs"),
         (lambda log: log["samples"][2].update(error={"message": "x"}), "ended in an error"),
@@ -263,14 +248,9 @@ def test_an_archive_that_python_cannot_unpack_names_what_can() -> None:
         (lambda log: log["samples"][0]["messages"][0].update(content="Be."), "1 of the 6 items"),
         (lambda log: log["samples"][0]["scores"]["match"].update(value="P"), "a mark is 0 or 1"),
         (lambda log: log["samples"][0].update(scores={}), "marked by nothing"),
-    ],
-)
-def test_logs_that_do_not_pair_are_refused(
-    change: Callable[[dict[str, Any]], object], sentence: str, tmp_path: Path
-) -> None:
-    logs = shutil.copytree(ANSWERS / "inspect", tmp_path / "logs")
-    path = logs / "q3" / "adds.json"
-    log = json.loads(path.read_text("utf-8"))
-    change(log)
-    path.write_text(json.dumps(log), "utf-8")
-    assert sentence in refusal(logs / "base" / "adds.json", path, None)
+    ]
+    for change, sentence in changes:
+        log = json.loads((ANSWERS / "inspect" / "q3" / "adds.json").read_text("utf-8"))
+        change(log)
+        path.write_text(json.dumps(log), "utf-8")
+        assert sentence in refusal(base, path, None)

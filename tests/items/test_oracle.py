@@ -180,12 +180,9 @@ def test_a_group_and_its_parts_are_found_without_reading_all_of_lm_eval() -> Non
     assert len({leaf.name for leaf in definition.leaves}) == 57
 
 
-OUTSIDE = ("/etc/passwd", "../x.json", "reference::x.json", "http://x/y.json", "~/x.json")
-
-
-@pytest.mark.parametrize("path", OUTSIDE)
 @pytest.mark.parametrize("shape", ['"{}"', '["{}"]', '[{{split: test, path: ["{}"]}}]'])
-def test_a_readme_names_no_data_outside_of_its_data_set(path: str, shape: str) -> None:
-    text = f"---\nconfigs: [{{config_name: x, data_files: {shape.format(path)}}}]\n---\n"
-    with pytest.raises(SourceError, match="names data outside of it"):
-        split_files(Data("org/name", None, ("test",)), ("x.json",), text.encode())
+def test_a_readme_names_no_data_outside_of_its_data_set(shape: str) -> None:
+    for path in ("/etc/passwd", "../x.json", "reference::x.json", "http://x/y.json", "~/x.json"):
+        text = f"---\nconfigs: [{{config_name: x, data_files: {shape.format(path)}}}]\n---\n"
+        with pytest.raises(SourceError, match="names data outside of it"):
+            split_files(Data("org/name", None, ("test",)), ("x.json",), text.encode())

@@ -16,7 +16,7 @@ from qaudit.recipe.table import (
     recipes_folder,
     set_values,
     take,
-)
+)  # fmt: skip
 from qaudit.settings import (
     DEFAULT_SCHEMES,
     GROUPS,
@@ -26,7 +26,7 @@ from qaudit.settings import (
     Recipe,
     RunOptions,
     settings_of,
-)
+)  # fmt: skip
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -128,9 +128,6 @@ def test_what_is_no_recipe_or_does_not_stand_by_itself_is_refused(tmp_path: Path
     assert caught.value.hint == "did you mean `mine.yaml`?"
     with pytest.raises(UsageError, match="there are other targets beside it"):
         recipe_of(targets=["demo", "a"])
-
-
-def test_the_demo_measures_everything_by_default() -> None:
     demo = read_recipe(recipes_folder() / "demo.yaml")
     assert recipe_of(targets=["demo"]) == demo
     assert (demo.targets, demo.schemes, demo.family) == (("demo",), DEFAULT_SCHEMES, "demo")
@@ -139,7 +136,7 @@ def test_the_demo_measures_everything_by_default() -> None:
 # ------------------------------------------------------------------------------------ arguments
 
 
-def test_settings_are_split_into_what_to_measure_and_how() -> None:
+def test_settings_are_what_to_measure_and_how_and_a_preset_sets_several() -> None:
     recipe, options = recipe_and_options(
         "a", Path("b"), calibration_documents=32, stream_memory="1.5GiB", out="here", last=None
     )
@@ -148,22 +145,15 @@ def test_settings_are_split_into_what_to_measure_and_how() -> None:
     assert recipe_and_options("a") == (Recipe(("a",)), RunOptions())
     sizes = [parse_nbytes(text) for text in ("1B", "512MB", "1.5 GiB", "2k")]
     assert sizes == [1, 512e6, 1.5 * 2**30, 2000]
-
-
-def test_every_setting_has_help_and_a_default_to_show() -> None:
-    assert len(settings_of()) == sum(len(settings_of(group)) for group in GROUPS)
-    for group in GROUPS:
-        assert {*settings_of(group)} == {f.name for f in fields(group)} - {"targets"}
-    for entry in settings_of().values():
-        assert entry.help.endswith(".")
-        assert entry.shown_default not in ("", "None", "()")
-
-
-def test_a_preset_sets_several_keys_and_an_argument_beside_it_wins() -> None:
     recipe, _ = recipe_and_options("a", quick=True, calibration_documents=48)
     assert recipe == Recipe(("a",), **{**PRESETS["quick"], "calibration_documents": 48})
     assert (recipe.dtype, recipe.document_tokens, recipe.repeats) == ("fast", 512, 1)
-
+    for group in GROUPS:
+        assert {*settings_of(group)} == {f.name for f in fields(group)} - {"targets"}
+    assert len(settings_of()) == sum(len(settings_of(group)) for group in GROUPS)
+    for entry in settings_of().values():
+        assert entry.help.endswith(".")
+        assert entry.shown_default not in ("", "None", "()")
     assert PRESETS.keys() == settings_of(Presets).keys()
     assert all(keys.keys() <= settings_of(Recipe).keys() for keys in PRESETS.values())
 

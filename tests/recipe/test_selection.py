@@ -59,12 +59,12 @@ def chosen(*entries: str, series: Series = RUN, **asked: object) -> list[str]:
     return [c.label for c in select(recipe(checkpoints=entries, **asked), series)]
 
 
-def steps_of(series: Series) -> list[int]:
-    return [c.step or 0 for c in representatives(series)]
-
-
 def labels_of(series: Series) -> list[str]:
     return [c.label for c in representatives(series)]
+
+
+def steps_of(series: Series) -> list[int]:
+    return [c.step or 0 for c in representatives(series)]
 
 
 # --------------------------------------------------------------------------------------- ranges
@@ -75,9 +75,8 @@ FAR = steps("s", [999_999, 1_000_000, 1_200_000])
 TWICE = (*steps("s", [100]), checkpoint("main", stage="s", step=200), *steps("s", [200]))
 
 
-@pytest.mark.parametrize(
-    ("entry", "expected", "series"),
-    [
+def test_a_range_of_steps_is_read() -> None:
+    for entry, expected, series in (
         ("stage1@3k..5000", [3000, 4000, 5000], RUN),  # both its ends
         ("stage1@100k..900k/50k", [*range(100_000, 900_001, 50_000)], RUN),
         ("stage1@800k../50k", [800_000, 850_000, 900_000, 928_646], RUN),  # an open end keeps it
@@ -87,18 +86,15 @@ TWICE = (*steps("s", [100]), checkpoint("main", stage="s", step=200), *steps("s"
         ("s@0..1000/100", [0, 90, 160, 240, 1000], OFF),  # the nearest to each multiple
         ("s@1M", [1_000_000], FAR),
         ("@1.1m..", [1_200_000], FAR),
-    ],
-)
-def test_a_range_of_steps_is_read(entry: str, expected: list[int], series: Series) -> None:
-    assert [c.step for c in select(recipe(checkpoints=(entry,)), series)] == expected
+    ):
+        assert [c.step for c in select(recipe(checkpoints=(entry,)), series)] == expected, entry
 
 
 ODD = (checkpoint("lr@3e-4", step=1), checkpoint("lr@1e-3", step=2))
 
 
-@pytest.mark.parametrize(
-    ("entries", "expected", "series"),
-    [
+def test_entries_add_up_and_names_go_before_ranges() -> None:
+    for entries, expected, series in (
         ("@10.5k..11k", "stage1-step11000 stage2-ingredient3-step11000", RUN),  # in every stage
         ("stage2-ingredient1@5k..",
          "stage2-ingredient1-step6000 stage2-ingredient1-step11931", RUN),
@@ -109,12 +105,12 @@ ODD = (checkpoint("lr@3e-4", step=1), checkpoint("lr@1e-3", step=2))
         ("lr@3e-4", "lr@3e-4", ODD),  # a name with the sign of a range
         ("lr@1*", "lr@1e-3", ODD),
         ("s@100../100", "s-step100 s-step200", TWICE),  # of two names the one that tells it
-    ],
-)  # fmt: skip
-def test_entries_add_up_and_names_go_before_ranges(
-    entries: str, expected: str, series: Series
-) -> None:
-    assert chosen(*entries.split(), series=series) == expected.split()
+    ):  # fmt: skip
+        assert chosen(*entries.split(), series=series) == expected.split(), entries
+    # The last ones are the last of the series.
+    assert chosen(last=2) == ["stage2-ingredient3-step11000", "main"]
+    assert chosen("stage1-*", last=1) == ["stage1-step928646"]
+    assert chosen("stage1@../100k", last=2)[1:] == ["stage1-step928646"]
 
 
 @pytest.mark.parametrize(
@@ -142,15 +138,6 @@ def test_an_entry_that_means_nothing_is_refused(entry: str, sentence: str, hint:
     assert len(caught.value.hint) < 400
     with pytest.raises(UsageError, match="no step is known here"):
         chosen("@1k..", series=(checkpoint("a"), checkpoint("b")))
-
-
-# ----------------------------------------------------------------- stages, last and limit
-
-
-def test_the_last_ones_are_the_last_of_the_series() -> None:
-    assert chosen(last=2) == ["stage2-ingredient3-step11000", "main"]
-    assert chosen("stage1-*", last=1) == ["stage1-step928646"]
-    assert chosen("stage1@../100k", last=2)[1:] == ["stage1-step928646"]
 
 
 NUMBERS = st.lists(st.integers(0, 10**6), min_size=1, max_size=60, unique=True).map(sorted)
@@ -192,9 +179,8 @@ def test_of_more_than_sixteen_a_few_are_chosen_unless_somebody_chose() -> None:
 
 
 def rated(rates: list[float]) -> Series:
-    return tuple(
-        checkpoint(f"step{n}", step=n, learning_rate=rate) for n, rate in enumerate(rates, start=1)
-    )
+    every = enumerate(rates, start=1)
+    return tuple(checkpoint(f"step{n}", step=n, learning_rate=rate) for n, rate in every)
 
 
 def test_a_held_phase_is_sampled_evenly_and_a_decay_more_densely_than_a_warm_up() -> None:
@@ -209,9 +195,7 @@ def test_a_held_phase_is_sampled_evenly_and_a_decay_more_densely_than_a_warm_up(
     assert max(b - a for a, b in pairwise(late)) <= 2
     warmed_up = steps_of(rated([k / 10 for k in range(10)] + [1.0] * 90))
     assert sum(n <= 10 for n in warmed_up) <= 2
-
-
-def test_tokens_count_before_steps_and_steps_of_a_stage_after_those_of_the_one_before() -> None:
+    # Tokens count before steps, and steps of a stage after those of the one before.
     series = tuple(checkpoint(f"s{n}", step=n, tokens=n * n) for n in range(1, 101))
     assert sum(n > 70 for n in steps_of(series)) >= 6  # half of the tokens
     series = (*steps("a", list(range(1, 101))), *steps("b", list(range(1, 101))))
@@ -233,28 +217,23 @@ def test_suspects_are_left_out_while_there_are_others() -> None:
     assert max(b - a for a, b in pairwise(c.step or 0 for c in found)) <= 10
 
 
-def test_of_two_names_of_one_checkpoint_one_is_taken() -> None:
+def test_of_two_names_of_one_checkpoint_one_is_taken_and_names_alone_by_their_order() -> None:
     numbered = [checkpoint(f"step{n}", step=n, commit=f"{n:040x}") for n in range(1, 40)]
     main = checkpoint("main", commit=f"{39:040x}")
     found = labels_of((*numbered, main))
     assert "step39" in found
     assert "main" not in found
     assert labels_of((main, *numbered)) == found
-    ends = [
-        checkpoint(f"i1-step9-tokens{n}B", stage="s2", ingredient=1, step=9) for n in (100, 101)
-    ]
+    twins = (f"i1-step9-tokens{n}B" for n in (100, 101))
+    ends = [checkpoint(name, stage="s2", ingredient=1, step=9) for name in twins]
     found = labels_of((*steps("s1", list(range(20))), *ends))
     assert found[-1] == "i1-step9-tokens100B"
     assert "i1-step9-tokens101B" not in found
-
-
-def test_names_alone_are_sampled_by_their_order_and_beside_numbers_are_not_taken() -> None:
-    found = [
-        int(label[4:]) for label in labels_of(tuple(checkpoint(f"name{n}") for n in range(50)))
-    ]
-    assert len(found) == REPRESENTATIVES
-    assert found[-1] == 49
-    assert max(b - a for a, b in pairwise(found)) <= 5
+    names = labels_of(tuple(checkpoint(f"name{n}") for n in range(50)))
+    numbers = [int(label[4:]) for label in names]
+    assert len(numbers) == REPRESENTATIVES
+    assert numbers[-1] == 49
+    assert max(b - a for a, b in pairwise(numbers)) <= 5
     series = (*steps("s", list(range(40))), checkpoint("it-SFT"), checkpoint("main"))
     assert labels_of(series)[-2:] == ["s-step39", "main"]
 
@@ -292,11 +271,8 @@ def test_every_recorded_series_is_told_by_its_ends_and_a_few_more(repo: str) -> 
     series = on_the_hub(repo)
     found = select(recipe(), series)
     ingredients = {(c.stage, c.ingredient) for c in series if c.ingredient is not None}
-    assert (
-        min(len(series), REPRESENTATIVES)
-        <= len(found)
-        <= max(REPRESENTATIVES + len(ingredients), MOST_MEASURED)
-    )
+    most = max(REPRESENTATIVES + len(ingredients), MOST_MEASURED)
+    assert min(len(series), REPRESENTATIVES) <= len(found) <= most
     assert ingredients <= {(c.stage, c.ingredient) for c in found}
     for stage in {c.stage for c in series if c.stage and c.ingredient is None and c.step}:
         last = max(c.step or 0 for c in series if c.stage == stage)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,16 +26,8 @@ KEY = "key-that-no-log-has"
 Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any] | bytes]]
 
 
-class Served:
+class Served(SimpleNamespace):
     """A server that answers as a test says, and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.answer: Answer = lambda _: (200, completion(" a lazy dog"))
-        self.url = ""
-        self.raw = b""  # sent as it is, in place of an answer
-        self.drips = False
 
 
 def completion(text: str, tokens: int | None = None, reason: str = "length") -> dict[str, Any]:
@@ -44,7 +37,11 @@ def completion(text: str, tokens: int | None = None, reason: str = "length") -> 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    state = Served()
+    state = Served(
+        requests=[], keys=[], url="", drips=False,
+        answer=lambda _: (200, completion(" a lazy dog")),
+        raw=b"",  # sent as it is, in place of an answer
+    )  # fmt: skip
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -128,24 +125,19 @@ def test_text_becomes_the_ids_that_the_server_counted(
     assert rollouts.header.engine == "a server"
 
 
-def test_requests_are_sent_at_once(write: Callable[..., Outcome], served: Served) -> None:
-    both = threading.Barrier(2, timeout=60)
-
-    def answer(_: object) -> tuple[int, dict[str, Any]]:
-        both.wait()  # breaks unless the other request is there before this one is answered
-        return 200, completion(" a lazy dog")
-
-    served.answer = answer
-    assert write().code == 0
-
-
-def test_ids_that_a_server_returns_are_kept_as_they_are(
+def test_requests_are_sent_at_once_and_ids_that_a_server_returns_are_kept_as_they_are(
     write: Callable[..., Outcome], served: Served, place: Path
 ) -> None:
     """Text of several ids may tokenize to others, and special tokens are left out of it."""
-    answer = completion("other text", 3, "stop")
-    answer["choices"][0]["token_ids"] = [9, 7, 270]
-    served.answer = lambda _: (200, answer)
+    both = threading.Barrier(2, timeout=60)
+    answered = completion("other text", 3, "stop")
+    answered["choices"][0]["token_ids"] = [9, 7, 270]
+
+    def answer(_: object) -> tuple[int, dict[str, Any]]:
+        both.wait()  # breaks unless the other request is there before this one is answered
+        return 200, answered
+
+    served.answer = answer
     assert write().code == 0
     assert [list(r.new_ids) for r in read_rollouts(place / "out").samples] == [[9, 7, 270]] * 2
     assert all(request["return_token_ids"] is True for request in served.requests)
@@ -157,13 +149,11 @@ def test_tokens_that_are_not_those_of_its_text_or_of_the_request_are_refused(
     asked = "wrote 400 tokens behind prompt 0, and 9 were asked for"
     for ids, prompt, sentence, hint in (
         (None, None, "does not tokenize back to what was generated", "without `--server`"),
-        *(
-            (ids, None, "are not of this tokenizer", "serve the checkpoint")
-            for ids in ([10**6], [-1], ["9"], [True])
-        ),
+        *((ids, None, "are not of this tokenizer", "serve the checkpoint")
+          for ids in ([10**6], [-1], ["9"], [True])),
         ([9] * 400, None, asked, "generate here"),
         ([9] * 400, 1, "the server reads prompt 0 as 1 tokens", "generate here"),
-    ):
+    ):  # fmt: skip
         answer = completion(" a lazy dog", 99 if ids is None else None, "stop")
         if ids is not None:
             answer["choices"][0]["token_ids"] = ids
@@ -219,10 +209,8 @@ def test_a_server_that_refuses_settings_is_sent_a_configuration(
     settings = [json.loads(r["generation_config"]) for r in served.requests if len(r) == 7]
     greedy, sampled = sorted(settings, key=lambda values: values["do_sample"])
     assert greedy == {"do_sample": False, "eos_token_id": [270], "pad_token_id": 270}
-    assert sampled == {
-        **{**greedy, "do_sample": True},
-        **{"temperature": 0.7, "top_p": 0.9, "top_k": 20},
-    }
+    drawn = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 20}
+    assert sampled == {**greedy, **drawn}
 
 
 class Beginning:
@@ -253,8 +241,8 @@ def test_the_first_token_is_left_to_a_server_that_reads_text(served: Served) -> 
     assert "without `--server`" in refusal.value.hint
 
 
-def test_answers_of_anything_else_end_in_a_sentence(
-    write: Callable[..., Outcome], served: Served
+def test_answers_of_anything_else_or_without_an_end_end_in_a_sentence(
+    write: Callable[..., Outcome], served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for code, content, sentence in (
         (401, b"no", "answers with 401"),
@@ -289,11 +277,6 @@ def test_answers_of_anything_else_end_in_a_sentence(
     ):
         served.raw = raw  # which is no HTTP, or broken
         refused(write(), 4, sentence, "QAUDIT_SERVER_KEY")
-
-
-def test_an_answer_that_never_ends_is_ended(
-    write: Callable[..., Outcome], served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("qaudit.rollouts.server._SECONDS", 0.3)
     for begin in (b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"):
         served.raw, served.drips = begin, True

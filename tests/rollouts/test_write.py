@@ -17,9 +17,8 @@ from tests.support.cli import Run, refused
 from tests.support.models import save_model, save_tokenizer
 
 PROMPTS = ("the quick fox", "a lazy dog jumps", "wizards", "over the lazy box while")
+COMMAND = ("model", "--prompts", "prompts.jsonl", "--max-tokens", 12, "--samples", 3, "-q")
 END = 270
-
-
 SIZES = {"eos_token_id": END, "max_position_embeddings": 48}
 
 
@@ -44,9 +43,6 @@ def write(qaudit: Run, out: str, *options: object) -> Rollouts:
     ended = qaudit("rollouts", *COMMAND, "--out", out, *options)
     assert ended.code == 0, ended.err
     return read_rollouts(Path(out))
-
-
-COMMAND = ("model", "--prompts", "prompts.jsonl", "--max-tokens", 12, "--samples", 3, "-q")
 
 
 def by_key(rollouts: Rollouts) -> dict[tuple[int, int, bool], Rollout]:
@@ -122,10 +118,30 @@ def test_the_same_command_goes_on_after_a_kill(
     assert not calls
 
 
-def test_a_folder_of_another_request_is_refused(place: Path, qaudit: Run) -> None:
+def test_a_folder_of_another_request_is_refused_and_marks_are_put_beside_their_samples(
+    place: Path, qaudit: Run
+) -> None:
+    done = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=none.jsonl")
+    refused(done, 2, "`none.jsonl` cannot be read: no such file or directory", "on each line")
+    assert not (place / "out").exists()  # before anything is written
     write(qaudit, "out")
     other = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "seed=1")
     refused(other, 2, "was begun with another `seed`: 0, not 1", "--out")
+    marks = [
+        {"prompt": 1, "sample": 2, "correct": True},
+        {"prompt": 0, "greedy": True, "score": 0.5},
+    ]
+    (place / "marks.jsonl").write_text("\n".join(map(json.dumps, marks)), "utf-8")
+    samples = by_key(write(qaudit, "out", "--set", "marks=marks.jsonl"))
+    found = [samples[key].mark for key in ((1, 2, False), (0, 0, True), (0, 0, False))]
+    assert found == [1, 0.5, None]
+    for mark, wrong, hint in (
+        ({"prompt": 9, "correct": True}, "sample of prompt 9, which `out` does not", "answers"),
+        ({"prompt": 0, "correct": 1}, "line 1 is no mark", "correct"),
+    ):
+        (place / "marks.jsonl").write_text(json.dumps(mark), "utf-8")
+        done = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=marks.jsonl")
+        refused(done, 2, wrong, hint)
     save_tokenizer(save_model(place / "model", 2, **SIZES))
     refused(qaudit("rollouts", *COMMAND, "--out", "out"), 2, "another `weights`", "--out")
     (place / "out" / "begun.json").write_text("{", "utf-8")
@@ -133,10 +149,8 @@ def test_a_folder_of_another_request_is_refused(place: Path, qaudit: Run) -> Non
 
 
 def test_messages_are_rendered_by_the_chat_template(place: Path, qaudit: Run) -> None:
-    template = (
-        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}"
-    )
+    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
+    template += "{% if add_generation_prompt %}assistant:{% endif %}"
     (place / "model" / "chat_template.jinja").write_text(template, "utf-8")
     messages = [{"role": "user", "content": "the lazy dog"}]
     (place / "prompts.jsonl").write_text(json.dumps({"messages": messages}), "utf-8")
@@ -144,28 +158,6 @@ def test_messages_are_rendered_by_the_chat_template(place: Path, qaudit: Run) ->
     tokenizer = AutoTokenizer.from_pretrained("model")
     expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert list(rollouts.samples[0].ids) == list(expected)
-
-
-def test_marks_are_put_beside_their_samples(place: Path, qaudit: Run) -> None:
-    done = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=none.jsonl")
-    refused(done, 2, "`none.jsonl` cannot be read: no such file or directory", "on each line")
-    assert not (place / "out").exists()  # before anything is written
-    write(qaudit, "out")
-    marks = [
-        {"prompt": 1, "sample": 2, "correct": True},
-        {"prompt": 0, "greedy": True, "score": 0.5},
-    ]
-    (place / "marks.jsonl").write_text("\n".join(map(json.dumps, marks)), "utf-8")
-    samples = by_key(write(qaudit, "out", "--set", "marks=marks.jsonl"))
-    assert samples[1, 2, False].mark == 1
-    assert samples[0, 0, True].mark == 0.5
-    assert samples[0, 0, False].mark is None
-    (place / "marks.jsonl").write_text(json.dumps({"prompt": 9, "correct": True}), "utf-8")
-    strange = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=marks.jsonl")
-    refused(strange, 2, "sample of prompt 9, which `out` does not have", "answers.jsonl")
-    (place / "marks.jsonl").write_text('{"prompt": 0, "correct": 1}', "utf-8")
-    wrong = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=marks.jsonl")
-    refused(wrong, 2, "line 1 is no mark", "correct")
 
 
 def test_prompts_that_cannot_be_read_and_a_model_that_does_not_fit_are_refused(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,7 @@ import qaudit
 from qaudit.errors import AuditError
 from qaudit.judge import judge
 from qaudit.judge.table import Measurements
-from qaudit.saved.audits import (
-    DOCUMENTS,
-    from_json,
-    path_of,
-    plan_to_json,
-    text_of_schema,
-    to_json,
-)
+from qaudit.saved.audits import DOCUMENTS, from_json, path_of, plan_to_json, text_of_schema, to_json
 from qaudit.saved.codec import text_of
 from qaudit.saved.evidence import read_saved
 from qaudit.saved.results import ResultStore, sha256_of
@@ -40,7 +32,7 @@ def document(audit: AuditRecord | None = None) -> dict[str, Any]:
     return json.loads(to_json(audit or sample.audit()))
 
 
-def test_the_columns_of_tasks_and_of_noise_keep_their_names() -> None:
+def test_names_that_others_build_on_are_all_there() -> None:
     tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
     rows = document(replace(sample.audit(), tasks=tasks))["tasks"]
     names = """subject scheme task items accuracy accuracy_low accuracy_high drop drop_low drop_high
@@ -55,9 +47,6 @@ def test_the_columns_of_tasks_and_of_noise_keep_their_names() -> None:
     assert one["drop_low"] < one["drop"] == one["flips"] == 0.075 < one["drop_high"]
     noise = document(sample.repeated())["diagnostics"]["noise"]
     assert {frozenset(row) for row in noise} == {frozenset(SCHEMA["$defs"]["Noise"]["properties"])}
-
-
-def test_names_that_others_build_on_are_all_there() -> None:
     written = document()
     for table, names in (
         (written, """schema qaudit plan environment subjects measurements comparisons diagnostics
@@ -104,43 +93,32 @@ def of_the_hub() -> AuditRecord:
     odd = replace(last, suspect=("its files are those of `main`",), requires=("pickle",))
     soup = replace(audit.subjects[-1], members=(*others, (odd, weight)))
     subjects: tuple[Subject, ...] = (*audit.subjects[:-1], soup)
-    plan = replace(
-        audit.plan,
-        subjects=subjects,
-        texts=(
-            TextFile("hf://datasets/a/b/c.txt", "a/b", 40 * "c", "c.txt", 7, "git:" + 40 * "d"),
-        ),
-        traffic=Traffic(350, 10, 61, 100, None),
-        findings=(
-            Finding("QA009", "warn", "soup", None, "twice the same", "leave one out"),
-            Finding("QA010", "info", "soup", None, "odd", "", Interval(1.0, 0.5, math.inf), 2.0),
-        ),
-        detectable_relative_error=0.0012,
+    text = TextFile("hf://datasets/a/b/c.txt", "a/b", 40 * "c", "c.txt", 7, "git:" + 40 * "d")
+    findings = (
+        Finding("QA009", "warn", "soup", None, "twice the same", "leave one out"),
+        Finding("QA010", "info", "soup", None, "odd", "", Interval(1.0, 0.5, math.inf), 2.0),
     )
+    plan = replace(
+        audit.plan, subjects=subjects, texts=(text,), traffic=Traffic(350, 10, 61, 100, None),
+        findings=findings, detectable_relative_error=0.0012,
+    )  # fmt: skip
     return replace(audit, plan=plan, subjects=subjects)
 
 
 EMPTY = dict.fromkeys(("measurements", "comparisons", "findings", "tasks"), ())
 
 
-@pytest.mark.parametrize(
-    "audit",
-    [
-        sample.audit,
-        sample.repeated,
-        of_the_hub,
-        lambda: sample.audit(1),  # whose intervals have no bound
-        lambda: replace(sample.audit(), pick=None, **EMPTY),
-    ],
-)
-def test_an_audit_comes_back_as_it_was_and_keeps_the_published_schema(
-    audit: Callable[[], AuditRecord],
-) -> None:
-    assert from_json(to_json(audit())) == audit()
-    assert violations(document(audit())) == []
-
-
-def test_the_schema_refuses_what_no_audit_has() -> None:
+def test_an_audit_comes_back_as_it_was_and_keeps_the_published_schema() -> None:
+    for audit in (
+        sample.audit(),
+        sample.repeated(),
+        of_the_hub(),
+        sample.audit(1),  # whose intervals have no bound
+        replace(sample.audit(), pick=None, **EMPTY),
+    ):
+        assert from_json(to_json(audit)) == audit
+        assert violations(document(audit)) == []
+    # The schema refuses what no audit has.
     broken = document(of_the_hub())
     del broken["measurements"][3]["ce_low"]
     broken["comparisons"][0]["verdict"] = "splendid"
@@ -149,21 +127,18 @@ def test_the_schema_refuses_what_no_audit_has() -> None:
     assert len(violations(broken)) == 4
 
 
-def test_a_plan_on_its_own_has_the_names_it_has_in_an_audit_and_keeps_its_schema() -> None:
+def test_schemas_are_what_the_types_say_and_a_plan_on_its_own_keeps_its_own() -> None:
     alone = json.loads(plan_to_json(sample.audit().plan))
     inside = document()["plan"]
     del inside["protocol"]
     assert alone == inside
     schema = json.loads(path_of("plan").read_text(encoding="utf-8"))
     assert list(jsonschema.Draft202012Validator(schema).iter_errors(alone)) == []
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_schema_file_is_what_the_types_say(name: str) -> None:
-    written = path_of(name).read_text(encoding="utf-8")
-    assert written == text_of_schema(name), "run `python -m qaudit.saved.audits`"
-    jsonschema.Draft202012Validator.check_schema(json.loads(written))
-    files = {path.name for path in path_of(name).parent.glob("*.schema.json")}
+    for name in DOCUMENTS:
+        written = path_of(name).read_text(encoding="utf-8")
+        assert written == text_of_schema(name), "run `python -m qaudit.saved.audits`"
+        jsonschema.Draft202012Validator.check_schema(json.loads(written))
+    files = {path.name for path in path_of("plan").parent.glob("*.schema.json")}
     assert files == {path_of(name).name for name in DOCUMENTS}
 
 
@@ -177,9 +152,8 @@ def test_names_added_later_are_ignored_and_a_later_schema_is_refused_with_its_ve
     assert "4.2.0" in refusal.value.hint
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
+def test_an_audit_edited_by_hand_or_with_a_part_cut_out_is_refused_by_name() -> None:
+    for path, value in (
         (("measurements", 0, "ce"), "low"),
         (("measurements", 0, "documents"), True),
         (("measurements", 0, "subject"), "a stranger"),
@@ -191,19 +165,14 @@ def test_names_added_later_are_ignored_and_a_later_schema_is_refused_with_its_ve
         (("plan", "checkpoints", 0, "files"), {}),
         (("plan", "recipe", "targets"), "demo"),
         (("pick", "subject"), None),
-    ],
-)
-def test_an_audit_edited_by_hand_is_refused_by_name(path: tuple[Any, ...], value: Any) -> None:
-    edited = document()
-    inner = edited
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
-    with pytest.raises(AuditError, match="`"):
-        from_json(json.dumps(edited))
-
-
-def test_an_audit_with_a_part_cut_out_is_refused() -> None:
+    ):
+        edited = document()
+        inner: Any = edited
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        with pytest.raises(AuditError, match="`"):
+            from_json(json.dumps(edited))
     whole = document()
     for name in SCHEMA["required"]:
         with pytest.raises(AuditError):
@@ -235,7 +204,7 @@ def unknown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_an_audit_is_judged_alike_where_its_scheme_is_not_installed(
+def test_an_audit_is_judged_alike_where_its_scheme_is_not_installed_and_edits_are_refused(
     unknown: Path, tmp_path: Path
 ) -> None:
     policy = tmp_path / "policy.yaml"
@@ -244,16 +213,11 @@ def test_an_audit_is_judged_alike_where_its_scheme_is_not_installed(
     gate = qaudit.gate(unknown, policy=str(policy))
     assert gate.exit_code == 0
     assert [(c.bit_class, c.scheme) for c in gate.classes] == [("w4a4", "newq")]
-
-
-@pytest.mark.parametrize(("column", "value"), [("bit_class", "4"), ("calibrates", False)])
-def test_a_class_that_was_edited_is_refused(
-    unknown: Path, tmp_path: Path, column: str, value: object
-) -> None:
     out = shutil.copytree(unknown, tmp_path / "out")
-    table = json.loads((out / "audit.json").read_text(encoding="utf-8"))
-    row = next(m for m in table["measurements"] if m["scheme"] == "newq")
-    row[column] = value
-    (out / "audit.json").write_text(json.dumps(table), encoding="utf-8")
-    with pytest.raises(AuditError, match=f"`{column}` of .* disagrees with its evidence"):
-        qaudit.gate(out, policy="release")
+    for column, value in (("bit_class", "4"), ("calibrates", False)):
+        table = json.loads((unknown / "audit.json").read_text(encoding="utf-8"))
+        row = next(m for m in table["measurements"] if m["scheme"] == "newq")
+        row[column] = value
+        (out / "audit.json").write_text(json.dumps(table), encoding="utf-8")
+        with pytest.raises(AuditError, match=f"`{column}` of .* disagrees with its evidence"):
+            qaudit.gate(out, policy="release")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,14 +46,13 @@ PLACES = places(json.loads(WHOLE))
 
 
 def changed(path: tuple[Any, ...], value: Any) -> str:
-    document = json.loads(WHOLE)
-    if not path:
-        return json.dumps(value)
-    inner = document
-    for key in path[:-1]:
+    document = {"": json.loads(WHOLE)}
+    inner: Any = document
+    *places, last = ("", *path)
+    for key in places:
         inner = inner[key]
-    inner[path[-1]] = value
-    return json.dumps(document)
+    inner[last] = value
+    return json.dumps(document[""])
 
 
 @given(st.sampled_from(PLACES), st.sampled_from(ODD))
@@ -86,23 +84,24 @@ def test_text_that_stops_parsers_is_refused(text: str) -> None:
             from_json(whole)
 
 
-@given(st.binary(max_size=300))
-def test_any_bytes_are_refused_by_every_reader_of_files(content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "file"
-        path.write_bytes(content)
-        with pytest.raises(QauditError):
-            read_audit(path)
-        with pytest.raises(QauditError):
-            read_lock(path)
-        with pytest.raises(ValueError):
-            read_measurement(path)
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a name for files that are written again and again."""
+    return tmp_path_factory.mktemp("readers") / "file"
 
 
-@given(st.dictionaries(st.text(max_size=9), st.text(max_size=5) | st.none()))
-def test_any_table_is_no_experiment(document: dict[str, Any]) -> None:
+@given(st.binary(max_size=300), st.dictionaries(st.text(max_size=9), st.text(max_size=5)))
+def test_any_bytes_are_refused_by_every_reader_of_files_and_any_table_is_no_experiment(
+    file: Path, content: bytes, table: dict[str, Any]
+) -> None:
+    file.write_bytes(content)
+    for read, error in (
+        (read_audit, QauditError), (read_lock, QauditError), (read_measurement, ValueError)
+    ):  # fmt: skip
+        with pytest.raises(error):
+            read(file)
     with pytest.raises(AuditError):
-        decode(ExperimentSummary, document, "summary")
+        decode(ExperimentSummary, table, "summary")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "loop", "device"])
@@ -137,13 +136,12 @@ PARSERS = [answers.revisions_in, answers.files_in, answers.shapes_in]
 
 
 @given(rows=st.lists(JSON, max_size=4))
-def test_any_choices_are_read_or_refused(rows: list[Any]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "choices.jsonl"
-        text = "\n".join(json.dumps(row) for row in rows)
-        path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        with suppress(QauditError):
-            read_choices(str(path))
+def test_any_choices_are_read_or_refused(file: Path, rows: list[Any]) -> None:
+    path = file.with_suffix(".jsonl")
+    text = "\n".join(json.dumps(row) for row in rows)
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with suppress(QauditError):
+        read_choices(str(path))
 
 
 @pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: parse.__name__)
@@ -161,7 +159,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @given(data=st.data())
-def test_any_tokenizer_is_loaded_or_refused(whole: dict[str, Any], data: st.DataObject) -> None:
+def test_any_tokenizer_is_loaded_or_refused(
+    file: Path, whole: dict[str, Any], data: st.DataObject
+) -> None:
     files = copy.deepcopy(whole)
     holder: Any = files[data.draw(st.sampled_from(sorted(files)))]
     while True:
@@ -170,10 +170,9 @@ def test_any_tokenizer_is_loaded_or_refused(whole: dict[str, Any], data: st.Data
             break
         holder = holder[key]
     holder[key] = data.draw(JSON)
-    with tempfile.TemporaryDirectory() as folder:
-        for name, contents in files.items():
-            text = json.dumps(contents)
-            (Path(folder) / name).write_bytes(text.encode("utf-8", "surrogatepass"))
-        with suppress(QauditError):
-            tokenizer = load_tokenizer(Path(folder))
-            Cutter(tokenizer, Protocol(context=8)).encode(Document("d", "a b c"))
+    for name, contents in files.items():
+        text = json.dumps(contents)
+        (file.parent / name).write_bytes(text.encode("utf-8", "surrogatepass"))
+    with suppress(QauditError):
+        tokenizer = load_tokenizer(file.parent)
+        Cutter(tokenizer, Protocol(context=8)).encode(Document("d", "a b c"))

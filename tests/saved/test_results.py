@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -22,32 +21,22 @@ from qaudit.types import (
     Positions,
     Roles,
     RolloutEvidence,
-)
+)  # fmt: skip
 from qaudit.whole import remove_stale
 from tests.support.items import items_of
 
 IDENTITY = Identity(
-    subject="weights",
-    model="config",
-    scheme="rtn:bits=4",
-    scheme_version=1,
-    corpus="corpus",
-    geometry="context=8,batch=8",
-    dtype="torch.float32",
-    device="cpu",
-    numerics=1,
+    subject="weights", model="config", scheme="rtn:bits=4", scheme_version=1, corpus="corpus",
+    geometry="context=8,batch=8", dtype="torch.float32", device="cpu", numerics=1,
     libraries="libraries",
-)
+)  # fmt: skip
 
 
 def measurement(subject="a", **changes):
     evidence = Evidence(
-        document_sha256=("x" * 64, "y" * 64),
-        nll_sum=np.array([1.5, 2.5]),
-        tokens=np.array([3, 4]),
-        nbytes=np.array([10, 20]),
-        **changes,
-    )
+        document_sha256=("x" * 64, "y" * 64), nll_sum=np.array([1.5, 2.5]),
+        tokens=np.array([3, 4]), nbytes=np.array([10, 20]), **changes,
+    )  # fmt: skip
     return Measurement(
         subject, "rtn-4bit", "rtn:bits=4", evidence, 4.125, 0.5, 7, ("a note",), {"f": "0" * 64}
     )
@@ -59,21 +48,17 @@ def compared():
     edges = np.array([0, 16, 20])
     tokens = np.array([[3, 0], [2, 2]])
     sums = np.array([[0.6, 0.0], [0.5, 0.001]])
-    return {
-        "fidelity": Fidelity(
-            kl_sum=sums.sum(1),
-            kl_max=np.array([0.3, 0.5]),
-            kl_counts=counts_of(kl_N, document_N, 2),
-            same_top=np.array([3, 2]),
-            squared_dp_sum=np.array([0.25, 0.5]),
-            by_confidence=ByConfidence(
-                np.array([[1, 0, 2, 0], [0, 3, 0, 1]]),
-                np.array([[0.1, 0, 0.5, 0], [0, 0.5, 0, 0.001]]),
-                np.array([[0, 0, 0, 0], [0, 1, 0, 1]]),
-            ),
+    fidelity = Fidelity(
+        kl_sum=sums.sum(1), kl_max=np.array([0.3, 0.5]), kl_counts=counts_of(kl_N, document_N, 2),
+        same_top=np.array([3, 2]), squared_dp_sum=np.array([0.25, 0.5]),
+        by_confidence=ByConfidence(
+            np.array([[1, 0, 2, 0], [0, 3, 0, 1]]),
+            np.array([[0.1, 0, 0.5, 0], [0, 0.5, 0, 0.001]]),
+            np.array([[0, 0, 0, 0], [0, 1, 0, 1]]),
         ),
-        "positions": Positions(edges, tokens, np.array([[1.5, 0.0], [1.0, 1.5]]), sums),
-    }
+    )  # fmt: skip
+    positions = Positions(edges, tokens, np.array([[1.5, 0.0], [1.0, 1.5]]), sums)
+    return {"fidelity": fidelity, "positions": positions}
 
 
 def by_role(**changes):
@@ -83,27 +68,22 @@ def by_role(**changes):
 
 def written(**changes):
     values = {
-        "sha256": "hash",
-        "prompt": np.array([0, 0, 1]),
-        "tokens": np.array([4, 2, 4]),
-        "nll_sum": np.array([1.0, 0.5, 2.0]),
-        "agreed": np.array([4, -1, 1]),
-        "end_names": ("turn",),
-        "end_sum": np.array([[0.9], [0.8], [1.1]]),
+        "sha256": "hash", "prompt": np.array([0, 0, 1]), "tokens": np.array([4, 2, 4]),
+        "nll_sum": np.array([1.0, 0.5, 2.0]), "agreed": np.array([4, -1, 1]),
+        "end_names": ("turn",), "end_sum": np.array([[0.9], [0.8], [1.1]]),
         "kl_sum": np.array([0.0, 0.1, 0.2]),
-    }
+    }  # fmt: skip
     return RolloutEvidence(**{**values, **changes})
 
 
 def in_bins(**changes):
     """Return the sums of `written` by position behind the prompt."""
     values = {
-        "edges": np.array([0, 3, 9]),
-        "tokens": np.array([[3, 1], [2, 0], [3, 1]]),
+        "edges": np.array([0, 3, 9]), "tokens": np.array([[3, 1], [2, 0], [3, 1]]),
         "nll_sum": np.array([[0.5, 0.5], [0.5, 0.0], [1.0, 1.0]]),
         "kl_sum": np.array([[0.0, 0.0], [0.1, 0.0], [0.1, 0.1]]),
         "end_sum": np.full((3, 2, 1), 0.4),
-    }
+    }  # fmt: skip
     return Positions(**{**values, **changes})
 
 
@@ -134,10 +114,8 @@ def plain(value):
         {"fidelity": compared()["fidelity"]},
         {"positions": FULL_PRECISION},
         {"roles": by_role()},
-        {
-            "fidelity": compared()["fidelity"],
-            "roles": by_role(kl_sum=np.array([[0.2, 0.4], [0.501, 0.0]])),
-        },
+        {"fidelity": compared()["fidelity"],
+         "roles": by_role(kl_sum=np.array([[0.2, 0.4], [0.501, 0.0]]))},
         {"rollouts": written()},
         {"rollouts": written(positions=in_bins())},
         {"rollouts": written(kl_sum=None, roles=by_role_of_samples(kl_sum=None))},
@@ -146,7 +124,7 @@ def plain(value):
         {"rollouts": written(drawn_sum=np.zeros(3), entropy_sum=np.array([0.0, 2.5, 1.0]))},
         {"rollouts": written(mark=MARKS, weights_sha256="cc", unweighed="why")},
     ],
-)
+)  # fmt: skip
 def test_a_measurement_comes_back_as_it_was_written(tmp_path, parts):
     store = ResultStore(tmp_path / "evidence")
     path = store.write(measurement(**parts), IDENTITY.key).path
@@ -231,14 +209,10 @@ def test_a_damaged_file_is_absent_or_what_it_was_and_never_an_error(data):
 def swapped(path, **columns):
     with np.load(path) as arrays:
         every = {name: arrays[name] for name in arrays.files} | columns
-    np.savez_compressed(
-        path, **{name: column for name, column in every.items() if column is not None}
-    )
+    np.savez_compressed(path, **{name: one for name, one in every.items() if one is not None})
 
 
 COUNTS = np.zeros((2, BINS), dtype=np.uint8)
-
-
 PLAIN = [
     ({"nll_sum": np.array([0.75, 1.25])}, "it is not as it was written"),
     ({"nll_sum": np.array(["1.0", "2.0"])}, "`nll_sum` is no column of such values"),
@@ -252,11 +226,9 @@ PLAIN = [
     ({"about": np.array("[1]")}, "`about` is not an object"),
     ({"about": np.array("{}")}, "`about.key` is missing"),
     ({"about": np.array("{")}, "property name"),
-    (
-        {"choice_nll": np.ones(3), "choice_items": np.arange(3), "choice_answers": np.arange(9)},
-        "it lacks `choice_task`",
-    ),
-]
+    ({"choice_nll": np.ones(3), "choice_items": np.arange(3), "choice_answers": np.arange(9)},
+     "it lacks `choice_task`"),
+]  # fmt: skip
 COMPARED = [
     ({"kl_sum": None}, "it lacks `kl_sum`"),
     ({"position_edges": None}, "it lacks `position_edges`"),
@@ -300,7 +272,7 @@ def test_columns_that_statistics_cannot_take_are_refused(tmp_path, has_fidelity,
     assert ResultStore(tmp_path).find("a", "rtn-4bit", IDENTITY.key) is None
 
 
-def test_what_was_edited_or_is_no_file_of_this_identity_is_not_read(tmp_path):
+def test_what_was_edited_is_of_no_identity_or_a_flood_is_not_read(tmp_path, monkeypatch):
     store, other = ResultStore(tmp_path), dataclasses.replace(IDENTITY, subject="other")
     path = store.write(measurement(), IDENTITY.key, other).path
     with pytest.raises(ValueError, match="not that of its key"):
@@ -317,9 +289,7 @@ def test_what_was_edited_or_is_no_file_of_this_identity_is_not_read(tmp_path):
         rows.write_text(text)
         with pytest.raises(ValueError, match="not as it was written"):
             read_sealed(rows)
-
-
-def test_an_archive_that_unpacks_to_a_flood_is_not_unpacked(tmp_path, monkeypatch):
+    path.unlink()
     path = ResultStore(tmp_path).write(measurement(), IDENTITY.key).path
     swapped(path, nll_sum=np.zeros(10**6))
     monkeypatch.setattr("qaudit.saved.results.LARGEST_NBYTES", 10**6)
@@ -329,8 +299,7 @@ def test_an_archive_that_unpacks_to_a_flood_is_not_unpacked(tmp_path, monkeypatc
 
 
 def test_a_kill_while_writing_leaves_nothing_that_looks_whole(tmp_path):
-    script = textwrap.dedent(
-        f"""
+    script = f"""if True:
         import os, signal, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import numpy as np
@@ -343,7 +312,6 @@ def test_a_kill_while_writing_leaves_nothing_that_looks_whole(tmp_path):
         np.savez_compressed = half
         ResultStore(Path({str(tmp_path)!r})).write(measurement(), IDENTITY.key)
         """
-    )
     done = subprocess.run([sys.executable, "-c", script], check=False)
     assert done.returncode == -signal.SIGKILL
     (half,) = tmp_path.glob("*.partial")

@@ -24,11 +24,6 @@ with one_writer(Path(sys.argv[1])):
 """
 
 
-def enter(folder: Path) -> None:
-    with one_writer(folder):
-        raise AssertionError
-
-
 @pytest.fixture
 def other(tmp_path: Path):
     command = [sys.executable, "-c", HOLD, str(tmp_path / "out")]
@@ -39,28 +34,26 @@ def other(tmp_path: Path):
         process.kill()
 
 
-def test_the_second_writer_is_refused_until_the_first_was_killed(
+def test_the_second_writer_is_refused_until_the_first_was_killed_and_without_a_folder(
     tmp_path: Path, other: subprocess.Popen[str]
 ) -> None:
     out = tmp_path / "out"
-    with pytest.raises(MachineError, match=f"written by process {other.pid} on ") as refusal:
-        enter(out)
+    said = f"written by process {other.pid} on "
+    with pytest.raises(MachineError, match=said) as refusal, one_writer(out):
+        raise AssertionError
     assert "--out" in refusal.value.hint
     for text in ("", "[]", '{"pid": "x"}', '{"pid": 1}', "\x00"):
         (out / WRITER).write_text(text)
-        with pytest.raises(MachineError, match="written by another process"):
-            enter(out)
+        with pytest.raises(MachineError, match="written by another process"), one_writer(out):
+            raise AssertionError
     other.send_signal(signal.SIGKILL)
     other.wait()
     with one_writer(out):
         assert f'"pid": {os.getpid()}' in (out / WRITER).read_text()
     with one_writer(out):
         pass
-
-
-def test_a_folder_that_takes_no_lock_is_refused_in_words(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("a file")
-    with pytest.raises(MachineError, match="cannot be written"), one_writer(tmp_path / "out"):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(MachineError, match="cannot be written"), one_writer(tmp_path / "file"):
         raise AssertionError
 
 

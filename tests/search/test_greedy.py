@@ -18,15 +18,7 @@ from qaudit.executors.measuring import greedy, loss_per_token
 from qaudit.planning.price import Pricing, flops, passes_of, scheme_of, with_scheme
 from qaudit.planning.sizes import Load, Sizes, TextSize
 from qaudit.saved.codec import encode
-from qaudit.types import (
-    Checkpoint,
-    Evidence,
-    Price,
-    Protocol,
-    Ref,
-    Subject,
-    WeightFile,
-)
+from qaudit.types import Checkpoint, Evidence, Price, Protocol, Ref, Subject, WeightFile
 
 Loss = Callable[[tuple[str, ...]], float]
 
@@ -54,21 +46,15 @@ def test_the_next_best_goes_in_only_if_the_mean_gets_better() -> None:
     trials = [(t.added, t.loss, t.taken) for t in found.trials]
     assert trials == [("C", 1.5, False), ("A", 0.9, True)]
     assert (found.members, found.loss) == (("A", "B"), 0.9)
-
-
-@pytest.mark.parametrize(
-    ("losses", "ranking", "members"),
-    [
+    for losses, ranking, members in (
         ({"A": 1.0, "B": 2.0, "AB": 1.0}, "AB", "A"),  # only as good
         ({"A": 1.0, "B": 2.0, "AB": math.nan}, "AB", "A"),
         ({"A": 2.0, "B": 1.0, "C": 1.0, "BC": 0.5, "ABC": 0.4}, "BCA", "ABC"),  # equals as named
-        ({"A": math.nan, "B": 1.0, "C": math.inf}, "BAC", "B"),  # broken ones are never averaged
-    ],
-)
-def test_who_is_ranked_and_taken(losses: dict[str, float], ranking: str, members: str) -> None:
-    found = greedy(sorted({*"".join(losses)}), table(**losses))
-    assert "".join(candidate.label for candidate in found.candidates) == ranking
-    assert ("".join(found.members), found.loss) == (members, losses[members])
+        ({"A": math.nan, "B": 1.0, "C": math.inf}, "BAC", "B"),  # broken ones: never averaged
+    ):
+        found = greedy(sorted({*"".join(losses)}), table(**losses))
+        assert "".join(candidate.label for candidate in found.candidates) == ranking
+        assert ("".join(found.members), found.loss) == (members, losses[members])
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6))
@@ -106,61 +92,43 @@ def alone(name: str) -> Subject:
     return Subject(name, ((checkpoint(name), 1.0),))
 
 
-@pytest.mark.parametrize(
-    ("merge", "schemes", "expected"),
-    [
+def test_a_search_looks_at_what_is_asked_for_or_picked_by_default_if_it_is_measured() -> None:
+    for merge, schemes, expected in (
         ("greedy", "rtn-3bit,gptq-4bit", "gptq-4bit"),
         ("greedy", "rtn-3bit,gptq-3bit", "gptq-3bit"),  # the first by name, in any order
         ("greedy:scheme=gptq:bits=3", "rtn-3bit,gptq-3bit", "gptq-3bit"),
-    ],
-)
-def test_a_search_looks_at_what_is_asked_for_or_picked_by_default(
-    merge: str, schemes: str, expected: str
-) -> None:
-    measured = parse_schemes([schemes])
-    assert scheme_of(search("A", "B", merge=merge), measured).short == expected
-    settled = with_scheme(search("A", "B", merge=merge), measured)
-    assert settled.is_search
-    assert scheme_of(settled, measured[::-1]).short == expected
-
-
-def test_a_scheme_that_is_not_measured_is_refused() -> None:
+    ):
+        measured = parse_schemes([schemes])
+        assert scheme_of(search("A", "B", merge=merge), measured).short == expected
+        settled = with_scheme(search("A", "B", merge=merge), measured)
+        assert settled.is_search
+        assert scheme_of(settled, measured[::-1]).short == expected
     with pytest.raises(UsageError, match="searched for at `gptq-2bit`, which is not") as refused:
         scheme_of(search("A", "B", merge="greedy:scheme=gptq-2bit"), parse_schemes(["rtn-4bit"]))
     assert "--schemes rtn-4bit,gptq-2bit" in refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("subjects", "streams", "nbytes_read"),
-    [
-        ([alone("A"), alone("B")], 0, 0),
-        ([alone("A"), alone("B"), search("A", "B")], 6, 10 + 10 + 20),
-        ([alone("A"), search("A", "B", "C")], 10, 10 + 10 + 10 + 20 + 30),
-    ],
-)
-def test_a_search_costs_every_mean_and_every_candidate_by_itself(
-    subjects: list[Subject], streams: int, nbytes_read: int
-) -> None:
+def test_a_search_costs_every_mean_and_every_candidate_by_itself_and_trials_no_rollouts() -> None:
     schemes = parse_schemes(["rtn-4bit,gptq-4bit"])
     sizes = Sizes(1000, 2, 300, 400, 10, 20, 40)
     text = TextSize.bound(Protocol(context=32))
     pricing = Pricing(sizes, text, Price())
-    passes = passes_of(subjects, schemes, 1, pricing)
-    final = pricing.flops(schemes)
-    searches = [one for one in passes if one.subject.is_search]
-    read = sum(c.nbytes for one in searches for c, _ in one.subject.members)
-    price = sum((one.price for one in searches), Price())
-    assert price.streams - 3 * len(searches) == streams
-    assert price.nbytes_read - read == nbytes_read
     (shipped,) = parse_schemes(["gptq-4bit"])
     each = flops(sizes, Load.of([shipped], text))  # full precision beside it
-    assert price.flops - final * len(searches) == pytest.approx(streams / 2 * each)
-
-
-def test_trials_cost_no_rollouts_and_the_soup_does() -> None:
-    schemes, sizes = parse_schemes(["rtn-4bit"]), Sizes(1000, 2, 300, 400, 10, 20, 40)
-    plain = TextSize(64, 64, 32)
-    whole = TextSize(64, 64 + 999, 32, rollout_tokens=999)
+    for subjects, streams, nbytes_read in (
+        ([alone("A"), alone("B")], 0, 0),
+        ([alone("A"), alone("B"), search("A", "B")], 6, 10 + 10 + 20),
+        ([alone("A"), search("A", "B", "C")], 10, 10 + 10 + 10 + 20 + 30),
+    ):
+        passes = passes_of(subjects, schemes, 1, pricing)
+        searches = [one for one in passes if one.subject.is_search]
+        read = sum(c.nbytes for one in searches for c, _ in one.subject.members)
+        price = sum((one.price for one in searches), Price())
+        assert price.streams - 3 * len(searches) == streams
+        assert price.nbytes_read - read == nbytes_read
+        alike = price.flops - pricing.flops(schemes) * len(searches)
+        assert alike == pytest.approx(streams / 2 * each)
+    plain, whole = TextSize(64, 64, 32), TextSize(64, 64 + 999, 32, rollout_tokens=999)
     prices = [Pricing(sizes, text, Price()) for text in (plain, whole)]
     assert prices[0].flops(schemes) == prices[1].flops(schemes)
     assert prices[0].flops(schemes, items=True) < prices[1].flops(schemes, items=True)
