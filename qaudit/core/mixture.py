@@ -29,7 +29,7 @@ Table = Mapping[str, str]
 """Bits of each linear as blocks call it, a digit for each block, 0 for none; `*` is any expert."""
 
 Entry = tuple[int, str]
-"""A block, and what of it has bits of its own."""
+"""A block, and what of it has bits of its own; experts of all blocks may share theirs."""
 
 Options = Mapping[Entry, Mapping[int, tuple[int, float]]]
 """What an entry takes in so many bits: bits of storage, and nats per token."""
@@ -96,6 +96,7 @@ class Mixture(Scheme):
     """Round each linear to bits of its own."""
 
     mixes_bits: ClassVar[bool] = True
+    one_width_of_experts: ClassVar[bool] = True  # where they are tied, as transformers reads them
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}
 

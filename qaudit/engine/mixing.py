@@ -124,7 +124,10 @@ def tied(
     named: dict[tuple[int, str], Entry] = {}
     for linear in scores:
         shared, row = linear.fused if scheme.tie == FUSED else (linear.name, linear.name)
-        entry = named[linear.block, row] = linear.block, shared
+        entry = linear.block, shared
+        if "*" in row and scheme.one_width_of_experts:
+            entry = -1, "experts"  # of all blocks
+        named[linear.block, row] = entry
         for bits in scheme.widths:
             before = options[entry].get(bits, (0, 0.0))
             stored, nats = linear.options[bits]

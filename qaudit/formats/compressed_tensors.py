@@ -345,6 +345,13 @@ class CompressedTensors(packing.Format):
             parts = {"weight": signed_RC.to(torch.int8), "weight_scale": stored.scales_RG}
         else:
             codes = packing.integer_codes(linear, stored, self.scheme, self.name)
+            if self.scheme.mixes_bits and codes.zeros_RG is not None:
+                raise SchemeError(
+                    f"`{self.scheme.short}` has zero points, with which transformers decodes "
+                    "linears of several widths by the width of one",
+                    hint="export it with `--format gptq` or `--format mlx`, or scan and export a "
+                    "mixture without zero points",
+                )
             parts = {
                 "weight_packed": arithmetic.pack(codes.codes_RC.cpu(), codes.bits),
                 "weight_scale": codes.scales_RG,
@@ -388,6 +395,12 @@ class CompressedTensors(packing.Format):
 
     def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:
         form, weights, inputs = self._arguments(symmetric)
+        if len({bits for name, bits in self.mixed.items() if ".experts." in name}) > 1:
+            raise SchemeError(
+                f"`{self.scheme.short}` has experts of several widths, which transformers decodes "
+                "by the width of one, and vLLM refuses in a layer",
+                hint="scan and export it without tie=none, or with a table that has one for all",
+            )
         linears = {
             "targets": ["Linear"],
             "weights": weights,

@@ -70,6 +70,7 @@ def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Pa
         ("gguf-mix:budget=5", "gptq", "does not store integer codes", "export it as `gguf`"),
         ("awq-mix:budget=4", "awq", "`awq-mix:budget=4.0` divides norms", "exact_fold=true"),
         ("base-q-w4a4", "compressed-tensors", "changes what its linears read", "rtn-4bit, gptq"),
+        ("gptq-mix:budget=4:sym=false", "compressed-tensors", "zero points", "`--format mlx`"),
         ("rtn-7bit", "mlx", "has 7 in groups of 128", "export it as `compressed-tensors`"),
     ],
 )
@@ -81,6 +82,16 @@ def test_what_no_file_holds_is_refused_with_what_would_work(
         try_format(parsed, format_named(form, parsed))
     assert hint in error.value.hint
     assert scheme != "rtn-7bit" or "group=64" not in error.value.hint
+
+
+def test_experts_of_several_widths_are_refused_where_runtimes_take_one() -> None:
+    form = format_named("compressed-tensors", parse_scheme("gptq-mix:tie=none"))
+    form.mixed = {"layers.0.mlp.experts.0.up_proj": 3, "layers.1.mlp.experts.0.up_proj": 4}
+    with pytest.raises(QauditError, match="has experts of several widths") as error:
+        form.config((), symmetric=True)
+    assert "without tie=none" in error.value.hint
+    form.mixed = {**form.mixed, "layers.1.mlp.experts.0.up_proj": 3, "layers.1.q_proj": 8}
+    assert len(form.config((), symmetric=True)["config_groups"]) == 2
 
 
 def test_a_scan_that_is_interrupted_goes_on_with_the_table_that_it_kept(

@@ -135,6 +135,8 @@ def test_a_table_keeps_the_budget_and_ties_what_runtimes_fuse(once, tmp_path, fa
     assert rows in (None, len(table))
     assert set("".join(table.values())) - {"0"} > {"3"}
     if tie == "fused":
+        of_experts = {bits for name, bits in table.items() if "experts.*" in name}
+        assert len(set("".join(of_experts))) == (family == "qwen2_moe")  # of all blocks
         first = next(name for name in table if name.endswith("q_proj")).removesuffix("q_proj")
         of_block = zip(*(table[f"{first}{name}_proj"] for name in "qkv"), strict=True)
         assert all(len(set(bits) - {"0"}) == 1 for bits in of_block)  # some share keys and values

@@ -86,6 +86,7 @@ class GgufMix(Mixture):
     """Round as llama.cpp's types Q3_K to Q6_K and Q8_0 do, each linear to a type of its own."""
 
     name: ClassVar[str] = "gguf-mix"
+    one_width_of_experts: ClassVar[bool] = False  # a tensor of a layer has a type of its own
 
     importance: bool = False
 
