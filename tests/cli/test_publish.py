@@ -50,7 +50,7 @@ def hub(serve: Serve, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def files_of(hub: Hub, branch: str) -> dict[str, bytes]:
     repo = hub.repos["alice/m"]
     files = repo.commits[repo.branches[branch]].files
-    return {path: b"".join(one.contents.read(0, one.nbytes)) for path, one in files.items()}
+    return {path: one.whole() for path, one in files.items()}
 
 
 def test_a_dry_run_sums_up_files_writes_nothing_and_needs_no_account(

@@ -30,7 +30,7 @@ NAMES = [*STEPS, "main"]
 def hub(online: Path, serve_root: Callable[..., Hub]) -> Hub:
     hub = serve_root()
     write_headers(online / "one", {"w": ("BF16", (2, 2))}, 100)
-    sizes = {"hashed": False, "pretend_nbytes": 5_000_000}
+    sizes = {"pretend_nbytes": 5_000_000}
     twin = {"step40000": "step7000"}
     hub.add_names("o/run", STEPS[:-1], online / "one", main=None, aliases=twin, **sizes)
     return hub
@@ -80,7 +80,7 @@ def test_only_trees_that_are_selected_or_asked_for_are_read_and_kept(hub: Hub, q
 
 def test_a_thousand_names_are_folded_into_a_page(hub: Hub, online: Path, qaudit: Run) -> None:
     names = [name for name in names_of(REPO) if name != "main"]
-    hub.add_names(REPO, names, online / "one", main=None, hashed=False, pretend_nbytes=9)
+    hub.add_names(REPO, names, online / "one", main=None, pretend_nbytes=9)
     done = qaudit("series", REPO, "--set", "last=1")
     assert len(hub.asked("/api/")) == 2
     assert "965 checkpoints, 1 selected, 1 checked" in done.out

@@ -16,7 +16,8 @@ from qaudit.downloads.downloads import Downloads
 from qaudit.errors import HubError, MachineError, UnreachableError
 from qaudit.types import Checkpoint, Ref, Subject, WeightFile
 from tests.support.downloads import SOON, Fake, checkpoint, measure, subject
-from tests.support.shelf import STEPS, Place, alone, place, plan_of, shelf
+from tests.support.sample import alone
+from tests.support.shelf import STEPS, Place, place, plan_of, shelf
 
 Make = Callable[..., Downloads]
 

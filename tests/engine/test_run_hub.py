@@ -10,17 +10,8 @@ from qaudit.checkpoints.folder import find_all
 from qaudit.errors import HubError, SourceError, UnreachableError
 from qaudit.types import Finding
 from tests.support.running import run
-from tests.support.shelf import (
-    STEPS,
-    Looking,
-    alone,
-    numbers,
-    place,
-    plan_of,
-    recipe,
-    shelf,
-    soup,
-)
+from tests.support.sample import alone
+from tests.support.shelf import STEPS, Looking, numbers, place, plan_of, recipe, shelf, soup
 
 __all__ = ["place", "shelf"]  # fixtures
 

@@ -140,7 +140,7 @@ def test_a_thousand_names_are_one_call_and_known_with_what_a_family_warns_of(
     hub, repo = place.hub, "allenai/OLMo-2-1124-7B"
     for other in (repo, "allenai/OLMo-2-1124-13B", "EleutherAI/pythia-12b"):
         names = [name for name in names_of(other) if name != "main"][::-1]
-        hub.add_names(other, names, folder, main=None, hashed=False, pretend_nbytes=10)
+        hub.add_names(other, names, folder, main=None, pretend_nbytes=10)
 
     found = place.find(repo)
     assert calls(hub) == [f"{repo}/refs"]

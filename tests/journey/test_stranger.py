@@ -231,7 +231,7 @@ def test_the_audit_is_published_as_one_pull_request(
         assert TOKEN not in shown + out + said
         repo = hub.repos["alice/m"]
         files = repo.commits[repo.branches["refs/pr/1"]].files
-        readme = b"".join(files["README.md"].contents.read(0, files["README.md"].nbytes)).decode()
+        readme = files["README.md"].whole().decode()
     assert "# M" in readme
     assert f"**{scanned[0].splitlines()[0]}**" in readme
     assert "qaudit/audit.json" in files

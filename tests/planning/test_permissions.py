@@ -22,7 +22,8 @@ from qaudit.types import FULL_PRECISION, AuditRecord, Checkpoint, Plan, Recipe, 
 from tests.support import own_code, tiny
 from tests.support.hub import Hub
 from tests.support.running import run
-from tests.support.texts import BYTES, lines, opened
+from tests.support.series import opened
+from tests.support.texts import BYTES, lines
 
 SCHEMES = ("rtn-4bit:group=32",)
 

@@ -106,7 +106,7 @@ def series(world: World, model: Path) -> Series:
 
     def serve(repo: str = OLMO, names: tuple[str, ...] = STEPS, **settings: Any) -> World:
         settings = {"main": names[-1], **settings}
-        world.hub.add_names(repo, names, model, hashed=False, **settings)
+        world.hub.add_names(repo, names, model, **settings)
         return world
 
     return serve

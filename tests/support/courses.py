@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from qaudit.judge.table import Measurements
-from qaudit.types import Checkpoint, Evidence, Measurement, Ref, Subject, WeightFile
-from tests.support.measured import measurement
+from qaudit.types import Checkpoint, Measurement, Ref, Subject, WeightFile
+from tests.support.measured import drawn
+from tests.support.sample import alone
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EVERY = 1_000_000  # tokens from one checkpoint to the next
@@ -24,8 +25,7 @@ def checkpoint(k: int, rate: float | None = None, **changes: Any) -> Checkpoint:
 
 
 def subjects(rates: Sequence[float | None]) -> tuple[Subject, ...]:
-    made = [checkpoint(k, rate) for k, rate in enumerate(rates, start=1)]
-    return tuple(Subject(c.label, ((c, 1.0),)) for c in made)
+    return tuple(alone(checkpoint(k, rate)) for k, rate in enumerate(rates, start=1))
 
 
 def measurements(
@@ -46,11 +46,12 @@ def measurements(
     for k, label in enumerate(labels):
         own = np.exp(0.003 * draw.standard_normal(documents))
         full = loss_N[k] * difficulty * own * tokens
-        found.append(_measured(label, "fp", full, tokens))
+        found.append(drawn(label, "fp", "fp", full, tokens, 16.0))
         for scheme, course_N in errors.items():
             size = course_N[k] * (1 + scatter * draw.standard_normal())
             noise = 0.2 * course_N[k] * draw.standard_normal(documents)
-            found.append(_measured(label, scheme, full * (1 + size * liking + noise), tokens))
+            hurt = full * (1 + size * liking + noise)
+            found.append(drawn(label, scheme, scheme, hurt, tokens, 4.0))
     return tuple(found)
 
 
@@ -58,15 +59,5 @@ def table(
     rates: Sequence[float | None], loss_N: Array, errors: Mapping[str, Array], **settings: Any
 ) -> Measurements:
     made = subjects(rates)
-    return Measurements.of(
-        made, measurements([s.label for s in made], loss_N, errors, **settings), 0.95
-    )
-
-
-def _measured(
-    label: str, scheme: str, nll: Array, tokens: np.ndarray[Any, np.dtype[np.int64]]
-) -> Measurement:
-    shas = tuple(hashlib.sha256(f"document {k}".encode()).hexdigest() for k in range(len(tokens)))
-    evidence = Evidence(shas, nll, tokens, tokens * 4)
-    bits = 16.0 if scheme == "fp" else 4.0
-    return measurement(label, scheme, scheme, evidence, bits)
+    found = measurements([s.label for s in made], loss_N, errors, **settings)
+    return Measurements.of(made, found, 0.95)

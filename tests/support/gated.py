@@ -23,6 +23,7 @@ from qaudit.types import (
     Subject,
 )
 from tests.support.measured import measurement
+from tests.support.sample import alone
 
 TODAY = date(2026, 6, 15)
 A, B, SOUP = "step1", "step2", "soup"
@@ -40,8 +41,7 @@ PROTOCOL: dict[str, Any] = {
 
 def series() -> tuple[Subject, ...]:
     ends = [Checkpoint(Ref("here", label), label, step=k) for k, label in enumerate((A, B))]
-    singles = [Subject(c.label, ((c, 1.0),)) for c in ends]
-    return (*singles, Subject(SOUP, tuple((c, 0.5) for c in ends), "mean"))
+    return (*map(alone, ends), Subject(SOUP, tuple((c, 0.5) for c in ends), "mean"))
 
 
 def measured(  # the documents are the same for all; each cell has noise of its own

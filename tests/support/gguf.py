@@ -21,22 +21,18 @@ ROWS, COLUMNS = 24, 512
 # sha256 of what ggml_quantize_chunk makes of `weight()`, without and with `importance()`;
 # tests/peers/test_llamacpp.py computes them again.
 HASHES = {
-    ("Q8_0", False): "1ceb846a954beb29",
-    ("Q8_0", True): "1ceb846a954beb29",
-    ("Q4_0", False): "05e7a8e58306678d",
-    ("Q4_0", True): "61c9bd7fb5a9e9f9",
-    ("Q5_0", False): "17e33260302a99c1",
-    ("Q5_0", True): "efbef70d5243856b",
-    ("Q5_1", False): "280d817914b52453",
-    ("Q5_1", True): "42677dc059823568",
-    ("Q3_K", False): "ee6b04487dfc04ff",
-    ("Q3_K", True): "c34a3152b0ae86a3",
-    ("Q4_K", False): "a20a4a50a15585c1",
-    ("Q4_K", True): "b8d4eb40246d729f",
-    ("Q5_K", False): "5c239cf79d61bce6",
-    ("Q5_K", True): "9194de67c805a41a",
-    ("Q6_K", False): "9d93e5965bcc4628",
-    ("Q6_K", True): "5f0c271c48c1b85b",
+    (kind, bool(k)): found
+    for kind, both in {
+        "Q8_0": ("1ceb846a954beb29", "1ceb846a954beb29"),
+        "Q4_0": ("05e7a8e58306678d", "61c9bd7fb5a9e9f9"),
+        "Q5_0": ("17e33260302a99c1", "efbef70d5243856b"),
+        "Q5_1": ("280d817914b52453", "42677dc059823568"),
+        "Q3_K": ("ee6b04487dfc04ff", "c34a3152b0ae86a3"),
+        "Q4_K": ("a20a4a50a15585c1", "b8d4eb40246d729f"),
+        "Q5_K": ("5c239cf79d61bce6", "9194de67c805a41a"),
+        "Q6_K": ("9d93e5965bcc4628", "5f0c271c48c1b85b"),
+    }.items()
+    for k, found in enumerate(both)
 }
 
 
@@ -87,6 +83,32 @@ _LAYER_NORMS = {"olmo": "", "starcoder2": "norm_epsilon", "nemotron": "norm_eps"
                 "command-r": "layer_norm_eps", "cohere2": "layer_norm_eps",
                 "stablelm": "layer_norm_eps"}  # fmt: skip
 
+_EVERY = {
+    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads", "vocab_size": "vocab_size",
+}  # fmt: skip
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_OF_EXPERTS = {"expert_feed_forward_length": "moe_intermediate_size"}
+_SCALE = {"logit_scale": "logit_scale"}
+_SOME = {
+    **dict.fromkeys(("olmo2", "gemma3", "phi3", "starcoder2"), _WINDOW),
+    "qwen3moe": _OF_EXPERTS,
+    "qwen2moe": {
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size", **_OF_EXPERTS
+    },
+    "gemma2": {
+        **{name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}, **_WINDOW
+    },
+    "granite": {
+        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+    },
+    "command-r": _SCALE,
+    "cohere2": _SCALE | _WINDOW,
+    "stablelm": {"use_parallel_residual": "use_parallel_residual"},
+}  # fmt: skip
+
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
     """Reorder rows of q and k as `LlamaModel.permute` of llama.cpp's converter does."""
@@ -115,13 +137,11 @@ def write_gguf(
     model = str(config["model_type"])
     architecture = ARCHITECTURES.get(model, model)
     writer = gguf.GGUFWriter(path, architecture)
-    _describe(writer, config, architecture)
+    facts = _facts(config, architecture)
     if words and (folder / "tokenizer.json").is_file():
         vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-        writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
-    for key, value in (metadata or {}).items():
-        writer.kv_data[0].pop(key, None)
-        _add(writer, {key: value})
+        facts["tokenizer.ggml.tokens"] = sorted(vocabulary, key=vocabulary.__getitem__)
+    _add(writer, {**facts, **(metadata or {})})
     stored = WeightFolder(folder)
     tensors = dense or {name: stored.read(name).float() for name in stored.names()}
     if architecture == "olmo2" and "lm_head.weight" not in tensors:
@@ -153,10 +173,7 @@ def write_gguf(
             meant[member] = _read_back(part, member, role, heads, architecture)
     for name, tensor in (more or {}).items():
         writer.add_tensor(f"{name}.weight", tensor.float().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _write(writer)
     return meant
 
 
@@ -182,60 +199,31 @@ def _read_back(
     return torch.from_numpy(np.array(values, np.float32))
 
 
-def _describe(writer: Any, config: Mapping[str, Any], architecture: str) -> None:
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    heads = config["num_attention_heads"]
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads", heads))
-    if (head := config.get("head_dim")) and head * heads != config["hidden_size"]:
-        writer.add_key_length(head)
-        writer.add_value_length(head)
-    if architecture in _LAYER_NORMS:
-        writer.add_layer_norm_eps(config.get(_LAYER_NORMS[architecture], 1e-5))
-    else:
-        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-5))
-    _describe_more(writer, config, architecture)
+def _facts(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Return the metadata that a file has of a configuration."""
+    heads, width = config["num_attention_heads"], config["hidden_size"]
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
-    if architecture == "olmo2" and config.get("sliding_window"):
-        writer.add_sliding_window(config["sliding_window"])
-        kinds = config["layer_types"]
-        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
-    writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-    head = head or config["hidden_size"] // heads
     part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
-    writer.add_rope_dimension_count(int(head * part))
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
-
-
-def _describe_more(writer: Any, config: Mapping[str, Any], architecture: str) -> None:
-    """Write what single architectures have besides."""
+    head = config.get("head_dim") or width // heads
+    epsilon = _LAYER_NORMS.get(architecture, "rms_norm_eps")
+    norm = "layer_norm" if architecture in _LAYER_NORMS else "layer_norm_rms"
+    facts = {key: config.get(name) for key, name in (_EVERY | _SOME.get(architecture, {})).items()}
+    facts |= {
+        "attention.head_count_kv": config.get("num_key_value_heads", heads),
+        f"attention.{norm}_epsilon": config.get(epsilon, 1e-5),
+        "rope.freq_base": float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+        "rope.dimension_count": int(head * part),
+    }
+    if head * heads != width:
+        facts |= {"attention.key_length": head, "attention.value_length": head}
     if experts := config.get("num_experts") or config.get("num_local_experts"):
-        writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-    if experts and architecture in ("qwen2moe", "qwen3moe"):
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if architecture == "qwen2moe":
-        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    windows = ("gemma2", "gemma3", "phi3", "starcoder2", "cohere2")
-    if architecture in windows and config.get("sliding_window"):
-        writer.add_sliding_window(config["sliding_window"])
-    if architecture == "gemma2":
-        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
-        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if architecture == "granite":
-        writer.add_attention_scale(config["attention_multiplier"])
-        writer.add_embedding_scale(config["embedding_multiplier"])
-        writer.add_residual_scale(config["residual_multiplier"])
-        writer.add_logit_scale(config["logits_scaling"])
-    if architecture in ("command-r", "cohere2"):
-        writer.add_logit_scale(config["logit_scale"])
-    if architecture == "stablelm":
-        writer.add_parallel_residual(config["use_parallel_residual"])
+        facts |= {"expert_count": experts, "expert_used_count": config["num_experts_per_tok"]}
+    if architecture == "olmo2" and config.get("sliding_window"):
+        pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+        facts["attention.sliding_window_pattern"] = pattern
+    found = {f"{architecture}.{key}": value for key, value in facts.items() if value is not None}
+    return {"tokenizer.ggml.model": "none", **found}
 
 
 def rewrite(path: Path, out: Path, metadata: Mapping[str, Any]) -> None:
@@ -252,6 +240,10 @@ def rewrite(path: Path, out: Path, metadata: Mapping[str, Any]) -> None:
     _add(writer, metadata)
     for tensor in source.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    _write(writer)
+
+
+def _write(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,8 +1,13 @@
-"""Measurements that no model gave, with the class that their scheme has."""
+"""Measurements that no model gave, with the class that their scheme has; a machine and a corpus."""
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from qaudit.core.registry import parse_scheme
@@ -18,6 +23,8 @@ from qaudit.types import (
     Window,
 )
 
+MACHINE = Machine(torch.device("cpu"), torch.float32, stream_limit_nbytes=10**9)
+
 
 def measurement(
     subject: str,
@@ -28,37 +35,34 @@ def measurement(
     seed: int = 0,
     notes: tuple[str, ...] = (),
 ) -> Measurement:
-    name, calibrates = str(int(bits)), False
-    try:
+    more: dict[str, Any] = {"bit_class": str(int(bits)), "calibrates": False}
+    with suppress(SchemeError):  # of a test alone
         if scheme == FULL_PRECISION:
-            name = FULL_PRECISION
+            more["bit_class"] = FULL_PRECISION
         else:
             known = parse_scheme(scheme)
-            name, calibrates = known.class_at(bits), known.calibrates
-    except SchemeError:  # of a test alone
-        pass
-    return Measurement(
-        subject,
-        scheme,
-        spec,
-        evidence,
-        bits,
-        1.0,
-        seed,
-        notes,
-        bit_class=name,
-        calibrates=calibrates,
+            more = {"bit_class": known.class_at(bits), "calibrates": known.calibrates}
+    return Measurement(subject, scheme, spec, evidence, bits, 1.0, seed, notes, **more)
+
+
+def drawn(
+    subject: str,
+    scheme: str,
+    spec: str,
+    nll: npt.NDArray[np.float64],
+    tokens: npt.NDArray[np.int64],
+    bits: float,
+    notes: tuple[str, ...] = (),
+) -> Measurement:
+    """Return a measurement of documents that have a number instead of a text."""
+    shas = tuple(hashlib.sha256(f"document {k}".encode()).hexdigest() for k in range(len(tokens)))
+    return measurement(
+        subject, scheme, spec, Evidence(shas, nll, tokens, tokens * 4), bits, notes=notes
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# A machine and a corpus for measuring a tiny model.
-
-
-MACHINE = Machine(torch.device("cpu"), torch.float32, stream_limit_nbytes=10**9)
-
-
 def corpus() -> Corpus:
+    """Return the text of a tiny model."""
     windows = tuple(Window(k, np.arange(3, 20, dtype=np.int32) + k) for k in range(3))
     documents = tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(3))
     return Corpus(Protocol(context=32), windows, windows, documents)

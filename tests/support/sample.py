@@ -22,7 +22,6 @@ from qaudit.types import (
     Checkpoint,
     ClassVerdict,
     Diagnostics,
-    Evidence,
     Measurement,
     Plan,
     Recipe,
@@ -32,7 +31,7 @@ from qaudit.types import (
     Verdict,
     WeightFile,
 )
-from tests.support.measured import measurement
+from tests.support.measured import drawn
 
 PEAK = 3e-3
 SCHEMES = {  # display name: (spec, bits per weight, damage at the end of the held stage)
@@ -65,11 +64,15 @@ def checkpoint(stage: str, step: int, rate: float, ingredient: int | None = None
     )
 
 
+def alone(checkpoint: Checkpoint) -> Subject:
+    return Subject(checkpoint.label, ((checkpoint, 1.0),))
+
+
 def series() -> tuple[Subject, ...]:
     held = [checkpoint("stage1", s, PEAK) for s in (500, 1000, 1750, 2500, 3250, 4000, 4500, 5000)]
     decay = [checkpoint("stage2", s, PEAK * (1 - s / 1000), 1) for s in (250, 500, 750, 1000)]
     ends = [decay[-1], *(checkpoint("stage2", 1000, 0.0, k) for k in (2, 3))]
-    singles = [Subject(c.label, ((c, 1.0),)) for c in (*held, *decay, *ends[1:])]
+    singles = map(alone, (*held, *decay, *ends[1:]))
     soup = Subject("soup", tuple((c, 1 / 3) for c in ends), "mean")
     return (*singles, soup)
 
@@ -81,6 +84,7 @@ def measurements(documents: int = 64, seed: int = 0) -> tuple[Measurement, ...]:
     tokens = np.clip(np.exp(5.3 + 0.5 * draw.standard_normal(documents)), 24, 256).astype(np.int64)
     difficulty = np.exp(0.2 * draw.standard_normal(documents))
     found: list[Measurement] = []
+    folded = ("o_proj: no scale folds exactly under grouped-query attention, clip only",)
     for subject in series():
         last = subject.members[0][0]
         seen = (last.tokens or 0) / (6000 * 8192)
@@ -91,28 +95,14 @@ def measurements(documents: int = 64, seed: int = 0) -> tuple[Measurement, ...]:
         loss = (level + jitter) * difficulty * np.exp(0.02 * draw.standard_normal(documents))
         full = loss * tokens
         sizes = (0.35 + 0.65 * seen) * (1 + 1.1 * decayed) * (0.84 if soup else 1.0)
-        found.append(_measured(subject.label, "fp", "fp", 16.0, full, tokens))
+        found.append(drawn(subject.label, "fp", "fp", full, tokens, 16.0))
         for name, (spec, bits, base) in SCHEMES.items():
             damage = base * sizes * np.exp(0.5 * draw.standard_normal(documents) - 0.125)
             noise = 0.1 * base * draw.standard_normal(documents)
             hurt = full * (1 + damage + noise)
-            found.append(_measured(subject.label, name, spec, bits, hurt, tokens))
+            notes = folded if name.startswith("awq") else ()
+            found.append(drawn(subject.label, name, spec, hurt, tokens, bits, notes))
     return tuple(found)
-
-
-def _measured(
-    subject: str,
-    scheme: str,
-    spec: str,
-    bits: float,
-    nll: np.ndarray[Any, np.dtype[np.float64]],
-    tokens: np.ndarray[Any, np.dtype[np.int64]],
-) -> Measurement:
-    shas = tuple(hashlib.sha256(f"document {k}".encode()).hexdigest() for k in range(len(tokens)))
-    evidence = Evidence(shas, nll, tokens, tokens * 4)
-    folded = ("o_proj: no scale folds exactly under grouped-query attention, clip only",)
-    notes = folded if scheme.startswith("awq") else ()
-    return measurement(subject, scheme, spec, evidence, bits, notes=notes)
 
 
 def files(found: tuple[Measurement, ...]) -> dict[tuple[str, str, int], tuple[str, str]]:
@@ -149,11 +139,11 @@ def repeated() -> AuditRecord:
     full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
     scales = {"gptq-4bit": (1.05, 0.97), "gptq-3bit": (1.5, 0.6)}
 
-    def drawn(m: Measurement, seed: int) -> Measurement:
+    def again(m: Measurement, seed: int) -> Measurement:
         damage = scales[m.scheme][seed - 1] * (m.evidence.nll_sum - full[m.subject])
         return replace(with_loss(m, full[m.subject] + damage), calibration_seed=seed)
 
-    more = tuple(drawn(m, seed) for seed in (1, 2) for m in found if m.scheme in scales)
+    more = tuple(again(m, seed) for seed in (1, 2) for m in found if m.scheme in scales)
     floor = {
         ("stage2-ingredient3-step1000", name): Moved(1e-4, 2e-5, 3e-4) for name in ("fp", *scales)
     }
@@ -267,20 +257,20 @@ def many(subjects: int, schemes: int, *, soups: int = 0, name: str = "step{}") -
     made: list[Subject] = []
     for k in range(subjects):
         like = known[k * len(known) // max(1, subjects)].first
-        made.append(_alone(replace(like, label=name.format(k), step=k, tokens=k * 8192)))
+        made.append(alone(replace(like, label=name.format(k), step=k, tokens=k * 8192)))
     members = tuple((s.first, 1 / len(made[-3:])) for s in made[-3:])
     mixed = [Subject(f"{name.format('soup')}{k}", members, "mean") for k in range(soups)]
     scores = {(s.subject, s.scheme): s for s in audit().measurements}
     found = []
     for k, subject in enumerate((*made, *mixed)):
-        like_label = SERIES_SOUP if k >= subjects else known[k * len(known) // subjects].label
+        like_label = "soup" if k >= subjects else known[k * len(known) // subjects].label
         for shown, source in [("fp", "fp"), *zip(names, (bits * 99), strict=False)]:
             score = scores[like_label, source]
             found.append(replace(score, subject=subject.label, scheme=shown))
     against = [
         replace(c, a=soup.label, b=member.label, scheme=scheme)
         for c in audit().comparisons
-        if (c.a, c.b, c.scheme) == (SERIES_SOUP, "stage2-ingredient1-step1000", "gptq-4bit")
+        if (c.a, c.b, c.scheme) == ("soup", "stage2-ingredient1-step1000", "gptq-4bit")
         for soup in mixed
         for member, _ in members
         for scheme in names
@@ -297,10 +287,3 @@ def many(subjects: int, schemes: int, *, soups: int = 0, name: str = "step{}") -
         changes=(),
     )
     return replace(whole, comparisons=tuple(against), pick=pick)
-
-
-SERIES_SOUP = "soup"
-
-
-def _alone(checkpoint: Checkpoint) -> Subject:
-    return Subject(checkpoint.label, ((checkpoint, 1.0),))

@@ -1,13 +1,25 @@
-"""The series of one target."""
+"""The series of one target, and a Hub that is opened."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from qaudit.checkpoints.folder import find_all as find_folders
+from qaudit.hub import Hub
+from qaudit.hub.api import Client
+from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import find_all
-from qaudit.types import Checkpoint, Recipe
+from qaudit.types import SILENT, Checkpoint, Recipe, Watch
+from tests.support.hub import Hub as Server
+
+
+def opened(server: Server, watch: Watch = SILENT, **options: Any) -> Hub:
+    """Open a Hub as a new process would, which never waits."""
+    client = Client(server.url, pause=lambda seconds: None, **options)
+    listing = Listing(client)
+    return Hub(client, listing, Fetcher(client, listing, watch=watch, pause=lambda seconds: None))
 
 
 def find_series(

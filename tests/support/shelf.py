@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from qaudit.core.registry import parse_schemes
 from qaudit.hub import Hub
-from qaudit.hub.api import Client
-from qaudit.hub.fetch import Fetcher
-from qaudit.hub.listing import Listing
 from qaudit.hub.series import with_files
 from qaudit.text.texts import find_text
 from qaudit.types import AuditRecord, Checkpoint, Plan, Recipe, Subject, TextFile, Watch
 from tests.support.hub import Hub as Server
 from tests.support.hub import Serve
 from tests.support.models import save_model, save_tokenizer, write_documents
-from tests.support.running import run
-from tests.support.series import find_series
+from tests.support.running import EMPTY, run
+from tests.support.series import find_series, opened
 
 STEPS = ("step10", "step20", "step30", "step40", "step50")
 
@@ -69,10 +67,7 @@ class Place:
 
     def hub(self) -> Hub:
         """Open the Hub as a new process would."""
-        client = Client(self.server.url, pause=lambda seconds: None, timeout_seconds=10)
-        listing = Listing(client)
-        fetcher = Fetcher(client, listing, watch=self.watch, pause=lambda seconds: None)
-        return Hub(client, listing, fetcher)
+        return opened(self.server, self.watch, timeout_seconds=10)
 
     def checkpoints(self, *targets: str) -> list[Checkpoint]:
         listing = self.hub().listing
@@ -117,19 +112,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = root / "hub" / "org" / "series" / step
         save_model(folder, seed)
         _shard(folder)
-        _copy(tokenizer, folder)
-    _copy(root / "hub" / "org" / "series" / "step50", root / "hub" / "org" / "final" / "v1")
+        shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+    hub = root / "hub" / "org"
+    shutil.copytree(hub / "series" / "step50", hub / "final" / "v1")
     text = root / "hub" / "datasets" / "org" / "text" / "v1"
     text.mkdir(parents=True)
     write_documents(text / "calibration.jsonl", range(100, 104))
     write_documents(text / "evaluation.jsonl", range(200, 208))
     return root
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
 
 
 def _shard(folder: Path) -> None:
@@ -176,10 +166,6 @@ def recipe(**more: Any) -> Recipe:
     )
 
 
-def alone(checkpoint: Checkpoint) -> Subject:
-    return Subject(checkpoint.label, ((checkpoint, 1.0),))
-
-
 def soup(*members: Checkpoint) -> Subject:
     label = "+".join(member.label for member in members)
     return Subject(label, tuple((m, 1 / len(members)) for m in members), "mean")
@@ -192,26 +178,9 @@ def plan_of(subjects: list[Subject], place: Place | None, **more: Any) -> Plan:
     if place is not None:
         listing = place.hub().listing
         texts = tuple(find_text(listing, str(t)) for t in (asked.calibration, asked.evaluation))
-    zeros = dict.fromkeys(
-        [
-            *("parameters", "blocks", "nbytes_read", "nbytes_memory", "streams"),
-            *("nbytes_memory_fixed", "nbytes_memory_available"),
-        ],
-        0,
-    )
-    return Plan(
-        recipe=asked,
-        subjects=tuple(subjects),
-        specs=tuple(scheme.spec for scheme in parse_schemes(asked.schemes)),
-        device="cpu",
-        dtype="float32",
-        context=32,
-        seconds_low=0.0,
-        seconds_high=0.0,
-        texts=texts,
-        **zeros,
-        **more,
-    )
+    specs = tuple(scheme.spec for scheme in parse_schemes(asked.schemes))
+    plain = replace(EMPTY, recipe=asked, subjects=tuple(subjects), specs=specs, texts=texts)
+    return replace(plain, **more)
 
 
 def numbers(audit: AuditRecord) -> list[tuple[Any, ...]]:

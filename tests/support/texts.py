@@ -7,12 +7,6 @@ import json
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from qaudit.hub import Hub as OpenHub
-from qaudit.hub.api import Client
-from qaudit.hub.fetch import Fetcher
-from qaudit.hub.listing import Listing
-from tests.support.hub import Hub
-
 TEXTS = ["the cat sat on the mat and the dog sat on the cat", "caf\u00e9 na\u00efve \U0001f600 ok"]
 
 
@@ -49,9 +43,3 @@ BYTES, OWN_BOS, WORDS = byte_level(), byte_level(own_bos=True), words()
 
 def lines(*texts: str) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
-
-
-def opened(hub: Hub, *, offline: bool = False) -> OpenHub:
-    client = Client(hub.url, offline=offline, pause=lambda seconds: None)
-    listing = Listing(client)
-    return OpenHub(client, listing, Fetcher(client, listing, pause=lambda seconds: None))

@@ -28,7 +28,8 @@ from qaudit.types import Plan, Protocol, Recipe, digest
 from tests.support import tiny
 from tests.support.hub import Hub
 from tests.support.running import run
-from tests.support.texts import BYTES, lines, opened
+from tests.support.series import opened
+from tests.support.texts import BYTES, lines
 
 WORDS = ["the cat sat on the mat", "a dog and a cat", "one two three four", "the mat sat on a dog"]
 

@@ -156,8 +156,7 @@ def test_the_client_of_the_hub_reads_what_was_published(
 def hf_text(hub: Hub, revision: str) -> str:
     commit = hub.repos[REPO].resolve(revision)
     assert commit is not None
-    contents = commit.files["README.md"].contents
-    return b"".join(contents.read(0, contents.nbytes)).decode()
+    return commit.files["README.md"].whole().decode()
 
 
 def test_metadata_is_what_the_library_s_own_classes_read(desk: Desk, saved: Path) -> None:

@@ -6,8 +6,8 @@
 
     python -m tests.support.hub ROOT --port 8765 --token hf_alice=alice
 
-Folders are served as repos (folders.py), every file has the id that git would give (contents.py),
-and what goes wrong is said by the test (wire.py). What the real Hub has and this one lacks: the
+Folders are served as repos, in which every file has the id that git would give (folders.py); what
+goes wrong is said by the test (wire.py). What the real Hub has and this one lacks: the
 content-addressed xet storage, git over HTTP, spaces, renamed repos, and the making of repos.
 """
 
@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.support.hub.contents import write_header, write_headers
+from tests.support.hub.folders import write_headers
 from tests.support.hub.server import Hub
 
-__all__ = ["Hub", "Serve", "serve", "write_header", "write_headers"]
+__all__ = ["Hub", "Serve", "serve", "write_headers"]
 
 
 class Serve(Protocol):

@@ -1,4 +1,4 @@
-"""Local folders and lists of names as repos.
+"""Local folders and lists of names as repos, whose files have the ids that git would give.
 
     ROOT/<owner>/<name>/<revision>/...            a model
     ROOT/datasets/<owner>/<name>/<revision>/...   a dataset
@@ -7,31 +7,34 @@
 Folders of revisions become commits of `main` in natural order, and each is a tag that is called
 like the folder, or a branch if the settings say so. A folder `main` is what `main` ends at, under
 no other name. A folder may escape what a file system forbids: `stage1%2Fstep5` is `stage1/step5`.
+
+Ids of files are real, because they are what a client compares and calls its files by; a made-up one
+would let a wrong hash in our own code pass. Those of folders and commits are made up.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
 import re
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
-from typing import Any
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 from urllib.parse import unquote
 
-from tests.support.hub.contents import (
-    ATTRIBUTES,
-    Blob,
-    Commit,
-    Kind,
-    Repository,
-    Varied,
-    blob_in_memory,
-    blob_of,
-    blob_on_disk,
-    extent_of,
+CHUNK_NBYTES = 256 * 1024
+DTYPE_NBYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}
+LFS_SUFFIXES = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf", ".npz"),
+    *(".parquet", ".gz", ".zst"),
 )
-
+LFS_NBYTES = 10 * 1024 * 1024
+ATTRIBUTES = "".join(f"*{s} filter=lfs diff=lfs merge=lfs -text\n" for s in LFS_SUFFIXES).encode()
 SETTINGS = {
     "private": "bool",
     "gated": 'false, "auto" or "manual"',
@@ -39,123 +42,279 @@ SETTINGS = {
     "branch_per_revision": "bool: revisions are branches rather than tags",
     "main": "the revision where main points; null is a main with a README alone",
 }
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+Kind = Literal["model", "dataset"]
+Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
-def natural(text: str) -> list[tuple[int, str]]:
-    """Sort numbers as numbers."""
-    return [
-        (int(part or 0), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)
-    ]
+def git_id(kind: str, data: bytes) -> str:
+    """Return the sha1 that git gives to an object."""
+    return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data).hexdigest()
 
 
-def repositories_in(root: Path) -> list[Repository]:
-    """Return every repo below a folder."""
-    owners: list[tuple[Path, Kind]] = [(path, "model") for path in _folders(root)]
-    owners = [(path, kind) for path, kind in owners if path.name != "datasets"]
-    if (root / "datasets").is_dir():
-        owners += [(path, "dataset") for path in _folders(root / "datasets")]
-    return [
-        repository_of(path, f"{owner.name}/{path.name}", kind)
-        for owner, kind in owners
-        for path in _folders(owner)
-    ]
+def pointer(sha256: str, nbytes: int) -> bytes:
+    """Return the text that git keeps in place of a large file."""
+    return (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {nbytes}\n".encode()
+    )
+
+
+def is_large(name: str, nbytes: int) -> bool:
+    """Say whether a file is kept by LFS rather than in git."""
+    return name.endswith(LFS_SUFFIXES) or nbytes >= LFS_NBYTES
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Bytes, or a file as it is when it is read; known by its git id and, in LFS, by its sha256."""
+
+    source: bytes | Path
+    nbytes: int
+    git_id: str = ""
+    sha256: str | None = None
+
+    @property
+    def etag(self) -> str:
+        """What the Hub names the content by: a client's cache calls the file that."""
+        return self.sha256 or self.git_id
+
+    def read(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes from `start` to `stop` in pieces; what a file lacks is zero."""
+        source = self.source
+        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+            file.seek(start)
+            for position in range(start, stop, CHUNK_NBYTES):
+                count = min(CHUNK_NBYTES, stop - position)
+                yield file.read(count).ljust(count, b"\0")
+
+    def whole(self) -> bytes:
+        """Return every byte."""
+        return b"".join(self.read(0, self.nbytes))
+
+    def named(self, name: str, sha256: str | None = None) -> Blob:
+        """Return the file with its ids; a `sha256` that is given is believed: nothing is read."""
+        if not is_large(name, self.nbytes):
+            return replace(self, git_id=git_id("blob", self.whole()))
+        if sha256 is None:
+            digest = hashlib.sha256()
+            for piece in self.read(0, self.nbytes):
+                digest.update(piece)
+            sha256 = digest.hexdigest()
+        return replace(self, git_id=git_id("blob", pointer(sha256, self.nbytes)), sha256=sha256)
+
+
+def in_memory(name: str, data: bytes) -> Blob:
+    """Return a file that is nowhere on disk."""
+    return Blob(data, len(data)).named(name)
+
+
+@lru_cache(maxsize=4096)
+def _on_disk(path: Path, nbytes: int, _changed: int, _inode: int) -> Blob:
+    """Return a file on disk; what has not changed since is hashed once."""
+    return Blob(path, nbytes).named(path.name)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The files of a repo at one moment."""
+
+    id: str
+    files: Mapping[str, Blob]
+    folders: Mapping[str, str]  # folder -> an id; the root's name is empty
+
+
+@dataclass
+class Repository:
+    """One repo of the Hub, and who may see it."""
+
+    id: str
+    kind: Kind = "model"
+    private: bool = False
+    gated: Literal[False, "auto", "manual"] = False
+    readers: tuple[str, ...] = ()
+    commits: dict[str, Commit] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    discussions: list[dict[str, Any]] = field(default_factory=list)  # number = place + 1
+    large: dict[str, Blob] = field(default_factory=dict)  # what LFS keeps, by sha256
+
+    def __post_init__(self) -> None:
+        """Make the commit that every repo of the Hub begins with."""
+        self.base = {".gitattributes": in_memory(".gitattributes", ATTRIBUTES)}
+        self.first = self.commit(self.base, "initial commit").id
+
+    @property
+    def key(self) -> str:
+        """How the Hub's pages and `Hub.repos` call it."""
+        return self.id if self.kind == "model" else f"datasets/{self.id}"
+
+    @property
+    def owner(self) -> str:
+        return self.id.partition("/")[0]
+
+    def commit(
+        self,
+        files: Mapping[str, Blob],
+        title: str,
+        *,
+        parent: str | None = None,
+        branch: str | None = "main",
+    ) -> Commit:
+        """Add a commit and move a branch there; without a `parent`, on top of its head.
+
+        Its id is one that nothing else has, and the same in every run.
+        """
+        parent = parent or (self.branches.get(branch) if branch else None)
+        parents = {folder for path in files for folder in PurePosixPath(path).parents}
+        names = {"" if folder == PurePosixPath() else str(folder) for folder in parents} | {""}
+        listing = {path: blob.git_id for path, blob in sorted(files.items())}
+        oid = git_id("commit", json.dumps([title, parent, listing]).encode())
+        folders = {name: git_id("tree", name.encode()) for name in names}
+        new = self.commits[oid] = Commit(oid, dict(files), folders)
+        self.large |= {blob.sha256: blob for blob in files.values() if blob.sha256}
+        if branch:
+            self.branches[branch] = oid
+        return new
+
+    def resolve(self, revision: str) -> Commit | None:
+        """Return the commit that a branch, a tag, a commit's id or the start of one names."""
+        oid = self.branches.get(revision) or self.tags.get(revision) or revision
+        if re.fullmatch("[0-9a-f]{7,39}", oid):
+            oid = next((known for known in self.commits if known.startswith(oid)), oid)
+        return self.commits.get(oid)
+
+    def point_main(self, revision: str | None) -> None:
+        """Move main to a revision, or to a README alone."""
+        if revision is not None:
+            self.branches["main"] = self.branches.get(revision) or self.tags[revision]
+            return
+        readme = in_memory("README.md", f"# {self.id}\n\nSee the revisions.\n".encode())
+        self.commit(self.base | {"README.md": readme}, "Say what it is", parent=self.first)
+
+
+def repositories_in(root: Path) -> Iterator[Repository]:
+    """Yield every repo below a folder."""
+    kinds: dict[Kind, Path] = {"model": root, "dataset": root / "datasets"}
+    for kind, place in kinds.items():
+        for owner in _folders(place):
+            if (owner.name, kind) != ("datasets", "model"):
+                for path in _folders(owner):
+                    yield _repository_of(path, Repository(f"{owner.name}/{path.name}", kind))
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted((p for p in path.iterdir() if p.is_dir()), key=lambda p: natural(p.name))
+    """Return the folders in one, numbers in their names sorted as numbers."""
+
+    def natural(folder: Path) -> list[tuple[int, str]]:
+        parts = re.split(r"(\d+)", folder.name)
+        return [(int(part or 0), "") if part.isdigit() else (0, part) for part in parts]
+
+    return sorted((p for p in path.glob("*") if p.is_dir()), key=natural)
 
 
-def repository_of(folder: Path, id_: str, kind: Kind) -> Repository:
+def _repository_of(folder: Path, repo: Repository) -> Repository:
     """Return the repo that a folder describes."""
-    path, repo = folder / "repo.json", Repository(id_, kind)
+    path = folder / "repo.json"
     settings: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if unknown := set(settings) - set(SETTINGS):
         raise ValueError(f"{path}: unknown keys {sorted(unknown)}; there are {sorted(SETTINGS)}")
-    base = _begin(repo)
-    commits: dict[str, Commit] = {}
+    named = repo.branches if settings.pop("branch_per_revision", False) else repo.tags
+    ids = dict[str, str]()
     for path in sorted(_folders(folder), key=lambda p: p.name == "main"):
         name = unquote(path.name)
-        commits[name] = repo.commit(base | files_in(path), f"checkpoint {name}")
-    named = repo.branches if settings.get("branch_per_revision") else repo.tags
-    named |= {name: commit.id for name, commit in commits.items() if name != "main"}
+        ids[name] = repo.commit(repo.base | _files_in(path), f"checkpoint {name}").id
+    named |= {name: oid for name, oid in ids.items() if name != "main"}
     if "main" in settings:
-        _point_main(repo, settings["main"])
-    repo.private, repo.gated = settings.get("private", False), settings.get("gated", False)
-    repo.readers = tuple(settings.get("readers", ()))
+        repo.point_main(settings.pop("main"))
+    for name, value in settings.items():
+        setattr(repo, name, value)
     return repo
 
 
-def _begin(repo: Repository) -> dict[str, Blob]:
-    """Make the commit that every repo of the Hub begins with; return its files."""
-    base = {".gitattributes": blob_in_memory(".gitattributes", ATTRIBUTES)}
-    repo.commit(base, "initial commit")
-    return base
-
-
-def _point_main(repo: Repository, revision: str | None) -> None:
-    if revision is not None:
-        repo.branches["main"] = repo.branches.get(revision) or repo.tags[revision]
-        return
-    first = next(iter(repo.commits.values()))
-    readme = blob_in_memory("README.md", f"# {repo.id}\n\nSee the revisions.\n".encode())
-    repo.commit({**first.files, "README.md": readme}, "Say what it is", parent=first.id)
-
-
-def files_in(folder: Path, without: Collection[Path] = ()) -> dict[str, Blob]:
+def _files_in(folder: Path) -> dict[str, Blob]:
     """Return the files below a folder by their paths there."""
-    paths = (p for p in sorted(folder.rglob("*")) if p.is_file() and p not in without)
-    return {path.relative_to(folder).as_posix(): blob_on_disk(path) for path in paths}
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            is_ = path.stat()
+            blob = _on_disk(path, is_.st_size, is_.st_mtime_ns, is_.st_ino)
+            files[path.relative_to(folder).as_posix()] = blob
+    return files
 
 
 # ---------------------------------------------- many names, one folder
 
 
-def add_names(
-    repo: Repository,
+def with_names(
+    id_: str,
     names: Iterable[str],
     folder: Path,
-    *,
-    main: str | None,
+    main: str | None = None,
     aliases: Mapping[str, str] | None = None,
     pretend_nbytes: int | None = None,
-    hashed: bool = True,
-) -> None:
-    """Give a repo a branch per name, each with its own commit; see `Hub.add_names`."""
-    base = _begin(repo)
-    first = repo.branches["main"]
-    weights = sorted(path for path in folder.rglob("*") if path.suffix in WEIGHTS)
-    extents = _extents(weights, pretend_nbytes)
-    shared = base | files_in(folder, without=weights)
-    commits = {}
+) -> Repository:
+    """Return a repo with a branch per name, each with its own commit; see `Hub.add_names`."""
+    repo = Repository(id_)
+    shared = repo.base | _files_in(folder)
+    weights = {path: blob for path, blob in shared.items() if path.endswith(".safetensors")}
+
+    def add(name: str, files: Mapping[str, Blob]) -> None:
+        branch = repo.commit(files, f"checkpoint {name}", parent=repo.first, branch=None)
+        repo.branches[name] = branch.id
+
     for name in names:
         own = {}
-        for path, (header_nbytes, nbytes) in extents.items():
-            inside = path.relative_to(folder).as_posix()
-            contents = Varied(path, f"{repo.key}@{name}/{inside}", header_nbytes, nbytes)
-            made_up = None if hashed and pretend_nbytes is None else _made_up(contents.name)
-            own[inside] = blob_of(path.name, contents, sha256=made_up)
-        title = f"checkpoint {name}"
-        commits[name] = repo.commit(shared | own, title, parent=first, branch=None)
-    repo.branches |= {name: commit.id for name, commit in commits.items()}
+        for path, blob in weights.items():
+            assert isinstance(blob.source, Path)
+            claimed = Blob(blob.source, pretend_nbytes or described_nbytes(blob.source))
+            made_up = hashlib.sha256(f"{repo.key}@{name}/{path}".encode()).hexdigest()
+            own[path] = claimed.named(path, made_up)
+        add(name, shared | own)
     for name, other in (aliases or {}).items():
-        files, title = commits[other].files, f"checkpoint {name}"
-        repo.branches[name] = repo.commit(files, title, parent=first, branch=None).id
-    _point_main(repo, main)
+        add(name, repo.commits[repo.branches[other]].files)
+    repo.point_main(main)
+    return repo
 
 
-def _made_up(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def described_nbytes(path: Path) -> int:
+    """Return how long a safetensors file is by its header."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return int(8 + length + max(ends, default=0))
 
 
-def _extents(weights: list[Path], pretend_nbytes: int | None) -> dict[Path, tuple[int, int]]:
-    """Return where each file's data begins and its size, in proportion to what is pretended."""
-    extents = {path: extent_of(path) for path in weights}
-    if pretend_nbytes is None or not weights:
-        return extents
-    whole, left = sum(nbytes for _, nbytes in extents.values()), pretend_nbytes
-    for path, (header_nbytes, nbytes) in extents.items():
-        share = left if path == weights[-1] else pretend_nbytes * nbytes // whole
-        extents[path] = (header_nbytes, share)
-        left -= share
-    return extents
+def _write_header(path: Path, tensors: Tensors) -> int:
+    """Write a safetensors file that ends behind its header; return what it would be long."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + math.prod(shape) * DTYPE_NBYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    return 8 + len(text) + end
+
+
+def write_headers(folder: Path, tensors: Tensors, shard_nbytes: int) -> int:
+    """Write a sharded checkpoint of headers and its index; return what it would weigh.
+
+    A few kilobytes that describe a model of any size, for `Hub.add_names`.
+    """
+    shards: list[dict[str, tuple[str, tuple[int, ...]]]] = [{}]
+    room = shard_nbytes
+    for name, (dtype, shape) in tensors.items():
+        nbytes = math.prod(shape) * DTYPE_NBYTES[dtype]
+        if nbytes > room and shards[-1]:
+            shards.append({})
+            room = shard_nbytes
+        shards[-1][name] = (dtype, shape)
+        room -= nbytes
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    total = sum(_write_header(folder / n, shard) for n, shard in zip(names, shards, strict=True))
+    weight_map = {t: n for n, shard in zip(names, shards, strict=True) for t in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return total

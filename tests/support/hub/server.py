@@ -10,14 +10,13 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from urllib.parse import unquote
 
-from tests.support.hub import reading, wire, writing
-from tests.support.hub.contents import Kind, Repository
-from tests.support.hub.folders import add_names, repositories_in
-from tests.support.hub.reading import Links
+from tests.support.hub import answers, wire
+from tests.support.hub.folders import Repository, repositories_in, with_names
 from tests.support.hub.wire import Place, RefusedError, Reply, Request, Service, bound, refusal
 
 
@@ -51,49 +50,24 @@ class Hub:
         self.leaks: list[str] = []
         self.errors: list[BaseException] = []
         self.url = self.cdn = ""
-        self.links = Links()
+        self.links = answers.Links()
         self._service: Service | None = None
         self._sockets: list[socket.socket] = []
         self._ports = (0, 0)
-        found = repositories_in(Path(root)) if root else []
+        found = repositories_in(Path(root)) if root else ()
         self.repos: dict[str, Repository] = {repo.key: repo for repo in found}
 
-    def add_names(
-        self,
-        repo_id: str,
-        names: Iterable[str],
-        folder: Path,
-        main: str | None = None,
-        *,
-        kind: Kind = "model",
-        aliases: Mapping[str, str] | None = None,
-        pretend_nbytes: int | None = None,
-        hashed: bool = True,
-    ) -> Repository:
+    def add_names(self, repo: str, names: Iterable[str], folder: Path, **more: Any) -> None:
         """Add a repo with a branch per name, of which each serves the files of one folder.
 
-        Each name has a commit of its own and weights of its own, made from the folder's when they
-        are read (contents.py): valid, finite, near to the original. A safetensors
-        file that ends behind its header (`write_headers`) is served as long as the header says.
-        `aliases` are further names, with commits of their own, that serve another's files. `main`
-        is the name where main points; None is a main with a README alone.
-
-        `pretend_nbytes` is what the weights of one name claim to weigh in all. Headers and ranges
-        can be read then, but the sha256 is made up, as it is if not `hashed`: a download that is
-        checked fails. Otherwise every sha256 is true, which costs reading every name's weights.
+        Each name has a commit of its own and weights with ids of their own, made up. A safetensors
+        file that ends behind its header (`write_headers`) is served as long as the header says, or
+        as `pretend_nbytes` does: headers and ranges can be read, what the file lacks is zero, and a
+        download that is checked fails. `aliases` are further names, with commits of their own, that
+        serve another's files. `main` is the name where main points; None is a main with a README
+        alone.
         """
-        repo = Repository(repo_id, kind)
-        add_names(
-            repo,
-            names,
-            folder,
-            main=main,
-            aliases=aliases,
-            pretend_nbytes=pretend_nbytes,
-            hashed=hashed,
-        )
-        self.repos[repo.key] = repo
-        return repo
+        self.repos[repo] = with_names(repo, names, folder, **more)
 
     def asked(self, pattern: str) -> list[dict[str, Any]]:
         """Return the entries of the log whose `METHOD /path` has the pattern in it."""
@@ -156,14 +130,16 @@ class Hub:
         """Answer one request: the ASGI interface."""
         request = await self._request(scope, receive)
         entry = self._note(request)
-        with contextlib.ExitStack() as stack:
-            stack.push(self._remember)
+        try:
             fault = wire.take(self.faults, request)
             request = replace(request, fault=fault)
             await wire.hold(fault)
             if fault.get("reset") == 0:
                 return wire.reset(send)
             await wire.deliver(send, request, self._answer(request), entry)
+        except Exception as error:
+            self.errors.append(error)
+            raise
 
     async def _request(
         self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]]
@@ -213,15 +189,6 @@ class Hub:
         said = {name: value for name, value in said.items() if name.lower() not in changed}
         return replace(reply, headers=said | request.fault.get("headers", {}))
 
-    def _remember(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, Exception):  # what stops a task is no error
-            self.errors.append(error)
-
 
 # Which address is answered by what. `{revision}` stands for one segment, `{path...}` for all that
 # are left, `{kinds}` for `models` or `datasets`. Segments are split before they are decoded, so a
@@ -230,63 +197,54 @@ class Hub:
 Handler = Callable[[Hub, Request, Place], Reply]
 REPO = "api/{kinds}/{owner}/{name}"
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET", "cdn/{path}", reading.download),
-    ("PUT", "cdn/upload/{path}", reading.upload),
-    ("POST", "cdn/verify", reading.verify),
-    ("GET", "api/whoami-v2", reading.whoami),
-    ("GET", "api/agent-harnesses", reading.harnesses),
-    ("POST", "api/validate-yaml", writing.validate_yaml),
-    ("GET", "api/resolve-cache/{kinds}/{owner}/{name}/{revision}/{path...}", reading.resolve_cache),
-    ("GET", "api/{kinds}", reading.repositories),
-    ("GET", REPO, reading.info),
-    ("GET", REPO + "/revision/{revision}", reading.info),
-    ("GET", REPO + "/refs", reading.refs),
-    ("GET", REPO + "/tree/{revision}/{path...}", reading.tree),
-    ("POST", REPO + "/paths-info/{revision}", reading.paths_info),
-    ("POST", REPO + "/preupload/{revision}", writing.preupload),
-    ("POST", REPO + "/commit/{revision}", writing.create_commit),
-    ("GET", REPO + "/discussions", writing.list_all),
-    ("POST", REPO + "/discussions", writing.create),
-    ("GET", REPO + "/discussions/{number}", writing.details),
-    ("POST", REPO + "/discussions/{number}/merge", writing.merge),
-    ("GET", "{kinds}/{owner}/{name}/resolve/{revision}/{path...}", reading.resolve),
-    ("GET", "{owner}/{name}/resolve/{revision}/{path...}", reading.resolve),
-    ("POST", "{kinds}/{owner}/{name}/info/lfs/objects/batch", writing.lfs_batch),
-    ("POST", "{owner}/{name}/info/lfs/objects/batch", writing.lfs_batch),
+    ("GET", "cdn/{path}", answers.download),
+    ("PUT", "cdn/upload/{path}", answers.upload),
+    ("POST", "cdn/verify", answers.verify),
+    ("GET", "api/whoami-v2", answers.whoami),
+    ("GET", "api/agent-harnesses", answers.harnesses),
+    ("POST", "api/validate-yaml", answers.validate_yaml),
+    ("GET", "api/resolve-cache/{kinds}/{owner}/{name}/{revision}/{path...}", answers.resolve_cache),
+    ("GET", "api/{kinds}", answers.repositories),
+    ("GET", REPO, answers.info),
+    ("GET", REPO + "/revision/{revision}", answers.info),
+    ("GET", REPO + "/refs", answers.refs),
+    ("GET", REPO + "/tree/{revision}/{path...}", answers.tree),
+    ("POST", REPO + "/paths-info/{revision}", answers.paths_info),
+    ("POST", REPO + "/preupload/{revision}", answers.preupload),
+    ("POST", REPO + "/commit/{revision}", answers.create_commit),
+    ("GET", REPO + "/discussions", answers.list_all),
+    ("POST", REPO + "/discussions", answers.create),
+    ("GET", REPO + "/discussions/{number}", answers.details),
+    ("POST", REPO + "/discussions/{number}/merge", answers.merge),
+    ("GET", "{kinds}/{owner}/{name}/resolve/{revision}/{path...}", answers.resolve),
+    ("GET", "{owner}/{name}/resolve/{revision}/{path...}", answers.resolve),
+    ("POST", "{kinds}/{owner}/{name}/info/lfs/objects/batch", answers.lfs_batch),
+    ("POST", "{owner}/{name}/info/lfs/objects/batch", answers.lfs_batch),
 )
+
+
+def _part(found: re.Match[str]) -> str:
+    """Return the expression of a word in a route."""
+    name, slash = found[1], "/" * found[0].startswith("/")
+    if name == "path...":
+        return "(?:/(?P<path>.*))?"
+    return f"{slash}(?P<{name}>{'models|datasets' if name == 'kinds' else '[^/]+'})"
+
+
+PATTERNS = [
+    (method, re.compile(re.sub(r"/?\{(.+?)\}", _part, pattern)), handler)
+    for method, pattern, handler in ROUTES
+]
 
 
 def answer(hub: Hub, request: Request) -> Reply:
     """Return what the Hub says to a request."""
-    method = "GET" if request.method == "HEAD" else request.method
-    for wanted, pattern, handler in ROUTES:
-        words = _match(pattern.split("/"), request.segments) if wanted == method else None
-        if words is not None and request.at_cdn == pattern.startswith("cdn/"):
-            return handler(hub, request, _place(words))
+    method, path = request.method.replace("HEAD", "GET"), request.path.strip("/")
+    for wanted, pattern, handler in PATTERNS:
+        found = pattern.fullmatch(path)
+        if found and wanted == method and request.at_cdn == path.startswith("cdn/"):
+            words: dict[str, Any] = {k: unquote(v or "") for k, v in found.groupdict().items()}
+            kind = words.pop("kinds", "models").removesuffix("s")
+            words["name"] = words.get("name", "").removesuffix(".git")
+            return handler(hub, request, Place(kind, **words))
     raise refusal(404, "Sorry, we can't find the page you are looking for.")
-
-
-def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
-    """Return the words in an address that a pattern names, or None if it is another's."""
-    words: dict[str, str] = {}
-    for place, part in enumerate(pattern):
-        if part.endswith("...}"):
-            return words | {part[1:-4]: "/".join(segments[place:])}
-        if place >= len(segments):
-            return None
-        word = segments[place]
-        if not part.startswith("{"):
-            if word != part:
-                return None
-        elif part == "{kinds}" and word not in ("models", "datasets"):
-            return None
-        else:
-            words[part[1:-1]] = word
-    return words if len(pattern) == len(segments) else None
-
-
-def _place(words: dict[str, Any]) -> Place:
-    kinds = words.pop("kinds", "models")
-    place = Place(**words)
-    name = place.name.removesuffix(".git")
-    return replace(place, kind="dataset" if kinds == "datasets" else "model", name=name)

@@ -24,11 +24,11 @@ import socket
 import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
-from tests.support.hub.contents import Kind
+from tests.support.hub.folders import Kind
 
 Headers = Mapping[str, str | int | None]
 
@@ -44,10 +44,6 @@ class Request:
     body: bytes
     at_cdn: bool
     fault: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def segments(self) -> list[str]:
-        return [unquote(segment) for segment in self.path.strip("/").split("/")]
 
     @property
     def query(self) -> dict[str, str]:
@@ -86,11 +82,9 @@ def as_json(value: object, status: int = 200, headers: Headers | None = None) ->
     return Reply(status, json.dumps(value).encode(), kind | dict(headers or {}))
 
 
-def refusal(
-    status: int, message: str, code: str | None = None, headers: Headers | None = None
-) -> RefusedError:
+def refusal(status: int, message: str, code: str | None = None) -> RefusedError:
     """Return an error in the Hub's shape: the message twice, and a code the client understands."""
-    named: Headers = {"X-Error-Message": message, "X-Error-Code": code, **(headers or {})}
+    named: Headers = {"X-Error-Message": message, "X-Error-Code": code}
     return RefusedError(as_json({"error": message}, status, named))
 
 
@@ -114,9 +108,8 @@ class Place:
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-SELECTS = {"match", "times", "skip"}
-ANSWERS = {"status", "headers", "body", "silent", "until", "norange", "expired"}
-BODIES = {"cut", "reset", "stall", "short", "flip"}
+FAULTS = {"match", "times", "skip", "status", "headers", "body", "silent", "until", "norange",
+          "expired", "cut", "reset", "stall", "short", "flip"}  # fmt: skip
 POLL_SECONDS = 0.005
 FOR_EVER_SECONDS = 86400
 
@@ -125,18 +118,15 @@ def take(faults: list[dict[str, Any]], request: Request) -> dict[str, Any]:
     """Return the fault that applies to a request, counted as used, or nothing."""
     asked = f"{request.method} {request.path}"
     for fault in list(faults):
-        if unknown := set(fault) - SELECTS - ANSWERS - BODIES:
-            raise ValueError(f"unknown keys {sorted(unknown)} in fault {fault}")
-        if fault.get("times", 1) <= 0:
-            continue
-        if not any(re.search(fault["match"], t) for t in (asked, f"{asked}?{request.query_text}")):
-            continue
-        if fault.get("skip", 0) > 0:
-            fault["skip"] -= 1
-            continue
-        if "times" in fault:
-            fault["times"] -= 1
-        return fault
+        assert set(fault) <= FAULTS, fault
+        found = any(re.search(fault["match"], t) for t in (asked, f"{asked}?{request.query_text}"))
+        if found and fault.get("times", 1) > 0:
+            if fault.get("skip", 0) > 0:
+                fault["skip"] -= 1
+                continue
+            if "times" in fault:
+                fault["times"] -= 1
+            return fault
     return {}
 
 
@@ -145,12 +135,9 @@ def injected(fault: dict[str, Any]) -> Reply | None:
     if "status" not in fault and "body" not in fault:
         return None
     body = fault.get("body", {"error": "injected fault"})
-    data = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else None
-    kind = {"Content-Type": "application/json; charset=utf-8"}
-    headers = kind | fault.get("headers", {})
-    return Reply(
-        fault.get("status", 200), json.dumps(body).encode() if data is None else data, headers
-    )
+    body = body.encode() if isinstance(body, str) else body
+    reply = as_json(body if not isinstance(body, bytes) else "", fault.get("status", 200))
+    return replace(reply, body=body) if isinstance(body, bytes) else reply
 
 
 async def hold(fault: dict[str, Any]) -> None:

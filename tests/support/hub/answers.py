@@ -1,4 +1,4 @@
-"""What the Hub tells, and to whom: repos, refs, histories, trees, and the bytes of files.
+"""What the Hub tells, takes, and to whom: repos, refs, trees, bytes, commits and pull requests.
 
 Large files come by a signed link to the CDN. The CDN is another origin, as in life: the client then
 sees the Hub's own headers, and whether it takes a token along is seen here.
@@ -7,6 +7,7 @@ sees the Hub's own headers, and whether it takes a token along is seen here.
 from __future__ import annotations
 
 import base64
+import json
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +15,7 @@ from urllib.parse import parse_qs, quote, urlencode
 
 import yaml
 
-from tests.support.hub.contents import Blob, Commit, Repository, blob_in_memory, pointer
+from tests.support.hub.folders import Blob, Commit, Repository, in_memory, is_large, pointer
 from tests.support.hub.wire import Headers, Place, RefusedError, Reply, Request, as_json, refusal
 
 if TYPE_CHECKING:
@@ -59,24 +60,17 @@ def repository_for(hub: Hub, request: Request, key: str) -> Repository:
     raise refusal(401, "Invalid username or password.", code)
 
 
-def repository_for_bytes(hub: Hub, request: Request, key: str) -> Repository:
-    """Return the repo if whoever asks may read its files; of a gated one the rest is public."""
-    repo, user = repository_for(hub, request, key), user_of(hub, request)
-    if not repo.gated or may_read(repo, user):
-        return repo
-    restricted = f"Access to {repo.kind} {repo.id} is restricted"
+def known_user(hub: Hub, request: Request) -> User:
+    """Return who asks; nobody is refused."""
+    user = user_of(hub, request)
     if user is None:
-        text = " You must have access to it and be authenticated to access it. Please log in."
-        raise refusal(401, f"{restricted}.{text}", "GatedRepo")
-    text = f" and you are not in the authorized list. Visit {hub.url}/{repo.key} to ask for access."
-    raise refusal(403, f"{restricted}{text}", "GatedRepo")
+        raise refusal(401, "Invalid username or password.")
+    return user
 
 
 def writer_of(hub: Hub, request: Request) -> User:
     """Return who asks if the token may write."""
-    user = user_of(hub, request)
-    if user is None:
-        raise refusal(401, "Invalid username or password.")
+    user = known_user(hub, request)
     if user.role == "read":
         raise refusal(403, "You don't have the required permissions to perform this action")
     return user
@@ -90,16 +84,9 @@ def commit_for(repo: Repository, revision: str) -> Commit:
     return commit
 
 
-def timestamp(date: datetime) -> str:
-    """Print a moment as the Hub does."""
-    return date.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-
-
 def whoami(hub: Hub, request: Request, place: Place) -> Reply:
     """Say who a token belongs to."""
-    user = user_of(hub, request)
-    if user is None:
-        raise refusal(401, "Invalid username or password.")
+    user = known_user(hub, request)
     token = {"type": "access_token", "accessToken": {"displayName": "test", "role": user.role}}
     names = {"id": user.name, "name": user.name, "fullname": user.name}
     return as_json({"type": "user", **names, "orgs": [], "auth": token})
@@ -122,8 +109,7 @@ def repositories(hub: Hub, request: Request, place: Place) -> Reply:
         and author in ("", repo.owner.lower())
         and word in repo.id.lower()
     ]
-    limit = int(query.get("limit", hub.page))
-    return _page(hub, request, found, min(limit, hub.page))
+    return _page(hub, request, found)
 
 
 def _summary(repo: Repository) -> dict[str, Any]:
@@ -140,37 +126,17 @@ def info(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json(_summary(repo) | {"sha": commit.id, "siblings": siblings})
 
 
-def front_matter(text: str) -> dict[str, Any]:
-    """Return the metadata that a card begins with."""
-    found = re.match(r"\s*---\s*\n(.*?)\n---\s*(\n|$)", text, re.S)
-    if not found:
-        return {}
-    try:
-        metadata = yaml.safe_load(found[1])
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-    if not isinstance(metadata, dict):
-        raise ValueError("metadata must be a mapping")
-    return metadata
-
-
 def refs(hub: Hub, request: Request, place: Place) -> Reply:
-    """List branches and tags, and pull requests if asked."""
+    """List branches and tags."""
     repo = repository_for(hub, request, place.repo)
-    requests = {n: oid for n, oid in repo.branches.items() if n.startswith("refs/pr/")}
-    branches = {n: oid for n, oid in repo.branches.items() if n not in requests}
-    said: dict[str, Any] = {
-        "branches": [_ref(name, f"refs/heads/{name}", oid) for name, oid in branches.items()],
-        "tags": [_ref(name, f"refs/tags/{name}", oid) for name, oid in repo.tags.items()],
-        "converts": [],
-    }
-    if request.query.get("include_prs"):
-        said["pullRequests"] = [_ref(n.split("/")[-1], n, oid) for n, oid in requests.items()]
-    return as_json(said)
+    branches = {n: oid for n, oid in repo.branches.items() if not n.startswith("refs/pr/")}
 
+    def listed(kind: str, names: dict[str, str]) -> list[dict[str, str]]:
+        ref = f"refs/{kind}/"
+        return [{"name": n, "ref": ref + n, "targetCommit": oid} for n, oid in names.items()]
 
-def _ref(name: str, ref: str, oid: str) -> dict[str, str]:
-    return {"name": name, "ref": ref, "targetCommit": oid}
+    names = {"branches": listed("heads", branches), "tags": listed("tags", repo.tags)}
+    return as_json({**names, "converts": []})
 
 
 def tree(hub: Hub, request: Request, place: Place) -> Reply:
@@ -186,7 +152,7 @@ def tree(hub: Hub, request: Request, place: Place) -> Reply:
         for path in sorted({*commit.files, *commit.folders} - {place.path})
         if path.startswith(prefix) and (deep or "/" not in path[len(prefix) :])
     ]
-    return _page(hub, request, entries, hub.page)
+    return _page(hub, request, entries)
 
 
 def _entry(commit: Commit, path: str) -> dict[str, Any]:
@@ -211,19 +177,15 @@ def paths_info(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json([_entry(commit, path) for path in wanted if path in known])
 
 
-def _page(hub: Hub, request: Request, entries: list[dict[str, Any]], length: int) -> Reply:
+def _page(hub: Hub, request: Request, entries: list[dict[str, Any]]) -> Reply:
     """Return the entries behind the cursor and a link to those that follow."""
-    cursor = base64.b64decode(request.query.get("cursor", ""))
-    start = int(cursor or 0)
-    stop = start + length
-    text = base64.b64encode(str(stop).encode()).decode()
-    more = _next(hub, request, "cursor", text) if stop < len(entries) else None
+    start = int(base64.b64decode(request.query.get("cursor", "")) or 0)
+    stop, more = start + min(int(request.query.get("limit", hub.page)), hub.page), None
+    if stop < len(entries):
+        cursor = base64.b64encode(str(stop).encode()).decode()
+        query = urlencode(request.query | {"cursor": cursor})
+        more = f'<{hub.url}{request.path}?{query}>; rel="next"'
     return as_json(entries[start:stop], headers={"Link": more})
-
-
-def _next(hub: Hub, request: Request, parameter: str, value: str) -> str:
-    query = urlencode(request.query | {parameter: value})
-    return f'<{hub.url}{request.path}?{query}>; rel="next"'
 
 
 def resolve(hub: Hub, request: Request, place: Place) -> Reply:
@@ -242,18 +204,26 @@ def resolve(hub: Hub, request: Request, place: Place) -> Reply:
 def resolve_cache(hub: Hub, request: Request, place: Place) -> Reply:
     """Serve a small file."""
     _, blob, head = _file_at(hub, request, place)
-    name = place.path.rpartition("/")[2]
-    shown = f"inline; filename*=UTF-8''{quote(name)}"
-    return _serve(
-        hub, request, blob, head | {"ETag": f'"{blob.etag}"', "Content-Disposition": shown}
-    )
+    shown = f"inline; filename*=UTF-8''{quote(place.path.rpartition('/')[2])}"
+    head |= {"ETag": f'"{blob.etag}"', "Content-Disposition": shown}
+    return _serve(hub, request, blob, head)
 
 
 def _file_at(
     hub: Hub, request: Request, place: Place
 ) -> tuple[str, Blob, dict[str, str | int | None]]:
-    """Return the repo's id, the file, and the headers of either answer."""
-    repo = repository_for_bytes(hub, request, place.repo)
+    """Return the repo's id, the file, and the headers of either answer.
+
+    Of a gated repo, files are for whom it lets in, and the rest is public.
+    """
+    repo, user = repository_for(hub, request, place.repo), user_of(hub, request)
+    if repo.gated and not may_read(repo, user):
+        text = f"Access to {repo.kind} {repo.id} is restricted"
+        if user is None:
+            text += ". You must have access to it and be authenticated to access it. Please log in."
+            raise refusal(401, text, "GatedRepo")
+        text += f" and you are not in the authorized list. Visit {hub.url}/{repo.key} to ask for it"
+        raise refusal(403, text, "GatedRepo")
     commit = commit_for(repo, place.revision)
     head: dict[str, str | int | None] = {"X-Repo-Commit": commit.id, "Accept-Ranges": "bytes"}
     if place.path not in commit.files:
@@ -287,9 +257,7 @@ class Links:
 def download(hub: Hub, request: Request, place: Place) -> Reply:
     """Serve a large file to whoever has a link."""
     hub.links.check(request)
-    blob = next((r.large[place.path] for r in hub.repos.values() if place.path in r.large), None)
-    if blob is None:
-        raise RefusedError(Reply(404, b"NoSuchKey"))
+    blob = next(r.large[place.path] for r in hub.repos.values() if place.path in r.large)
     return _serve(hub, request, blob, {"ETag": f'"{blob.git_id}"'})  # not the sha256: as in life
 
 
@@ -300,9 +268,8 @@ def verify(hub: Hub, request: Request, place: Place) -> Reply:
 
 def upload(hub: Hub, request: Request, place: Place) -> Reply:
     """Take a large file that a commit will name."""
-    blob = blob_in_memory("upload.bin", request.body)
-    if blob.sha256 != place.path:
-        raise refusal(400, "sha256 mismatch")
+    blob = in_memory("upload.bin", request.body)
+    assert blob.sha256 == place.path
     for repo in hub.repos.values():
         repo.large.setdefault(place.path, blob)
     return Reply(200, b"", {"ETag": '"uploaded"'})
@@ -316,10 +283,151 @@ def _serve(hub: Hub, request: Request, blob: Blob, headers: Headers) -> Reply:
     ranged, start, stop = found and not request.fault.get("norange"), 0, blob.nbytes
     if found and ranged:
         start, stop = int(found[1]), min(stop, int(found[2] or stop) + 1)
-    if ranged and start >= blob.nbytes:
-        raise RefusedError(Reply(416, b"", {"Content-Range": f"bytes */{blob.nbytes}"}))
-    if ranged:
+        if start >= blob.nbytes:
+            raise RefusedError(Reply(416, b"", {"Content-Range": f"bytes */{blob.nbytes}"}))
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{blob.nbytes}"
     stop = min(stop, start + request.fault.get("short", stop))
     headers["Content-Length"] = stop - start
     return Reply(206 if ranged else 200, blob.read(start, stop), headers)
+
+
+# --------------------------------------------------------------------------------------------------
+# What may be written.
+
+
+def open_discussion(
+    repo: Repository, title: str, user: str, *, base: str | None, status: str = "open"
+) -> int:
+    """Open a discussion, or a pull request against a `base`, and return its number."""
+    number = len(repo.discussions) + 1
+    repo.discussions.append(
+        {
+            "title": title,
+            "num": number,
+            "author": {"name": user},
+            "createdAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+            "status": status,
+            "repo": {"name": repo.id, "type": repo.kind},
+            "isPullRequest": base is not None,
+            "filesWithConflicts": [],
+            "changes": {"base": f"refs/heads/{base}"} if base else None,
+            "events": [],
+        }
+    )
+    if base:
+        repo.branches[f"refs/pr/{number}"] = repo.branches[base]
+    return number
+
+
+def list_all(hub: Hub, request: Request, place: Place) -> Reply:
+    """List discussions, pull requests, or both."""
+    repo, kind = repository_for(hub, request, place.repo), request.query.get("type", "all")
+    wanted = [
+        one
+        for one in repo.discussions
+        if kind == "all" or one["isPullRequest"] == (kind == "pull_request")
+    ]
+    count = {"count": len(wanted), "start": 0, "numClosedDiscussions": 0}
+    return as_json({"discussions": wanted, **count})
+
+
+def create(hub: Hub, request: Request, place: Place) -> Reply:
+    """Open what a user asks for."""
+    user, repo = writer_of(hub, request).name, repository_for(hub, request, place.repo)
+    as_request = bool(request.json.get("pullRequest"))
+    base, status = ("main", "draft") if as_request else (None, "open")
+    number = open_discussion(repo, request.json["title"], user, base=base, status=status)
+    return as_json({"num": number, "pullRequest": as_request})
+
+
+def details(hub: Hub, request: Request, place: Place) -> Reply:
+    """Return one discussion with everything that happened in it."""
+    repo = repository_for(hub, request, place.repo)
+    return as_json({**repo.discussions[int(place.number) - 1], "diff": ""})
+
+
+def merge(hub: Hub, request: Request, place: Place) -> Reply:
+    """Move main to a pull request's head."""
+    repo = repository_for(hub, request, place.repo)
+    assert writer_of(hub, request).name == repo.owner
+    head = repo.branches["main"] = repo.branches[f"refs/pr/{place.number}"]
+    found = repo.discussions[int(place.number) - 1]
+    found["status"], found["changes"]["mergeCommitId"] = "merged", head
+    return as_json({})
+
+
+def validate_yaml(hub: Hub, request: Request, place: Place) -> Reply:
+    """Read the metadata with which a card begins."""
+    found = re.match(r"\s*---\s*\n(.*?)\n---\s*(\n|$)", request.json["content"], re.S)
+    assert found and isinstance(yaml.safe_load(found[1]), dict)
+    return as_json({"errors": [], "warnings": []})
+
+
+def preupload(hub: Hub, request: Request, place: Place) -> Reply:
+    """Say which files go into the commit and which to the CDN first."""
+    writer_of(hub, request)
+    commit = commit_for(repository_for(hub, request, place.repo), place.revision)
+    files = []
+    for path, nbytes in ((file["path"], file["size"]) for file in request.json["files"]):
+        mode = "lfs" if is_large(path, nbytes) else "regular"
+        known = {"oid": commit.files[path].etag} if path in commit.files else {}
+        files.append({"path": path, "shouldIgnore": False, "uploadMode": mode, **known})
+    return as_json({"files": files})
+
+
+def lfs_batch(hub: Hub, request: Request, place: Place) -> Reply:
+    """Say where large files are to be uploaded; what is there already needs no upload."""
+    writer_of(hub, request)
+    repo = repository_for(hub, request, place.repo)
+    objects = []
+    for wanted in request.json["objects"]:
+        said = {"oid": wanted["oid"], "size": wanted["size"]}
+        if wanted["oid"] not in repo.large:
+            link = {"href": f"{hub.cdn}/cdn/upload/{wanted['oid']}", "header": {}}
+            verify = {"href": f"{hub.cdn}/cdn/verify", "header": {}}
+            said["actions"] = {"upload": link, "verify": verify}
+        objects.append(said)
+    kind = {"Content-Type": "application/vnd.git-lfs+json"}
+    return as_json({"transfer": "basic", "objects": objects}, headers=kind)
+
+
+def create_commit(hub: Hub, request: Request, place: Place) -> Reply:
+    """Add a commit to a branch, to an own pull request, or as a new one."""
+    user, repo = writer_of(hub, request).name, repository_for(hub, request, place.repo)
+    lines = [json.loads(line) for line in request.body.splitlines() if line.strip()]
+    head = next(line["value"] for line in lines if line["key"] == "header")
+    as_request = request.flag("create_pr")
+    parent, wanted = commit_for(repo, place.revision), head.get("parentCommit")
+    if wanted and not parent.id.startswith(wanted):
+        if not as_request:
+            raise refusal(412, "A commit has happened since. Please refresh and try again.")
+        parent = commit_for(repo, wanted)
+    number = re.fullmatch(r"refs/pr/(\d+)", place.revision)
+    author = repo.discussions[int(number[1]) - 1]["author"]["name"] if number else repo.owner
+    if not as_request and user not in (author, repo.owner):
+        text = "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request"
+        raise refusal(403, text)
+    files = _changed(repo, parent, lines)
+    title, branch, said = head["summary"], place.revision, {}
+    if as_request:
+        opened = open_discussion(repo, title, user, base=place.revision)
+        branch = f"refs/pr/{opened}"
+        said["pullRequestUrl"] = f"{hub.url}/{repo.key}/discussions/{opened}"
+    new = repo.commit(files, title, parent=parent.id, branch=branch)
+    link = f"{hub.url}/{repo.key}/commit/{new.id}"
+    said |= {"commitOid": new.id, "commitUrl": link, "hookOutput": ""}
+    return as_json({"success": True, **said})
+
+
+def _changed(repo: Repository, parent: Commit, lines: list[dict[str, Any]]) -> dict[str, Blob]:
+    """Return the parent's files after the operations of a commit."""
+    files = dict(parent.files)
+    for key, value in ((line["key"], line["value"]) for line in lines):
+        if key == "file":
+            data = base64.b64decode(value["content"])
+            files[value["path"]] = in_memory(value["path"], data)
+        elif key == "lfsFile":
+            files[value["path"]] = repo.large[value["oid"]]
+        elif key == "deletedFile":
+            del files[value["path"]]
+    return files
