@@ -126,20 +126,22 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def qaudit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Return a function that runs the command line with arguments, in this process."""
+    """Return a function that runs the command line in this process, and may expect its code."""
 
     from qaudit.cli import main
     from tests.support.cli import Outcome
 
-    def run(*arguments: object) -> Outcome:
+    def run(*arguments: object, code: int | None = None) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["qaudit", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
             main()
         shown = capsys.readouterr()
-        code = left.value.code
+        end = left.value.code
         assert "Traceback" not in shown.err + shown.out
-        return Outcome(code if isinstance(code, int) else int(bool(code)), shown.out, shown.err)
+        done = Outcome(end if isinstance(end, int) else int(bool(end)), shown.out, shown.err)
+        assert code in (None, done.code), done.err
+        return done
 
     return run
 

@@ -86,8 +86,8 @@ def place(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def scan(place: Path, qaudit: Run) -> Run:
     """Return a function that scans in `place`, with one cheap scheme and short text."""
 
-    def run(*arguments: object) -> Outcome:
-        return qaudit("scan", *QUICK, *arguments)
+    def run(*arguments: object, **expected: int) -> Outcome:
+        return qaudit("scan", *QUICK, *arguments, **expected)
 
     return run
 

@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 import qaudit.errors
 from qaudit.saved.parts import one_writer
 from tests.house.source import modules
-from tests.support.cli import QUICK, TEXT, Run, audit_of, refused
+from tests.support.cli import QUICK, TEXT, Run, audit_of, edited, refused
 from tests.support.models import save_model, save_tokenizer, write_documents
-from tests.support.saved_audits import save
 
 DAMAGED = "download the file again"
 STEP10 = Path("series/step10")
@@ -36,19 +35,7 @@ def change(edit: Callable[[dict[str, torch.Tensor]], object], file: Path = WEIGH
 
 
 def configure(file: Path = CONFIG, **values: object) -> Edit:
-    def edit() -> None:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        file.write_text(json.dumps(config | values), encoding="utf-8")
-
-    return edit
-
-
-def with_tensors(**tensors: torch.Tensor) -> Edit:
-    return lambda: change(lambda own: own.update(tensors))
-
-
-def without(file: Path) -> Edit:
-    return lambda: file.unlink()
+    return lambda: edited(file, **values)
 
 
 def short(file: Path, nbytes: int) -> Edit:
@@ -92,26 +79,26 @@ def add_vision_model() -> None:
 
 
 def share_a_document() -> None:
-    lines = Path("evaluation.jsonl").read_text(encoding="utf-8").splitlines()
-    with Path("calibration.jsonl").open("a", encoding="utf-8") as file:
-        file.write(lines[5])
+    added("calibration", Path("evaluation.jsonl").read_text(encoding="utf-8").splitlines()[5])
 
 
-def add_line(line: str) -> Edit:
-    def add() -> None:
-        with Path("evaluation.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line)
+def added(name: str, line: str) -> int:
+    with Path(f"{name}.jsonl").open("a", encoding="utf-8") as file:
+        return file.write(line)
 
-    return add
+
+def with_nan(folder: Path) -> None:
+    change(lambda tensors: tensors["model.norm.weight"].fill_(torch.nan), folder / WEIGHTS.name)
 
 
 UP, V = "model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.v_proj.weight"
-LOST = "model.layers.1.mlp.up_proj.weight"
+LOST, SIDE = "model.layers.1.mlp.up_proj.weight", "model.layers.0.mlp.side.weight"
 NO_NUMBERS = f"tensor `{V}` in `model.safetensors` holds NaN or infinity"
 RECIPE = "audit.yaml"
 GOOD_RECIPE = file_of(RECIPE, "targets: [series]\n")
 
-REFUSED: list[tuple[Edit | None, str, int, str, str]] = [
+Case = tuple[Edit | None, str, int, str, str]
+REFUSED: list[Case] = [
     # targets
     (None, "serie", 2, "there is no folder `serie`", "did you mean `series`?"),
     (None, "nowhere/at/all", 2, "there is no folder", "name a folder with checkpoints"),
@@ -119,8 +106,8 @@ REFUSED: list[tuple[Edit | None, str, int, str, str]] = [
     (lambda: Path("nothing").mkdir(), "nothing", 2, "`nothing` is empty", "name a folder with"),
     (file_of("other/notes.txt", "hello"), "other", 2, "no checkpoint in `other`", "`config.json`"),
     (None, "calibration.jsonl", 2, "is a file", "`config.json`"),
-    (without(CONFIG), "series/step10", 4, "holds weights and no `config.json`", "`config.json`"),
-    (without(WEIGHTS), "series/step10", 4, "no weights in `series/step10`", "`model.safetensors`"),
+    (CONFIG.unlink, "series/step10", 4, "holds weights and no `config.json`", "`config.json`"),
+    (WEIGHTS.unlink, "series/step10", 4, "no weights in `series/step10`", "`model.safetensors`"),
     (None, "series series/step10", 2, "is given 2 times", "name each of them once"),
     # models
     (add_encoder, "bert", 4, "`BertForMaskedLM`, not a decoder", "predict the next token"),
@@ -158,17 +145,21 @@ REFUSED: list[tuple[Edit | None, str, int, str, str]] = [
         "series/step10", 4, f"no tensor for `{LOST}` in `series/step10`", "incomplete",
     ),
     (
-        with_tensors(**{"model.layers.0.mlp.side.weight": torch.ones(2, 2)}),
-        "series/step10", 4, "step10/config.json` has no place for `model.layers.0.mlp.side.weight`",
+        lambda: change(lambda own: own.update({SIDE: torch.ones(2, 2)})),
+        "series/step10", 4, f"step10/config.json` has no place for `{SIDE}`",
         "belong together",
     ),
     (
-        with_tensors(**{UP: torch.ones(64, 30)}),
+        lambda: change(lambda own: own.update({UP: torch.ones(64, 30)})),
         "series/step10", 4, f"tensor `{UP}` in `series/step10/model.safetensors` is [64, 30]",
         "config",
     ),
     (filled(V, "nan", slice(4, 6)), "series/step10", 4, NO_NUMBERS, "diverged"),
     (filled(V, "inf", slice(4, 6)), "series/step10", 4, "2 of 1024", "diverged"),
+    (
+        lambda: [with_nan(folder) for folder in Path("series").iterdir()],
+        "series", 4, "nothing could be measured", "diverged",
+    ),
     (pickled, "series/step10", 4, "holds pickled weights only", "`--allow-pickle`"),
     # schemes
     *(
@@ -210,7 +201,10 @@ REFUSED: list[tuple[Edit | None, str, int, str, str]] = [
         None, "series --evaluation evaluatoin.jsonl", 2, "no text file `evaluatoin.jsonl`",
         "did you mean `evaluation.jsonl`?",
     ),
-    (add_line("{oops\n"), "series", 2, "line 13 of `evaluation.jsonl` is not JSON", "one object"),
+    (
+        lambda: added("evaluation", "{oops\n"),
+        "series", 2, "line 13 of `evaluation.jsonl` is not JSON", "one object",
+    ),
     (
         file_of("c.jsonl", '{"question": "a", "choices": ["b", "c"]}'),
         "series --set choices=c.jsonl", 2, "no `answer`", '"answer": 0',
@@ -245,6 +239,29 @@ REFUSED: list[tuple[Edit | None, str, int, str, str]] = [
             ("--soup blend(step10+step200)", "there is no merge `blend`", "mean"),
             ("--soup step10=mean(step200+step1000)", "called `step10`", "something else"),
             ("--out=", "`--out` is empty", "name a folder"),
+        )
+    ),
+    *(
+        (None, f"series --soup greedy{soup}", 2, sentence, hint)
+        for soup, sentence, hint in (
+            (":scheme=gptq-2bit(step*)", "searched for at `gptq-2bit`, which is not", "--sch"),
+            (":scheme=gtpq-4bit(step*)", "there is no scheme `gtpq-4bit`", "gptq-4bit"),
+            (":at=gptq-4bit(step*)", "`greedy:at=gptq-4bit` is not a search", "greedy(A+B)"),
+            ("(0.5*step10+0.5*step200)", "takes no weights", "plain mean"),
+            ("(step10)", "has one candidate, `step10`", "two or more"),
+            ("(step10+step10)", "the same weights twice", "leave one"),
+            ("(nothing-*)", "no checkpoint matches `nothing-*`", "there are"),
+            ("", "`greedy` names no checkpoints", "greedy(A+B+C)"),
+            (":scheme=rtn-4bit", "`greedy:scheme=rtn-4bit` names no checkpoints", "(A+B+C)"),
+        )
+    ),
+    *(
+        (None, f"series/step10 --set diagnostics={asked}", 2, sentence, hint)
+        for asked, sentence, hint in (
+            ("weight", "there is no diagnostic `weight`", "did you mean `weights`?"),
+            ("weights:group=big", "`group=big` of `weights` is not a whole", "whole"),
+            ("sensitivity:scheme=bnb-nf4", "no bits to choose", "sensitivity:scheme=gptq-"),
+            ("sensitivity --schemes bnb-nf4", "no scheme of this audit has bits to", "gptq-3bit"),
         )
     ),
     (
@@ -285,40 +302,15 @@ REFUSED: list[tuple[Edit | None, str, int, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("edit", "words", "code", "sentence", "hint"),
-    REFUSED,
-    ids=[f"{words[:30]}: {sentence[:30]}" for _, words, _, sentence, _ in REFUSED],
+    "case", REFUSED, ids=[f"{case[1][:30]}: {case[3][:30]}" for case in REFUSED]
 )
-def test_what_is_wrong_is_refused_in_words(
-    place: Path, qaudit: Run, edit: Edit | None, words: str, code: int, sentence: str, hint: str
-) -> None:
+def test_what_is_wrong_is_refused_in_words(place: Path, qaudit: Run, case: Case) -> None:
+    edit, words, code, sentence, hint = case
     if edit is not None:
         edit()
     usual = TEXT if "--schemes" in words else QUICK
     refused(qaudit("scan", *usual, *words.split()), code, sentence, hint)
     assert not list(place.rglob("audit.json"))
-
-
-@pytest.mark.parametrize(
-    ("command", "sentence", "hint"),
-    [
-        ("report card.md", "`card.md` is not an audit", "an output folder"),
-        ("gate card.md", "`card.md` is not an audit", "an output folder"),
-        ("scan model.gguf", "is a quantized file", "`--shipped model.gguf`"),
-        ("export series --bits 4 --out new", "no audit at `series`", "`qaudit scan series`"),
-        ("export out --bits 4 --out new", "there is no audit at `out`", "an output folder"),
-        ("gate saved --policy series", "`series` is a folder", "explore"),
-        ("scna series", "No such command 'scna'. Did you mean 'scan'?", "`qaudit --help`"),
-    ],
-)
-def test_what_a_first_user_gets_wrong_is_answered_in_their_words(
-    place: Path, qaudit: Run, command: str, sentence: str, hint: str
-) -> None:
-    (place / "card.md").write_text("# A card\n")
-    (place / "model.gguf").write_bytes(b"GGUF")
-    if "saved" in command:
-        save(place / "saved")
-    refused(qaudit(*command.split()), 2, sentence, hint)
 
 
 def test_a_folder_that_is_missing_is_named_before_the_hub_is_asked(place: Path, scan: Run) -> None:
@@ -385,26 +377,19 @@ def test_a_pickle_that_runs_code_is_refused_even_if_trusted(place: Path, scan: R
     assert not (place / "was-run").exists()
 
 
-def _with_a_dead_link(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors").symlink_to("../../blobs/gone")
-
-
-def _with_nan(folder: Path) -> None:
-    change(
-        lambda tensors: tensors["model.norm.weight"].fill_(float("nan")),
-        folder / "model.safetensors",
-    )
+def with_a_dead_link(folder: Path) -> None:
+    (folder / WEIGHTS.name).unlink()
+    (folder / WEIGHTS.name).symlink_to("../../blobs/gone")
 
 
 DAMAGES: list[tuple[Callable[[Path], object], str]] = [
-    (lambda folder: short(folder / "model.safetensors", 60_000)(), "is cut short"),
-    (lambda folder: without(folder / "config.json")(), "no `config.json`"),
-    (lambda folder: short(folder / "config.json", 40)(), "/config.json` "),
-    (lambda folder: without(folder / "model.safetensors")(), "no weights"),
-    (_with_a_dead_link, "no weights"),
+    (lambda folder: short(folder / WEIGHTS.name, 60_000)(), "is cut short"),
+    (lambda folder: (folder / CONFIG.name).unlink(), "no `config.json`"),
+    (lambda folder: short(folder / CONFIG.name, 40)(), "/config.json` "),
+    (lambda folder: (folder / WEIGHTS.name).unlink(), "no weights"),
+    (with_a_dead_link, "no weights"),
     (pickled, "pickled weights only"),
-    (_with_nan, "holds NaN"),
+    (with_nan, "holds NaN"),
 ]
 
 
@@ -429,14 +414,6 @@ def test_damaged_checkpoints_are_skipped_by_name(place: Path, scan: Run, first: 
         assert f"skipped {label}: " in done.err
         assert f"- {label}: " in done.out
     assert done.code == 3
-
-
-def test_a_series_without_one_good_checkpoint(place: Path, scan: Run) -> None:
-    for folder in (place / "series").iterdir():
-        _with_nan(folder)
-    done = scan("series")
-    refused(done, 4, "nothing could be measured", "diverged")
-    assert "step200" in done.err
 
 
 def test_a_folder_of_plain_texts_is_as_many_documents(place: Path, qaudit: Run) -> None:
@@ -472,24 +449,6 @@ def test_an_output_folder_inside_a_checkpoint(place: Path, qaudit: Run, out: str
         done = qaudit(*command, "--out", out + "-new" if out.endswith("new") else f"{out}/new")
         refused(done, 2, "series/step10`, whose files others copy", "outside of it with `--out`")
     assert sorted((place / "series").rglob("*")) == files
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("scan", "series", *QUICK, "--policy", "p" * 5000),
-        ("scan", "t" * 5000, "--dry-run"),
-        ("scan", "series", "--evaluation", "e" * 5000, "--dry-run"),
-        ("gate", "a" * 5000),
-        ("export", "a" * 5000, "--out", "new"),
-    ],
-)
-def test_a_name_that_is_too_long_for_a_file(
-    place: Path, qaudit: Run, command: tuple[str, ...]
-) -> None:
-    done = qaudit(*command)
-    assert (done.code, done.err.count("error: ")) == (2, 1), done.err
-    assert len(done.err) < 8000
 
 
 def raising(error: Exception) -> Callable[..., object]:

@@ -14,7 +14,7 @@ from qaudit.diagnostics.diagnostic import diagnostics
 from qaudit.errors import ModelError
 from qaudit.saved.audits import read_audit
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, TEXT, Run, audit_of, refused
+from tests.support.cli import OUT, Run, audit_of
 
 ONE = ("series/step1000", "--set", "diagnostics=weights")
 PARTS = "sensitivity:layers=1:scheme=rtn-3bit"
@@ -23,8 +23,7 @@ PARTS = "sensitivity:layers=1:scheme=rtn-3bit"
 def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run) -> None:
     assert scan("series/step1000").code == 0
     assert "positions" not in audit_of()["diagnostics"]
-    done = scan(*ONE, "--set", f"diagnostics={PARTS}", "--set", "diagnostics=positions")
-    assert done.code == 0
+    done = scan(*ONE, "--set", f"diagnostics={PARTS}", "--set", "diagnostics=positions", code=0)
     assert "diagnose sensitivity at rtn-3bit: about 17 streams more for each" in _lines(done.err)
     audit = audit_of()
     found = audit["diagnostics"]
@@ -45,8 +44,7 @@ def test_what_ships_is_not_diagnosed_again_where_it_is_rounded_otherwise(
     scan: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qaudit.planning.price.ARITHMETIC", 1)  # of a long scan it is 10 %
-    done = scan("series/step10", "--schemes", "gptq-4bit", "--set", f"diagnostics={PARTS}")
-    assert done.code == 0, done.err
+    scan("series/step10", "--schemes", "gptq-4bit", "--set", f"diagnostics={PARTS}", code=0)
     assert audit_of()["plan"]["otherwise"] is not None
     assert audit_of()["diagnostics"]["sensitivity"][-1]["part"] == "all"
 
@@ -58,26 +56,9 @@ def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
         raise ModelError("it is tied in knots")
 
     monkeypatch.setattr(weights_part, "MEASURE", Measure(fails))
-    done = scan(*ONE)
-    assert done.code == 3
+    done = scan(*ONE, code=3)
     assert "step1000 went without weights: it is tied in knots" in done.err
     assert read_audit(OUT).skipped == ()
-
-
-@pytest.mark.parametrize(
-    ("asked", "scheme", "sentence", "hint"),
-    [
-        ("weight", "rtn-4bit", "there is no diagnostic `weight`", "did you mean `weights`?"),
-        ("weights:group=big", "rtn-4bit", "`group=big` of `weights` is not a whole", "whole"),
-        ("sensitivity:scheme=bnb-nf4", "rtn-4bit", "no bits to choose", "sensitivity:scheme=gptq-"),
-        ("sensitivity", "bnb-nf4", "no scheme of this audit has bits to", "scheme=gptq-3bit"),
-    ],
-)
-def test_what_cannot_be_asked_for_is_refused(
-    place: Path, qaudit: Run, asked: str, scheme: str, sentence: str, hint: str
-) -> None:
-    more = ("--schemes", scheme, "--dry-run", "--set", f"diagnostics={asked}")
-    refused(qaudit("scan", "series/step10", *TEXT, *more), 2, sentence, hint)
 
 
 def test_diagnoses_are_part_of_a_recipe_of_the_environment_and_of_the_price(

@@ -42,8 +42,7 @@ def talks(place: Path) -> Path:
 
 
 def test_conversations_are_scored_by_role_and_once(talks: Path, qaudit: Run) -> None:
-    done = qaudit(*SCAN)
-    assert done.code == 0, done.err
+    qaudit(*SCAN, code=0)
     evidence = {path: path.stat().st_mtime_ns for path in (talks / "out").rglob("*.npz")}
     assert qaudit(*SCAN).code == 0
     assert {path: path.stat().st_mtime_ns for path in (talks / "out").rglob("*.npz")} == evidence
@@ -62,8 +61,7 @@ def test_conversations_are_scored_by_role_and_once(talks: Path, qaudit: Run) -> 
 
 
 def test_strict_warns_of_a_chat_model_that_kl_does_not_rank(talks: Path, qaudit: Run) -> None:
-    done = qaudit(*SCAN[:6], "--schemes", "rtn-8bit", "--policy", "strict", "--out", "out")
-    assert done.code == 0, done.err
+    qaudit(*SCAN[:6], "--schemes", "rtn-8bit", "--policy", "strict", "--out", "out", code=0)
     audit: Any = audit_of(talks / "out")
     assert audit["plan"]["protocol"]["has_chat_template"] is True
     (decision,) = audit["verdict"]["classes"]

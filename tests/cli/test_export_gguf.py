@@ -93,8 +93,7 @@ def test_rows_and_heads_are_where_llama_cpp_has_them(
     save_tokenizer(folder)
     meant = write_gguf(folder, place / "meant.gguf", lambda n: "Q4_0" if "_proj" in n else "F32")
     write_gguf(folder, place / "template.gguf")
-    done = qaudit("export", "own", *TEXT, "--scheme", "gguf-q4_0", *GGUF)
-    assert done.code == 0, done.err
+    qaudit("export", "own", *TEXT, "--scheme", "gguf-q4_0", *GGUF, code=0)
     ours, theirs = (
         {one.name: one for one in gguf.GGUFReader(place / path).tensors}
         for path in ("new/model.gguf", "meant.gguf")
@@ -117,8 +116,7 @@ def test_the_converter_is_run_and_what_it_says_is_passed_on(qaudit: Run, place: 
         "write_gguf(Path(sys.argv[1]), Path(sys.argv[3]))\n"
     )
     command = ("export", *WHERE, "--scheme", "gguf-q8_0", "--format", "gguf", "-q")
-    done = qaudit(*command, "--converter", script, "--out", "new")
-    assert done.code == 0, done.err
+    qaudit(*command, "--converter", script, "--out", "new", code=0)
     assert qaudit("verify", "new").code == 3
     assert not (place / ".new.begun").exists()
     script.write_text("raise SystemExit('BPE pre-tokenizer was not recognized')")

@@ -96,8 +96,7 @@ def test_a_scan_is_planned_first_fetches_weights_once_and_asks_nothing_again(
     hub.log.clear()
     with monkeypatch.context() as patched:
         patched.setenv("HF_HUB_OFFLINE", "1")
-        done = scan(REPO, "--dry-run")
-        assert done.code == 0, done.err
+        done = scan(REPO, "--dry-run", code=0)
         assert f"offline: the revisions of `{REPO}` are those of 20" in done.err
         refused(scan("lab/other"), 4, "`lab/other`", "HF_HUB_OFFLINE")
         done = scan(REPO, "--out", "offline")  # planned, and no weights are here
@@ -105,16 +104,14 @@ def test_a_scan_is_planned_first_fetches_weights_once_and_asks_nothing_again(
         assert "HF_HUB_OFFLINE" in done.err
     assert asked_of(hub) == []
 
-    done = scan(REPO)
-    assert done.code == 0, done.err
+    done = scan(REPO, code=0)
     assert done.err.splitlines()[0] == planned(dry.out)[0]
     lock = json.loads((OUT / "plan.json").read_text(encoding="utf-8"))["resolved"]
     pinned = {c["ref"]["revision"]: c["commit"] for c in lock["checkpoints"]}
     assert pinned["step200"] == commit_of(hub, "step200")
     assert len(weights_asked(hub)) == len(set(weights_asked(hub))) == 3
     hub.log.clear()
-    again = scan(REPO)
-    assert again.code == 0, again.err
+    scan(REPO, code=0)
     assert asked_of(hub) == []
 
 
@@ -138,14 +135,12 @@ def test_a_lock_is_measured_elsewhere_and_a_subject_diagnosed_before_its_weights
 
     further = ("--schemes", "rtn-4bit", "--out")  # the lock says which text
     hub.log.clear()
-    done = qaudit("scan", "out/plan.json", *further, "second")
-    assert done.code == 0, done.err
+    qaudit("scan", "out/plan.json", *further, "second", code=0)
     assert [line for line in asked_of(hub) if "/api/" in line] == []  # no name, no tree
     for checkpoint in read_lock(OUT / "plan.json")[1].checkpoints:
         open_hub().fetcher.weights(checkpoint)
     hub.log.clear()
-    done = qaudit("scan", "out/plan.json", *further, "third")
-    assert done.code == 0, done.err
+    qaudit("scan", "out/plan.json", *further, "third", code=0)
     assert asked_of(hub) == []
     for name in ("second", "third"):
         rows: Any = audit_of(place / name)["measurements"]
@@ -180,8 +175,7 @@ def test_a_lock_is_kept_refused_or_made_anew_where_it_must_be(
     branches = hub.repos[REPO].branches
     was, branches["step10"] = branches["step10"], branches["step200"]
     hub.log.clear()
-    done = scan(*asked, "--schemes", "rtn-3bit")
-    assert done.code == 0
+    scan(*asked, "--schemes", "rtn-3bit", code=0)
     assert not hub.asked("/api/")  # weights that were evicted come again, from where they were
     assert [s["commit"] for s in audit_of()["subjects"]] == [was]
     moved = scan(*asked, "--schemes", "rtn-3bit", "--set", "update=true")
@@ -205,8 +199,7 @@ def test_what_is_kept_is_exported_without_a_download(hub: Hub, qaudit: Run, onli
         weights.unlink()
     hub.log.clear()
     named = ("--subject", "step10", "--scheme", ROUNDED)
-    done = qaudit("export", "out", *named, "--out", "new")
-    assert done.code == 0, done.err
+    done = qaudit("export", "out", *named, "--out", "new", code=0)
     assert "written from the weights that the scan kept" in done.err
     assert asked_of(hub) == []
 
@@ -232,8 +225,7 @@ def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(
     write_c4(online / "root")
     shutil.copytree(place / "series/step10", online / "root" / REPO / "step10")
     hub = serve_root()
-    done = qaudit("scan", f"{REPO}@step10", "--schemes", "rtn-4bit", "--out", "out")
-    assert done.code == 0, done.err
+    qaudit("scan", f"{REPO}@step10", "--schemes", "rtn-4bit", "--out", "out", code=0)
     (fp, _) = audit_of()["measurements"]
     assert fp["documents"] == 10
     lock = json.loads((OUT / "plan.json").read_text(encoding="utf-8"))["resolved"]
@@ -271,8 +263,7 @@ def test_a_revision_that_disappears_after_the_plan_is_skipped(hub: Hub, scan: Ru
     gone = commit_of(hub, "step200")
     missing = {"status": 404, "headers": {"X-Error-Code": "RevisionNotFound"}}
     hub.faults.append({"match": f"/resolve/{gone}/.*safetensors", **missing})
-    done = scan(REPO)
-    assert done.code == 3, done.err
+    done = scan(REPO, code=3)
     audit = audit_of()
     assert {row["subject"] for row in audit["measurements"]} >= {"step10", "step1000"}
     (skipped,) = [row for row in audit["skipped"] if row["subject"] == "step200"]
@@ -284,15 +275,13 @@ def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(hub: Hub,
     assert scan(REPO, "--dry-run").code == 0
     hub.log.clear()
     hub.faults.append({"match": "GET /cdn/", "skip": 1, "status": 503})
-    done = scan(REPO)
-    assert done.code == 4, done.err
+    done = scan(REPO, code=4)
     assert done.err.count("error: ") == 1
     assert len(list((OUT / "evidence").glob("*.npz"))) > 0
     hub.faults.clear()
     fetched = weights_asked(hub)[:1]
     hub.log.clear()
-    again = scan(REPO)
-    assert again.code == 0, again.err
+    scan(REPO, code=0)
     assert not set(fetched) & set(asked_of(hub))  # what was brought is not brought again
     assert len(audit_of()["measurements"]) == 2 * 4
 
@@ -309,8 +298,7 @@ def test_files_of_repositories_are_fetched_verified_and_pinned(
     refused(missing, 4, "there is no file `files/series-Q5_0.gguf`", "files/series-Q")
     both = ("--shipped", "lab/series-GPTQ@v1", "--shipped", gguf.format("Q4_0"))
     refused(scan(base, *both, "--set", "disk_budget=90kB"), 4, "needs", "disk_budget=")
-    done = scan(base, *both, "--set", "disk_budget=1MB")
-    assert done.code == 0, done.err
+    scan(base, *both, "--set", "disk_budget=1MB", code=0)
     rows: Any = audit_of()["measurements"]
     assert [r["scheme"] for r in rows] == ["fp", "rtn-4bit", "series-GPTQ", "series-Q4_0"]
     assert "gguf" in rows[-1]["spec"]
@@ -348,14 +336,12 @@ def test_members_of_a_soup_stay_until_it_is_made_within_a_budget_that_holds_them
     assert weights_in(online / "hf") == []
 
     enough = ("--set", f"disk_budget={budget}B", "--out")
-    done = qaudit("soup", *mix, *enough, "new")
-    assert done.code == 0, done.err
+    qaudit("soup", *mix, *enough, "new", code=0)
     assert sorted(p.name for p in place.glob(".*")) == []
     assert json.loads((place / "new" / "config.json").read_text())
     assert weights_in(online / "hf") == []
     hub.log.clear()
-    done = qaudit("scan", *mix, *QUICK, *enough, "tight")
-    assert done.code == 0, done.err
+    qaudit("scan", *mix, *QUICK, *enough, "tight", code=0)
     assert not audit_of(place / "tight")["skipped"]
     assert weights_in(online / "hf") == []
     sent = [e["path"] for e in hub.asked("GET /cdn/") if e["range"] in (None, "bytes=0-")]
@@ -405,8 +391,7 @@ def test_towers_in_shards_of_their_own_are_downloaded_only_to_be_written_again(
         "step1+step2",
         "--out",
     )
-    done = qaudit("scan", "lab/model", *asked, "out", "--keep", ROUNDED)
-    assert done.code == 0, done.err
+    qaudit("scan", "lab/model", *asked, "out", "--keep", ROUNDED, code=0)
     assert hub.asked(WORDS) and not hub.asked(TOWERS)
     assert {path.name for path in (online / "hf").rglob("*.safetensors")} == {WORDS}
     notes: Any = [n for n in audit_of()["plan"]["notes"] if "not downloaded" in n]
@@ -434,6 +419,5 @@ def test_towers_in_shards_of_their_own_are_downloaded_only_to_be_written_again(
     done = qaudit("verify", "new", "--audit", "out", "--json", "-q")
     assert json.loads(done.out)["differences"] == []
     hub.log.clear()
-    done = qaudit("soup", "lab/model", "--soup", "step1+step2", "--out", "soup")
-    assert done.code == 0, done.err
+    qaudit("soup", "lab/model", "--soup", "step1+step2", "--out", "soup", code=0)
     assert hub.asked(TOWERS)  # of the other member

@@ -67,8 +67,7 @@ def test_a_gate_reads_imported_tasks_by_their_evidence_and_refuses_what_was_edit
 ) -> None:
     rule = '{name: answers, metric: flips, margin: "5%", tasks: worst}'
     (place / "policy.yaml").write_text(f"rules:\n  - {rule}\n", "utf-8")
-    gate = qaudit("gate", "out", "--policy", "policy.yaml")
-    assert gate.code == 1
+    gate = qaudit("gate", "out", "--policy", "policy.yaml", code=1)
     assert "flips" in gate.out
     whole = (OUT / "audit.json").read_text("utf-8")
     for name, value in (("imported", ""), ("right_to_wrong", 0)):
@@ -125,8 +124,7 @@ def test_what_cannot_be_imported_is_refused_in_words(place: Path, qaudit: Run) -
 
 def test_several_schemes_are_compared_with_one_base(place: Path, qaudit: Run) -> None:
     both = ("--quantized", "rtn-4bit=answers/base", "--quantized", "rtn-3bit:group=16=answers/q3")
-    done = qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT)
-    assert done.code == 0, done.err
+    qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT, code=0)
     rows = tasks(OUT)
     assert rows["rtn-4bit", "choice"]["right_to_wrong"] == 0
     assert rows["rtn-3bit:group=16", "choice"]["right_to_wrong"] == 5

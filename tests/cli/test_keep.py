@@ -31,8 +31,7 @@ KEPT = "written from the weights that the scan kept"
 
 
 def export(qaudit: Run, out: str, subject: str = "step200") -> Outcome:
-    done = qaudit("export", "out", "--subject", subject, "--scheme", GPTQ, "--out", out)
-    assert done.code == 0, done.err
+    done = qaudit("export", "out", "--subject", subject, "--scheme", GPTQ, "--out", out, code=0)
     return done
 
 
@@ -47,8 +46,7 @@ def kept(out: Path) -> list[Path]:
 def test_what_is_named_is_kept_and_exported_without_checkpoints_unless_it_was_changed(
     qaudit: Run, place: Path
 ) -> None:
-    done = qaudit(*SCAN, "--keep", f"{GPTQ},{RTN}", "--soup", "late=last:2")
-    assert done.code == 0
+    done = qaudit(*SCAN, "--keep", f"{GPTQ},{RTN}", "--soup", "late=last:2", code=0)
     whole = place / "out" / "evidence" / "kept"
     assert len(list(whole.iterdir())) == 12  # of four subjects both schemes, and the rest
     nbytes = sum(path.stat().st_size for path in whole.glob("*/*"))
@@ -93,8 +91,7 @@ def test_damage_in_what_is_kept_ends_in_a_sentence(tmp_path: Path, about: str) -
 
 
 def test_what_was_measured_without_keep_is_not_measured_again(qaudit: Run, exported: Path) -> None:
-    done = qaudit("scan", *AUDITED, "--keep", ROUNDED)
-    assert done.code == 0
+    done = qaudit("scan", *AUDITED, "--keep", ROUNDED, code=0)
     assert f"at {ROUNDED} are not kept" in done.err
     assert not kept(Path("out"))
 
@@ -183,8 +180,7 @@ def test_a_subject_that_is_killed_goes_on_at_its_block_with_experts_tasks_and_ro
         return blocks_of(self, first)
 
     monkeypatch.setattr(BlockModel, "blocks", blocks)
-    done = qaudit(*scan)
-    assert done.code == 0, done.err
+    qaudit(*scan, code=0)
     assert begun[0] == 1
     assert not passes.exists()
     assert qaudit(*scan, "--out", "whole").code == 0

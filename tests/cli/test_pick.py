@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from qaudit.core.statistics import BINS
 from qaudit.types import Fidelity, Measurement
 from tests.support import sample, saved_audits
-from tests.support.cli import ROUNDED, Run, audit_of, refused
+from tests.support.cli import ROUNDED, Run, audit_of
 from tests.support.saved_audits import save
 
 pytestmark = pytest.mark.usefixtures("exported")
@@ -30,8 +29,7 @@ def test_a_pick_says_what_why_and_what_would_change_it(qaudit: Run) -> None:
     assert "at rtn-3bit:group=32 has the lowest quantized loss" in " ".join(done.out.split())
     assert "nats per token" in done.out
     assert "yes" in done.out.split()
-    front = qaudit("pick", "out", "--objective", "pareto")
-    assert front.code == 0
+    front = qaudit("pick", "out", "--objective", "pareto", code=0)
     assert front.out.startswith("On the front: nothing with fewer bits is better.")
 
 
@@ -48,8 +46,7 @@ def test_card_pick_and_gate_have_one_verdict(qaudit: Run) -> None:
     three = picked(qaudit, "--bits", "3")
     assert [one["bit_class"] for one in three["verdict"]["classes"]] == ["3"]
     assert three["pick"]["scheme"] == "rtn-3bit:group=32"
-    eight = qaudit("gate", "out", "--bits", "8", "--format", "json")
-    assert eight.code == 3
+    eight = qaudit("gate", "out", "--bits", "8", "--format", "json", code=3)
     assert json.loads(eight.out)["classes"][0]["subject"] is None
 
 
@@ -68,37 +65,6 @@ def test_two_audits_of_the_same_text_are_picked_from_together(qaudit: Run) -> No
     done = qaudit("pick", "one", "two", "--policy", "explore", "--json")
     pick = json.loads(done.out)["pick"]
     assert {pick["subject"], pick["runner_up"]} == {"stage2-ingredient3-step1000", "soup"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "sentence", "hint"),
-    [
-        (("out", "--objective", "los"), 2, "there is no objective `los`", "loss"),
-        (("out", "--objective", "loss@gptq-2bit"), 2, "nothing was measured at `gptq-2bit`", "rtn"),
-        (("out", "out"), 2, "an audit is named twice", "once"),
-        (("out", "--bits", "4bit"), 2, "`4bit` of `--bits` is not a number of bits", "4,3"),
-        (("out", "--policy", "relase"), 2, "there is no policy `relase`", "release"),
-        (("nowhere",), 2, "there is no folder `nowhere`", ""),
-        (("qaudit-out/none",), 2, "there is no folder `qaudit-out/none`", ""),
-    ],
-)
-def test_what_cannot_be_picked_is_refused(
-    qaudit: Run, arguments: tuple[str, ...], code: int, sentence: str, hint: str
-) -> None:
-    refused(qaudit("pick", *arguments), code, sentence, hint)
-
-
-def test_audits_on_other_text_or_in_other_precision_are_refused_by_name(qaudit: Run) -> None:
-    for name, documents in (("fewer", 12), ("more", 16)):
-        save(Path(name), documents=documents)
-    refused(qaudit("pick", "fewer", "more"), 2, "were measured on different documents", "same")
-    shutil.copytree("out", "other")
-    audit = audit_of(Path("other"))
-    dtype = audit["plan"]["dtype"]  # float32, or bfloat16 where there is a GPU
-    audit["plan"]["dtype"] = "float16"
-    Path("other/audit.json").write_text(json.dumps(audit))
-    done = qaudit("pick", "out", "other")
-    refused(done, 2, f"`out` was measured with dtype {dtype} and `other` with float16", "alike")
 
 
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (0.01, 3)])

@@ -48,8 +48,7 @@ def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) ->
              for k in range(12)]  # fmt: skip
     (place / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
     with_items = (*REFERENCE, "--set", "choices=items.jsonl")
-    done = scan(*with_items)
-    assert done.code == 0, done.err
+    scan(*with_items, code=0)
     rows = rows_of(place / "out")
     with torch.no_grad():
         assert rows["step200", "fp"]["reference_kl"] == pytest.approx(
@@ -69,8 +68,7 @@ def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) ->
     assert b["drop"] is None
     assert b["reference_drop"] == pytest.approx(a["accuracy"] - b["accuracy"])
     assert tasks["step10", "rtn-4bit"]["reference_flips"] == tasks["step10", "rtn-4bit"]["flips"]
-    again = scan(*with_items)
-    assert again.code == 0
+    scan(*with_items, code=0)
     assert rows_of(place / "out") == rows  # from disk
     # No other number moves.
     assert scan(PARENT, CHILD, "--out", "alone").code == 0
@@ -99,8 +97,7 @@ def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run) 
     soup = ("--soup", "step10+step200", "--set", "reference=mean(step10+step200)", "--out", "soup")
     written = ("merged", "--set", "reference=merged", "--out", "written")
     for more in (soup, written):
-        done = qaudit("scan", *targets, *QUICK, "--set", "evaluation_documents=4", *more)
-        assert done.code == 0, done.err
+        qaudit("scan", *targets, *QUICK, "--set", "evaluation_documents=4", *more, code=0)
     both = [rows_of(place / name) for name in ("soup", "written")]
     for key in [(name, scheme) for name in ("step10", "step200") for scheme in ("fp", "rtn-4bit")]:
         assert both[0][key]["reference_kl"] == both[1][key]["reference_kl"] > 0
@@ -112,8 +109,7 @@ def test_a_reference_that_cannot_be_compared_with_is_refused_by_name(
     done = scan(PARENT, "--set", f"reference={CHILD}")
     refused(done, 2, f"the reference `{CHILD}` is not", "as a target")
     save_tokenizer(save_model(place / "shallow", 3, num_hidden_layers=1))
-    done = scan("shallow", CHILD, "--set", "reference=shallow")
-    assert done.code == 3, done.err
+    scan("shallow", CHILD, "--set", "reference=shallow", code=3)
     (skipped,) = audit_of(place / "out")["skipped"]
     assert skipped["subject"] == "step200"
     assert "the reference `shallow` is a `llama` of 1 blocks" in skipped["reason"]

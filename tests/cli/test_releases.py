@@ -113,8 +113,7 @@ def test_a_family_is_audited_along_its_schedule(
     serve_root()
     targets = [f"{release.repo}@{revision}" for revision in release.rates]
     options = ["--set", "context=32", *(["--allow-pickle"] if release.pickled else [])]
-    done = qaudit("scan", *targets, *QUICK, *options)
-    assert done.code == 0, done.err
+    qaudit("scan", *targets, *QUICK, *options, code=0)
     audit: Any = audit_of()
     label = audit["subjects"][0]["label"]
     first = [row for row in audit["measurements"] if row["subject"] == label]
@@ -141,8 +140,7 @@ def test_a_release_is_audited_from_the_hub_and_exported(
     folder = released.save(online / "root" / "org" / "model" / "main", family)
     save_tokenizer(folder)
     serve_root()
-    done = qaudit("scan", "org/model", *QUICK, "--set", "context=32", "--schemes", SCHEMES)
-    assert done.code == 0, done.err
+    qaudit("scan", "org/model", *QUICK, "--set", "context=32", "--schemes", SCHEMES, code=0)
     rows: Any = audit_of()["measurements"]
     full, rtn, gptq = (next(r for r in rows if r["scheme"].startswith(s)) for s in ("fp", "r", "g"))
     assert full["ce"] == pytest.approx(released.plain_loss(folder, family), abs=1e-5)
@@ -157,8 +155,7 @@ def test_a_release_is_audited_from_the_hub_and_exported(
     if family in ("gpt_oss", "gemma3"):
         return
     named = ("--subject", "model", "--scheme", "gptq-4bit:group=32", "--out", "exported")
-    done = qaudit("export", "out", *named)
-    assert done.code == 0, done.err
+    qaudit("export", "out", *named, code=0)
 
 
 def test_a_model_that_cannot_be_opened_is_refused_before_its_weights_come(

@@ -66,8 +66,7 @@ def test_only_trees_that_are_selected_or_asked_for_are_read_and_kept(hub: Hub, q
     qaudit("series", "o/run", "--set", "last=3")
     assert calls(hub) == {"refs": 3, "tree": 13}  # main and step40000 are known by now
 
-    done = qaudit("series", "o/run", "--check")
-    assert done.code == 0
+    done = qaudit("series", "o/run", "--check", code=0)
     assert calls(hub) == {"refs": 4, "tree": 41}
     assert f"{len(NAMES)} checked" in done.out
     assert "1 the same weights: step7000, step40000" in done.out
@@ -129,8 +128,7 @@ def test_a_walk_that_is_stopped_keeps_what_it_read(
 def test_a_tree_that_is_refused_leaves_the_others(hub: Hub, qaudit: Run) -> None:
     commit = hub.repos["o/run"].branches["step3000"]
     hub.faults.append({"match": f"tree/{commit}", "status": 404, "times": 99})
-    done = qaudit("series", "o/run", "--check", "--all")
-    assert done.code == 3
+    done = qaudit("series", "o/run", "--check", "--all", code=3)
     assert "40 checked" in done.out
     assert "1 of the trees could not be read:" in done.err
     assert row_of("step3000", done.out)[-1] == "-"
@@ -155,8 +153,7 @@ def test_what_selects_nothing_is_refused(
 
 
 def test_the_demo_is_shown_without_a_hub(qaudit: Run) -> None:
-    done = qaudit("series", "demo")
-    assert done.code == 0
+    done = qaudit("series", "demo", code=0)
     assert "* stage2-ingredient3-step1000" in done.out
     assert done.err == ""
 
@@ -194,8 +191,7 @@ def test_a_type_that_cannot_be_opened_is_shown_with_its_reason(
 ) -> None:
     released.save(tmp_path / "runs" / "step10", "jetmoe")
     monkeypatch.chdir(tmp_path)
-    done = qaudit("series", "runs")
-    assert done.code == 0, done.err
+    done = qaudit("series", "runs", code=0)
     assert "`step10` cannot be audited" in done.out and "would not be quantized" in done.out
     done = qaudit("series", "runs", "--json")
     assert "would not be quantized" in json.loads(done.out)["refusals"][0]
@@ -213,8 +209,7 @@ def audit(tmp_path: Path) -> Path:
 def test_the_unmeasured_checkpoints_are_named_with_what_is_predicted(
     qaudit: Run, audit: Path
 ) -> None:
-    done = qaudit("series", "demo", "--after", audit, "--json")
-    assert done.code == 0
+    done = qaudit("series", "demo", "--after", audit, "--json", code=0)
     found = json.loads(done.out)
     names = {row["label"] for row in found["prospects"]}
     assert names == {"stage1-step1750", "stage1-step4000", "stage2-ingredient1-step750"}

@@ -39,8 +39,7 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
     copy(place, "model-GPTQ")
     copy(place, "model-AWQ", "awq", scale=2.0)
     both = ("--shipped", "model-GPTQ", "--shipped", "model-AWQ")
-    done = scan(BASE, *both)
-    assert done.code == 0, done.err
+    scan(BASE, *both, code=0)
     audit = audit_of()
     rows = {row["scheme"]: row for row in audit["measurements"]}
     assert list(rows) == ["fp", "rtn-4bit", "model-GPTQ", "model-AWQ"]
@@ -72,8 +71,7 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
 def test_the_same_codes_diverge_alike_in_any_format(place: Path, qaudit: Run) -> None:
     copy(place, "model-GPTQ")
     copy(place, "model-torchao", "torchao")
-    done = qaudit(*ALONE, "--shipped", "model-GPTQ", "--shipped", "model-torchao")
-    assert done.code == 0, done.err
+    qaudit(*ALONE, "--shipped", "model-GPTQ", "--shipped", "model-torchao", code=0)
     rows = {row["scheme"]: row for row in audit_of()["measurements"]}
     assert rows["model-torchao"]["kl"] == rows["model-GPTQ"]["kl"] > 0
 
@@ -110,8 +108,7 @@ def test_a_changed_file_is_measured_again_and_one_that_breaks_is_skipped_by_name
     assert scan(BASE, "--shipped", "model-GPTQ").code == 0
     assert audit_of()["measurements"][-1]["kl"] > before
     changed(folder, "0.mlp.up_proj.scales", lambda t: t * 0)
-    done = scan(BASE, "--shipped", "model-GPTQ", "--out", "again")
-    assert done.code == 3, done.err
+    done = scan(BASE, "--shipped", "model-GPTQ", "--out", "again", code=3)
     audit = audit_of(place / "again")
     assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-4bit"]
     (skipped,) = audit["skipped"]
@@ -135,8 +132,7 @@ def test_a_broken_file_is_named_with_what_was_seen(
 ) -> None:
     copy(place, "whole", bits=bits)
     breakage(copy(place, "broken", bits=bits))
-    done = qaudit(*ALONE, "--shipped", "broken", "--shipped", "whole")
-    assert done.code == 0, done.err
+    qaudit(*ALONE, "--shipped", "broken", "--shipped", "whole", code=0)
     audit = audit_of()
     whole, broken = audit["diagnostics"]["shipped"]
     assert (whole["scheme"], whole["looks_broken"]) == ("whole", [])
@@ -152,8 +148,7 @@ def test_a_broken_file_is_named_with_what_was_seen(
 def test_a_base_may_be_quantized_itself_and_measured_in_parts(place: Path, qaudit: Run) -> None:
     copy(place, "model-GPTQ")
     asked = (*TEXT, "model-GPTQ", "--schemes", "none", "--out")
-    done = qaudit("scan", *asked, "alone")
-    assert done.code == 0, done.err
+    qaudit("scan", *asked, "alone", code=0)
     audit = audit_of(place / "alone")
     (row,) = audit["measurements"]
     assert (row["subject"], row["scheme"]) == ("model-GPTQ", "model-GPTQ")
@@ -184,8 +179,7 @@ def gguf_copy(place: Path, name: str = "model-Q4_0.gguf", kind: str = "Q4_0") ->
 
 def test_a_gguf_file_is_measured_as_the_scheme_whose_bytes_it_has(place: Path, scan: Run) -> None:
     gguf_copy(place)
-    done = scan(BASE, "--schemes", "gguf-q4_0", "--shipped", "model-Q4_0.gguf")
-    assert done.code == 0, done.err
+    scan(BASE, "--schemes", "gguf-q4_0", "--shipped", "model-Q4_0.gguf", code=0)
     audit = audit_of()
     rows = {row["scheme"]: row for row in audit["measurements"]}
     own, file = rows["gguf-q4_0"], rows["model-Q4_0"]
@@ -197,8 +191,7 @@ def test_a_gguf_file_is_measured_as_the_scheme_whose_bytes_it_has(place: Path, s
 
 def test_a_gguf_file_is_judged_in_the_class_that_it_claims(place: Path, qaudit: Run) -> None:
     gguf_copy(place, "model-Q4_K_M.gguf", "Q5_0")  # as rows of small models fall back
-    done = qaudit(*ALONE, "--shipped", "model-Q4_K_M.gguf")
-    assert done.code == 0, done.err
+    done = qaudit(*ALONE, "--shipped", "model-Q4_K_M.gguf", code=0)
     audit = audit_of()
     (decision,) = audit["verdict"]["classes"]
     (row,) = (row for row in audit["measurements"] if row["scheme"] == "model-Q4_K_M")
@@ -355,8 +348,7 @@ def test_the_codes_of_a_release_are_those_of_its_gguf_file(place: Path, qaudit: 
     ships, _ = quantized_bases.write(place, "gpt-oss", place / BASE)
     write_gpt_oss(ships, place / "gpt-oss.gguf")
     options = ("--schemes", "none", "--shipped", "gpt-oss.gguf", "--out", "out")
-    done = qaudit("scan", ships, *TEXT, *options)
-    assert done.code == 0, done.err
+    qaudit("scan", ships, *TEXT, *options, code=0)
     rows = {row["scheme"]: row for row in audit_of()["measurements"]}
     assert rows["gpt-oss"]["ce"] == rows["fp"]["ce"]
     assert rows["gpt-oss"]["kl"] == pytest.approx(0, abs=1e-9)
@@ -371,8 +363,7 @@ def test_a_gguf_file_of_a_wrapper_s_text_is_measured(place: Path, qaudit: Run) -
     kind = "Q8_0"
     meant = write_gguf(text, place / "text.gguf", lambda n: kind if "_proj" in n else "F32")
     options = ("--set", "context=32", "--schemes", "none", "--out", "out")
-    done = qaudit("scan", wrapper, "--shipped", "text.gguf", *TEXT, *options)
-    assert done.code == 0, done.err
+    qaudit("scan", wrapper, "--shipped", "text.gguf", *TEXT, *options, code=0)
     rows = {row["scheme"]: row for row in audit_of()["measurements"]}
     assert rows["fp"]["ce"] == pytest.approx(released.plain_loss(wrapper, "gemma3"), abs=1e-5)
     save_file(meant, text / "model.safetensors", metadata={"format": "pt"})
@@ -448,8 +439,7 @@ def test_a_base_that_ships_quantized_is_diagnosed_and_exported_as_what_it_means(
 def test_files_are_compared_with_a_base_that_ships_quantized(place: Path, scan: Run) -> None:
     quantized_copy(place / BASE, place / "model-GPTQ", "gptq", bits=8)
     quantized_copy(place / BASE, place / "model-AWQ", "awq")
-    done = scan("model-GPTQ", "--shipped", "model-AWQ")
-    assert done.code == 0, done.err
+    scan("model-GPTQ", "--shipped", "model-AWQ", code=0)
     rows = rows_of(OUT)
     assert list(rows) == ["fp", "rtn-4bit", "model-AWQ"]
     assert rows["model-AWQ"]["kl"] > 0

@@ -74,8 +74,7 @@ def fetched(hub: Hub) -> list[str]:
 def test_only_the_splits_that_are_read_come_from_the_hub_and_other_runs_and_parts_ask_for_none(
     hub: Hub, scan: Run, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = scan("--tasks", TASKS)
-    assert done.code == 0, done.err
+    scan("--tasks", TASKS, code=0)
     paths = {path.partition("/resolve/")[2].partition("/")[2] for path in fetched(hub)}
     wanted = {"data/train-", "data/validation-", "ARC-Easy/train-", "ARC-Easy/test-"}
     assert {path.partition("00000")[0] for path in paths} == {*wanted, "README.md", "pqal.zip"}
@@ -124,8 +123,7 @@ def test_tasks_whose_data_fail_are_skipped_and_cost_the_others_nothing_later(
 ) -> None:
     hub.faults.append({"match": r"piqa/resolve/.*validation", "status": 404})
     hub.faults.append({"match": r"pqal.zip", "reset": 0})
-    first = scan("--tasks", TASKS)
-    assert first.code == 3, first.err
+    scan("--tasks", TASKS, code=3)
     assert skipped(Path("out")).keys() == {"task piqa", "task pubmedqa"}
     assert "data cannot be had" in skipped(Path("out"))["task piqa"]
     assert {task for _, task in rows(Path("out"))} == {"arc_easy"}
@@ -143,8 +141,7 @@ def test_tasks_whose_data_fail_are_skipped_and_cost_the_others_nothing_later(
 def test_shipped_files_answer_the_same_items(place: Path, scan: Run, qaudit: Run) -> None:
     quantized_copy(place / "model", place / "model-GPTQ", "gptq", bits=2)
     data = ("--tasks", "arc_easy,mmlu_anatomy", "--set", "task_data=data", "--set", "task_items=4")
-    done = scan(*data, "--shipped", "model-GPTQ")
-    assert done.code == 0, done.err
+    scan(*data, "--shipped", "model-GPTQ", code=0)
     found = rows(Path("out"))
     assert {scheme for scheme, _ in found} == {"fp", "rtn-3bit", "model-GPTQ"}
     for task in ("arc_easy", "mmlu_anatomy", "mean"):
@@ -154,8 +151,7 @@ def test_shipped_files_answer_the_same_items(place: Path, scan: Run, qaudit: Run
         assert own["flips"] is not None
     assert "`arc_easy`" in whole_at(Path("out"))
     alone = ("scan", "model-GPTQ", "--schemes", "none", "--out", "alone")
-    done = qaudit(*alone, *TEXT, *data)
-    assert done.code == 0, done.err
+    qaudit(*alone, *TEXT, *data, code=0)
     by_itself = rows(Path("alone"))["model-GPTQ", "arc_easy"]
     assert by_itself["accuracy"] == found["model-GPTQ", "arc_easy"]["accuracy"]
     assert by_itself["drop"] is None
@@ -227,8 +223,7 @@ def test_a_split_that_is_missing_and_a_script_are_refused_or_leave_the_other_tas
     refused(scan("--tasks", "piqa"), 4, no_split, "leave")
     refused(scan("--tasks", "sciq"), 4, no_script, "task_data=")
     assert not Path("out/audit.json").exists()
-    done = scan("--tasks", "piqa,sciq,arc_easy")
-    assert done.code == 3, done.err
+    scan("--tasks", "piqa,sciq,arc_easy", code=3)
     assert {task for _, task in rows(Path("out"))} == {"arc_easy"}
     assert no_split in skipped(Path("out"))["task piqa"]
     assert no_script in skipped(Path("out"))["task sciq"]
@@ -240,8 +235,7 @@ def test_items_of_tasks_are_published_and_those_that_lose_their_beginning_are_co
     scan: Run, tmp_path: Path
 ) -> None:
     options = ("--set", "task_data=data", "--set", "context=64")
-    done = scan("--tasks", "arc_easy,piqa", *options)
-    assert done.code == 0, done.err
+    scan("--tasks", "arc_easy,piqa", *options, code=0)
     plan: Any = audit_of()["plan"]
     notes = " ".join(plan["protocol"]["notes"])
     assert "piqa: 12 of 12 options lost the beginning of their context" in notes
@@ -275,7 +269,6 @@ def test_items_without_a_context_need_bos_or_eos(scan: Run, place: Path, kinds: 
 
 
 def test_tasks_are_listed_with_what_they_cost(qaudit: Run) -> None:
-    listed = qaudit("list", "tasks")
-    assert listed.code == 0
+    listed = qaudit("list", "tasks", code=0)
     assert "paper-a" in listed.out
     assert "14,042 items of 4 options" in listed.out

@@ -86,8 +86,7 @@ def test_adapters_of_a_run_are_a_series_that_is_merged_as_peft_merges(
     from transformers import AutoModelForCausalLM
 
     both, half = "both=checkpoint-1+checkpoint-2", "half=step10+checkpoint-2"
-    done = scan("run", BASE, "--soup", both, "--soup", half)
-    assert done.code == 0
+    done = scan("run", BASE, "--soup", both, "--soup", half, code=0)
     assert "run holds the weights of checkpoint-2: one row for both" in " ".join(done.err.split())
     assert "QA015" not in done.err
     with warnings.catch_warnings(action="ignore"):

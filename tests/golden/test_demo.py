@@ -77,8 +77,7 @@ def options(folder: Path) -> list[object]:
 def test_two_ingredients_their_soup_and_a_gate(
     qaudit: Run, without_pictures: None, tmp_path: Path
 ) -> None:
-    done = qaudit("scan", "demo", *options(tmp_path), "--out", tmp_path / "out")
-    assert done.code == 0, done.err
+    qaudit("scan", "demo", *options(tmp_path), "--out", tmp_path / "out", code=0)
     check_losses(tmp_path / "out", TWO["ce"])
 
     policy, answer = tmp_path / "policy.yaml", tmp_path / "gate.json"
@@ -106,8 +105,7 @@ def test_a_series_on_the_hub(
     settings(online / "root" / REPO, branch_per_revision=True, main=None)
     monkeypatch.setenv("HF_ENDPOINT", serve(online / "root").url)
     scan = ["scan", REPO, "--set", "family=demo", *options(tmp_path), "--out", tmp_path / "out"]
-    done = qaudit(*scan)
-    assert done.code == 0, done.err
+    qaudit(*scan, code=0)
     check_losses(tmp_path / "out", TWO["ce"])
 
 
@@ -115,6 +113,5 @@ def test_a_series_on_the_hub(
 @same_python
 @pytest.mark.slow
 def test_the_whole_demo(qaudit: Run, without_pictures: None, tmp_path: Path) -> None:
-    done = qaudit("scan", "demo", "--set", "dtype=float32", "--out", tmp_path / "out")
-    assert done.code == 0, done.err
+    qaudit("scan", "demo", "--set", "dtype=float32", "--out", tmp_path / "out", code=0)
     check_losses(tmp_path / "out", RECORD["demo"]["ce"])

@@ -78,6 +78,29 @@ def audit_of(folder: Path = OUT) -> dict[str, Any]:
     return json.loads((folder / "audit.json").read_text(encoding="utf-8"))
 
 
+def cells(folder: Path = OUT, part: str = "measurements") -> dict[tuple[str, str], Any]:
+    """Return rows of the audit in an output folder, by subject and scheme."""
+    return {(row["subject"], row["scheme"]): row for row in audit_of(folder)[part]}
+
+
+def edited(
+    file: Path, change: Callable[[Any], object] = lambda table: None, **values: object
+) -> str:
+    """Change a JSON file by a function and by keys; return what it held."""
+    text = file.read_text(encoding="utf-8")
+    table = json.loads(text)
+    change(table)
+    file.write_text(json.dumps({**table, **values}), encoding="utf-8")
+    return text
+
+
+def flipped(file: Path, at: int = -1) -> None:
+    """Flip one bit of a file."""
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+
+
 def settings(repo: Path, **values: object) -> None:
     (repo / "repo.json").write_text(json.dumps(values), encoding="utf-8")
 
