@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from tests.house.test_without_torch import BLOCK, COMMAND
+from qaudit.cli import main
+from tests.house.test_without_torch import BLOCK
 from tests.support.cli import QUICK, SEVERAL, Run, refused
-
-ROOT = Path(__file__).parents[2]
+from tests.support.parts import ended, start
 
 BROKEN_TORCH = """
 import sys
@@ -32,20 +30,6 @@ sys.meta_path.insert(0, Broken())
 """
 
 
-def process(code: str, *arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-# ----------------------------------------------------------------------------------- libraries
-
-
 MISSING = BLOCK.replace(
     'raise ImportError(f"`{name}` is blocked")', "raise ModuleNotFoundError('gone', name=name)"
 )
@@ -56,11 +40,7 @@ LIBCUDART = "libcudart.so.12: cannot open shared object file"
     ("code", "by_doctor", "by_scan"),
     [
         (MISSING, ["torch", "install"], ["`torch`, which is not inst", "pip install qaudit-llm"]),
-        (
-            BROKEN_TORCH,
-            [LIBCUDART, "! torch "],
-            [LIBCUDART, "`torch` is installed and cannot be loaded"],
-        ),
+        (BROKEN_TORCH, [LIBCUDART, "! torch "], [LIBCUDART, "`torch` is installed and cannot be"]),
     ],
     ids=["missing", "broken"],
 )
@@ -68,13 +48,13 @@ def test_a_torch_that_is_missing_or_broken_is_reported_by_doctor_and_scan(
     place: Path, code: str, by_doctor: list[str], by_scan: list[str]
 ) -> None:
     commands = "doctor", f"scan series {' '.join(QUICK)}"
-    out, err = process(code + SEVERAL, *commands, cwd=place).communicate()
+    process = start(place, *commands, main=code + SEVERAL, PYTHONWARNINGS="error")
+    out, err = process.communicate()
     assert [line for line in err.splitlines() if line.isdigit()] == ["4", "4"]
     shown, said = (" ".join(text.split()) for text in (out, err))
     assert all(words in shown + " " for words in by_doctor), shown
     assert all(words in said for words in by_scan), said
-    assert "bug of qaudit" not in said
-    assert "Traceback" not in said
+    assert "bug of qaudit" not in said and "Traceback" not in said
 
 
 # -------------------------------------------------------------------------------------- memory
@@ -90,19 +70,12 @@ def test_a_torch_that_is_missing_or_broken_is_reported_by_doctor_and_scan(
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_what_stops_a_command_is_no_breach(
-    qaudit: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-    code: int,
-    sentence: str,
-    hint: str,
-) -> None:
-    def stop(*_: object) -> None:
-        raise error
-
+    qaudit: Run, monkeypatch: pytest.MonkeyPatch,
+    error: BaseException, code: int, sentence: str, hint: str,
+) -> None:  # fmt: skip
     shown: list[object] = []
     monkeypatch.setattr("qaudit.cli.terminal.say", shown.append)
-    monkeypatch.setattr("qaudit.cli.gate.classes_named", stop)
+    monkeypatch.setattr("qaudit.cli.gate.classes_named", Mock(side_effect=error))
     refused(qaudit("gate", "out"), code, sentence, hint)
     assert ("ZeroDivisionError: of nothing" in str(shown)) == ("bug" in sentence)
 
@@ -110,13 +83,8 @@ def test_what_stops_a_command_is_no_breach(
 def test_a_message_that_cannot_be_printed_ends_with_4(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def run_out(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("qaudit.cli._run", run_out)
-    monkeypatch.setattr("qaudit.cli.terminal.complain", run_out)
-    from qaudit.cli import main
-
+    for name in ("_run", "terminal.complain"):
+        monkeypatch.setattr(f"qaudit.cli.{name}", Mock(side_effect=MemoryError))
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 4
@@ -125,15 +93,10 @@ def test_a_message_that_cannot_be_printed_ends_with_4(
 
 @pytest.mark.parametrize("megabytes", [60, 200])
 def test_no_limit_on_memory_looks_like_a_breach(tmp_path: Path, megabytes: int) -> None:
-    shell = f'ulimit -v {megabytes * 1024}; exec "$0" -c "$1" gate nowhere'
-    done = subprocess.run(
-        ["/bin/bash", "-c", shell, sys.executable, COMMAND],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode != 1, done.stderr
+    limited = ("/bin/bash", "-c", f'ulimit -v {megabytes * 1024}; exec "$0" "$@"')
+    child = start(tmp_path, "gate", "nowhere", before=limited, OPENBLAS_NUM_THREADS="1")
+    _, said = child.communicate()
+    assert child.returncode != 1, said
 
 
 # ------------------------------------------------------------------------------------- signals
@@ -156,7 +119,5 @@ def test_a_signal_while_modules_load_prints_no_traceback(tmp_path: Path) -> None
         "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Find())\nmain()"
     )
-    child = process(code, "--help", cwd=tmp_path)
-    _, err = child.communicate()
-    assert child.returncode == 130
-    assert "Traceback" not in err
+    child = start(tmp_path, "--help", main=code, PYTHONWARNINGS="error")
+    assert "Traceback" not in ended(child, 130)

@@ -18,7 +18,7 @@ from qaudit.errors import UsageError
 from qaudit.report.gate import FORMATS
 from qaudit.saved.results import sha256_of
 from qaudit.version import __version__
-from tests.support.cli import QUICK, Run, audit_of, refused
+from tests.support.cli import QUICK, Run, audit_of, edited, refused
 from tests.support.saved_audits import save
 
 Damage = Callable[[Path], object]
@@ -40,7 +40,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shelf") / "new"
     folder.mkdir()
     save(folder, documents=40)
-    edit(folder, lambda audit: audit.update(qaudit=__version__))
+    edited(folder / "audit.json", qaudit=__version__)
     return folder
 
 
@@ -60,13 +60,6 @@ def gate(qaudit: Run, audit: Path) -> Callable[..., Any]:
         return qaudit("gate", audit, "--policy", "ours.yaml", *arguments)
 
     return run
-
-
-def edit(audit: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = audit / "audit.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    change(document)
-    path.write_text(json.dumps(document), encoding="utf-8")
 
 
 # ----------------------------------------------------------------------- answers
@@ -124,17 +117,17 @@ def test_a_breach_that_the_baseline_has_is_told_from_a_new_one(
 
 
 def row(document: dict[str, Any]) -> dict[str, Any]:
-    cells = {(one["subject"], one["scheme"]): one for one in document["measurements"]}
-    return cells["soup", "gptq-4bit"]
+    named = {(one["subject"], one["scheme"]): one for one in document["measurements"]}
+    return named["soup", "gptq-4bit"]
 
 
 def with_row(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Damage:
     """Return a damage that changes some keys of the soup's row."""
-    return lambda audit: edit(audit, lambda a: row(a).update(change(row(a))))
+    return edits(lambda a: row(a).update(change(row(a))))
 
 
 def edits(change: Callable[[dict[str, Any]], object]) -> Damage:
-    return lambda audit: edit(audit, change)
+    return lambda audit: edited(audit / "audit.json", change)
 
 
 def rewritten(change: Callable[[str], str]) -> Damage:
@@ -208,25 +201,19 @@ def replaced(content: Callable[[bytes], bytes], *, renewed: bool = True) -> Dama
         path = evidence_of(audit)
         path.write_bytes(content(path.read_bytes()))
         if renewed:
-            edit(audit, lambda a: row(a).update(evidence_sha256=sha256_of(path)))
+            edits(lambda a: row(a).update(evidence_sha256=sha256_of(path)))(audit)
 
     return damage
 
 
 def outside(audit: Path) -> None:
     shutil.move(evidence_of(audit), "elsewhere.npz")
-    edit(audit, lambda a: row(a).update(evidence="../elsewhere.npz"))
-
-
-def absolute(audit: Path) -> None:
-    edit(audit, lambda a: row(a).update(evidence=str(evidence_of(audit).resolve().parent / "x")))
+    with_row(lambda _: {"evidence": "../elsewhere.npz"})(audit)
 
 
 def columns_cut(raw: bytes) -> bytes:
-    with np.load(io.BytesIO(raw)) as arrays:
-        cut = {name: arrays[name] for name in arrays.files}
-    file = io.BytesIO()
-    np.savez(file, **{**cut, "nll_sum": cut["nll_sum"][:-1]})
+    file, arrays = io.BytesIO(), dict(np.load(io.BytesIO(raw)))
+    np.savez(file, **{**arrays, "nll_sum": arrays["nll_sum"][:-1]})
     return file.getvalue()
 
 
@@ -237,7 +224,7 @@ EVIDENCE: list[tuple[Damage, str]] = [
         "is not the evidence that the audit was made from",
     ),
     (outside, "is outside the audit"),
-    (absolute, "cannot be read"),
+    (with_row(lambda _: {"evidence": str(Path("new/evidence/x").absolute())}), "cannot be read"),
     (replaced(lambda _: b"PK\x03\x04 and nothing more"), "cannot be read"),
     (replaced(columns_cut), "`nll_sum` is no column of such values"),
 ]
@@ -260,7 +247,7 @@ def test_an_audit_of_another_version_may_have_other_intervals(
     gate: Callable[..., Any], audit: Path
 ) -> None:
     NARROWER(audit)
-    edit(audit, lambda a: a.update(qaudit="0.0.1"))
+    edited(audit / "audit.json", qaudit="0.0.1")
     assert gate().code == 0
     SMALLER(audit)
     assert gate().code == 2

@@ -18,10 +18,10 @@ import pytest
 
 from qaudit.executors import measuring as measuring_module
 from qaudit.executors import records
-from tests.support.cli import OUT, TEXT, Run, audit_of, refused, run_in, weights_in
+from tests.support.cli import OUT, TEXT, Run, audit_of, edited, flipped, refused, run_in, weights_in
 from tests.support.hub import Hub
 from tests.support.models import write_documents
-from tests.support.parts import MAIN, ROOT, WITHOUT_TORCH, losses, same_audit, start, until
+from tests.support.parts import MAIN, ROOT, WITHOUT_TORCH, ended, losses, same_audit, start, until
 from tests.support.quantized import quantized_copy
 
 OF_SCAN = ("--soup", "step10+step200", "--set", "context=32")
@@ -76,15 +76,11 @@ def status(qaudit: Run, out: Path) -> dict[str, Any]:
     return json.loads(qaudit("status", out, "--json").out)
 
 
-def never(_: float) -> None:
-    raise AssertionError("waited")
-
-
 def test_parts_give_the_audit_of_one_process_that_a_scan_afterwards_finds(
     measured: Path, planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(records.time, "sleep", never)
+        patched.setattr(records.time, "sleep", None)  # nothing is waited for
         due = qaudit("collect", planned)
     refused(due, 3, "round 1 has 4 subjects, and 4 are not measured yet", "qaudit part")
     for text, sentence in ("x", "is no part"), ("1/0", "is no part"), ("3/2", "no part 3 of 2"):
@@ -103,29 +99,22 @@ def test_parts_give_the_audit_of_one_process_that_a_scan_afterwards_finds(
     assert sorted(path.name for path in (planned / "evidence").glob("*.npz")) == files
 
 
-def test_a_folder_of_another_plan_is_refused(planned: Path, qaudit: Run) -> None:
-    assert qaudit("plan", *ASKED, "--out", "other", "--set", "context=16").code == 0
+def test_what_is_not_fit_for_a_plan_is_refused_before_weights(
+    planned: Path, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qaudit("plan", *ASKED, "--out", "other", "--set", "context=16", code=0)
     done = qaudit("collect", planned, "other")
     refused(done, 2, "was measured by another plan", "copy the folder of the plan")
-
-
-@pytest.mark.parametrize(
-    ("patched", "value", "sentence", "hint"),
-    [
+    part = ("part", planned, "--part", "0/1")
+    for name, value, sentence, hint in (
         ("planning.pin._installed", {"torch": "9.9"}, "torch 9.9 instead of", "environment of the"),
         ("executors.part.wrong_products", 7, "7 of 1048576 products in float32", "another device"),
-        ("", 0, "the text is not that of the plan", "the same files"),
-    ],
-)
-def test_what_is_not_fit_for_a_plan_is_refused_before_weights(
-    planned: Path, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch,
-    patched: str, value: object, sentence: str, hint: str,
-) -> None:  # fmt: skip
-    if patched:
-        monkeypatch.setattr(f"qaudit.{patched}", lambda *_: value)
-    else:
-        write_documents(place / "evaluation.jsonl", range(300, 312))
-    refused(qaudit("part", planned, "--part", "0/1"), 78, sentence, hint)
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"qaudit.{name}", lambda *_, value=value: value)
+            refused(qaudit(*part), 78, sentence, hint)
+    write_documents(place / "evaluation.jsonl", range(300, 312))
+    refused(qaudit(*part), 78, "the text is not that of the plan", "the same files")
     assert not (planned / "evidence").exists()
 
 
@@ -189,41 +178,30 @@ def test_a_part_stopped_while_it_is_imported_says_so(planned: Path) -> None:
         "sys.meta_path.insert(0, Stop())\n"
     )
     process = start(planned.parent, "part", planned, "--part", "0/1", main=stopped_at_import + MAIN)
-    _, err = process.communicate()
-    assert (process.returncode, "was stopped by SIGTERM" in err) == (75, True), err
+    assert "was stopped by SIGTERM" in ended(process, 75)
 
 
 # ----------------------------------------------------------- small files that decide numbers
 
 
-def edited(path: Path, **values: object) -> str:
-    """Change keys of a JSON file, and return what it held."""
-    text = path.read_text()
-    path.write_text(json.dumps(json.loads(text) | values))
-    return text
-
-
-EDITS: dict[str, Callable[[], object]] = {
-    "`config.json` of `step200` has": lambda: edited(STEP200 / "config.json", rms_norm_eps=0.5),
-    "`tokenizer_config.json` of `step200` has changed": lambda: edited(
-        STEP200 / "tokenizer_config.json", eos_token="a"
-    ),
-    "`added_tokens.json` of `step200`": lambda: (STEP200 / "added_tokens.json").write_text("{}"),
-    "`model.safetensors.index.json` of `step200` was added": lambda: (
-        STEP200 / "model.safetensors.index.json"
-    ).write_text('{"weight_map": {}}'),
-    "`tokenizer.json` of `step200` was removed": lambda: (STEP200 / "tokenizer.json").unlink(),
-}
+EDITS: list[tuple[str, str, Callable[[Path], object]]] = [
+    ("config.json", "has", lambda file: edited(file, rms_norm_eps=0.5)),
+    ("tokenizer_config.json", "has changed", lambda file: edited(file, eos_token="a")),
+    ("added_tokens.json", "", lambda file: file.write_text("{}")),
+    ("model.safetensors.index.json", "was added", lambda file: file.write_text("{}")),
+    ("tokenizer.json", "was removed", lambda file: file.unlink()),
+]
 
 
 def test_a_part_refuses_a_small_file_that_is_not_the_plans_and_another_plan_measures_it(
     measured: Path, planned: Path, qaudit: Run
 ) -> None:
     shutil.copytree(STEP200, "kept")
-    for sentence, change in EDITS.items():
-        change()
+    for name, state, change in EDITS:
+        change(STEP200 / name)
         assert qaudit("part", planned, "--part", "0/1").code == 3
         (unit,) = (planned / "parts" / "units").glob("step200-*.json")
+        sentence = f"`{name}` of `step200` {state}"
         assert sentence in unit.read_text()
         shutil.rmtree(STEP200)
         shutil.copytree("kept", STEP200)
@@ -247,11 +225,8 @@ def test_a_file_that_ships_is_the_one_of_the_plan(place: Path, qaudit: Run) -> N
     quantized_copy(place / "series/step10", place / "model-GPTQ", "gptq")
     asked = ("series/step10", "--shipped", "model-GPTQ", *TEXT, "--schemes", "rtn-4bit:group=32")
     assert qaudit("plan", *asked, "--set", "context=32", "--out", "out").code == 0
-    weights = place / "model-GPTQ" / "model.safetensors"
-    raw = bytearray(weights.read_bytes())
-    raw[-1] ^= 1
-    weights.write_bytes(raw)
-    assert qaudit("part", "out", "--part", "0/1").code == 3
+    flipped(place / "model-GPTQ" / "model.safetensors")
+    qaudit("part", "out", "--part", "0/1", code=3)
     qaudit("collect", "out")
     (unit,) = (OUT / "parts" / "units").glob("*.json")
     assert "the weights of `model-GPTQ` have changed" in unit.read_text()
@@ -298,8 +273,7 @@ def test_a_subject_is_given_up_where_its_part_is_killed_twice_and_never_where_it
     )
     for _ in range(2):
         process = start(planned.parent, "part", planned, "--part", "0/1", main=killed + MAIN)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        ended(process, -signal.SIGKILL)
         assert len(list((planned / "parts" / "units").glob("*.attempts"))) == 1
     assert [part["state"] for part in status(qaudit, planned)["parts"]] == ["lost"]
     done = qaudit("part", planned, "--part", "0/1")
@@ -313,7 +287,7 @@ def test_a_node_that_is_gone_leaves_parts_that_any_other_of_its_kind_measures(
     measured: Path, planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a node leaves: a log without an end, an attempt, a half-written file."""
-    assert qaudit("part", planned, "--part", "0/2").code == 0
+    qaudit("part", planned, "--part", "0/2", code=0)
     with monkeypatch.context() as patched:
         patched.setattr("qaudit.executors.part.device_name", lambda _: "H200")
         refused(qaudit("part", planned, "--part", "1/2"), 78, "this device is `H200`", "use `")
@@ -334,9 +308,7 @@ def test_copies_of_a_folder_are_merged_by_content_on_a_login_node_without_torch(
     shutil.copytree(planned, place / "far")
     assert qaudit("part", planned, "--part", "0/2").code == 0
     assert qaudit("part", place / "far", "--part", "1/2").code == 0
-    process = start(place, "collect", planned, place / "far", main=WITHOUT_TORCH + MAIN)
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+    ended(start(place, "collect", planned, place / "far", main=WITHOUT_TORCH + MAIN))
     same_audit(measured / "whole", planned)
 
 
@@ -405,9 +377,9 @@ def without_costs(value: Any) -> Any:
     """Return a plan without what it costs: that is the host's, and known better by now."""
     if isinstance(value, list):
         return [without_costs(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {name: without_costs(item) for name, item in value.items() if name not in COSTS.split()}
+    if isinstance(value, dict):
+        return {key: without_costs(one) for key, one in value.items() if key not in COSTS.split()}
+    return value
 
 
 @pytest.mark.slow
@@ -421,18 +393,14 @@ def test_two_hosts_with_equal_process_numbers_plan_the_same_and_leave_each_other
     (half,) = (planned / "evidence").glob("*.partial")
     assert ".n1-" in half.name
     other = host("n2", place, "part", planned, "--part", "0/1")  # the same subjects, all of them
-    _, err = other.communicate(timeout=300)
-    assert other.returncode == 0, err
+    ended(other)
     assert half.exists()
     (place / "go").touch()
-    _, err = slow.communicate(timeout=300)
-    assert slow.returncode == 0, err
+    ended(slow)
     assert not list(planned.rglob("*.partial"))
     assert '"pid": 1,' in (planned / "parts" / "0-of-1.jsonl").read_text()
     plans = [json.loads((planned / "plan.json").read_text())]
-    again = host("n2", place, "plan", *ASKED, "--out", "out")
-    _, err = again.communicate(timeout=300)
-    assert again.returncode == 0, err
+    ended(host("n2", place, "plan", *ASKED, "--out", "out"))
     plans.append(json.loads((planned / "plan.json").read_text()))
     assert without_costs(plans[0]) == without_costs(plans[1])
     assert qaudit("collect", planned).code == 0
@@ -456,33 +424,30 @@ def hub(place: Path, online: Path, serve_root: Callable[..., Hub]) -> Hub:
 def test_what_was_not_fetched_or_was_edited_is_named_and_the_next_run_fixes_it(
     hub: Hub, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def offline(*command: str) -> Any:
+    def offline(code: int, *command: str) -> Any:
         with monkeypatch.context() as patched:
             patched.setenv("HF_HUB_OFFLINE", "1")
-            return qaudit(*command)
+            return qaudit(*command, code=code)
 
     part = ("part", "out", "--part", "0/1")
-    assert qaudit("plan", *OF_HUB, "--out", "out").code == 0
-    assert offline(*part).code == 3
-    said = offline("status", "out").out
+    qaudit("plan", *OF_HUB, "--out", "out", code=0)
+    offline(3, *part)
+    said = offline(0, "status", "out").out
     assert said.startswith("round 1: 0 of 4 subjects measured, 4 failed")
-    done = offline("collect", "out")
-    assert (done.code, "HF_HUB_OFFLINE" in done.err) == (4, True)
+    assert "HF_HUB_OFFLINE" in offline(4, "collect", "out").err
 
     hub.faults.append({"match": r"HEAD|GET .*resolve/.*\.safetensors", "status": 404, "times": 2})
     done = qaudit("fetch", "out", code=3)
     assert "1 of 3 checkpoints and 0 texts are in the cache" in done.err
     assert done.err.count("not downloaded step") == 2
-    assert offline(*part).code == 3
+    offline(3, *part)
     hub.faults.clear()
     assert qaudit("fetch", "out").code == 0
 
     config = next((online / "hf").rglob("config.json")).resolve()  # equal ones are one blob
-    text = config.read_text()
-    config.write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 5e-01'))
-    assert config.read_text() != text
-    assert offline(*part).code == 4
-    assert qaudit(*part).code == 0
+    text = edited(config, rms_norm_eps=0.5)
+    offline(4, *part)
+    qaudit(*part, code=0)
     assert config.read_text() == text  # fetched again
     assert qaudit("collect", "out").code == 0
 
@@ -497,10 +462,8 @@ def test_parts_run_without_a_network_once_a_login_node_has_fetched(
         assert qaudit("plan", *words, "--out", out).code == 0
         if out == "out":
             assert weights_in(online / "hf") == []
-        process = start(place, "fetch", out, main=WITHOUT_TORCH + MAIN)
-        _, err = process.communicate()
-        assert process.returncode == 0, err
-        assert f"{shown} checkpoints and 0 texts are in the cache" in err
+        said = ended(start(place, "fetch", out, main=WITHOUT_TORCH + MAIN))
+        assert f"{shown} checkpoints and 0 texts are in the cache" in said
         hub.log.clear()
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         assert parts(qaudit, out, 2) == {0}

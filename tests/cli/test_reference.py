@@ -11,16 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qaudit.saved.evidence import read_saved
 from tests.support.cards import section, table, whole_at
-from tests.support.cli import QUICK, Run, audit_of, refused
-from tests.support.models import save_model, save_tokenizer
+from tests.support.cli import QUICK, Run, audit_of, cells, refused
+from tests.support.models import save_model, save_tokenizer, swap_words
 from tests.support.parts import same_audit
 
 PARENT, CHILD = "series/step10", "series/step200"
 REFERENCE = (PARENT, CHILD, "--set", f"reference={PARENT}")
-
-
-def rows_of(out: Path) -> dict[tuple[str, str], dict[str, object]]:
-    return {(row["subject"], row["scheme"]): row for row in audit_of(out)["measurements"]}
 
 
 def divergence(place: Path, out: Path) -> float:
@@ -49,7 +45,7 @@ def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) ->
     (place / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
     with_items = (*REFERENCE, "--set", "choices=items.jsonl")
     scan(*with_items, code=0)
-    rows = rows_of(place / "out")
+    rows = cells(place / "out")
     with torch.no_grad():
         assert rows["step200", "fp"]["reference_kl"] == pytest.approx(
             divergence(place, place / "out"), rel=1e-4
@@ -63,19 +59,19 @@ def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) ->
         ["`step10`", "rtn-4bit"], ["`step200`", "fp"], ["`step200`", "rtn-4bit"]
     ]  # fmt: skip
     read_saved(place / "out").checked()  # as `gate`, `pick` and `diff` do
-    tasks = {(t["subject"], t["scheme"]): t for t in audit_of(place / "out")["tasks"]}
+    tasks = cells(place / "out", "tasks")
     a, b = tasks["step10", "fp"], tasks["step200", "fp"]
     assert b["drop"] is None
     assert b["reference_drop"] == pytest.approx(a["accuracy"] - b["accuracy"])
     assert tasks["step10", "rtn-4bit"]["reference_flips"] == tasks["step10", "rtn-4bit"]["flips"]
     scan(*with_items, code=0)
-    assert rows_of(place / "out") == rows  # from disk
+    assert cells(place / "out") == rows  # from disk
     # No other number moves.
     assert scan(PARENT, CHILD, "--out", "alone").code == 0
     new = {"reference_kl", "reference_top1_agreement", "seconds", "evidence", "evidence_sha256"}
     new |= {f"reference_{n}_{e}" for n in ("kl", "top1_agreement") for e in ("low", "high")}
-    for cell, row in rows_of(place / "alone").items():
-        other = rows_of(place / "out")[cell]
+    for cell, row in cells(place / "alone").items():
+        other = cells(place / "out")[cell]
         assert {k: v for k, v in row.items() if k not in new} == {
             k: v for k, v in other.items() if k not in new
         }
@@ -98,7 +94,7 @@ def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run) 
     written = ("merged", "--set", "reference=merged", "--out", "written")
     for more in (soup, written):
         qaudit("scan", *targets, *QUICK, "--set", "evaluation_documents=4", *more, code=0)
-    both = [rows_of(place / name) for name in ("soup", "written")]
+    both = [cells(place / name) for name in ("soup", "written")]
     for key in [(name, scheme) for name in ("step10", "step200") for scheme in ("fp", "rtn-4bit")]:
         assert both[0][key]["reference_kl"] == both[1][key]["reference_kl"] > 0
 
@@ -113,10 +109,5 @@ def test_a_reference_that_cannot_be_compared_with_is_refused_by_name(
     (skipped,) = audit_of(place / "out")["skipped"]
     assert skipped["subject"] == "step200"
     assert "the reference `shallow` is a `llama` of 1 blocks" in skipped["reason"]
-    path = place / CHILD / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    words = tokenizer["model"]["vocab"]
-    first, second, *_ = words
-    words[first], words[second] = words[second], words[first]
-    path.write_text(json.dumps(tokenizer))
+    swap_words(place / CHILD)
     refused(scan(*REFERENCE, "--out", "new"), 2, "tokenizer", "")

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -19,15 +20,19 @@ from torch import Tensor
 from qaudit.checkpoints.configuration import read_configuration
 from tests.support import quantized_bases, released
 from tests.support.cards import section, table, whole_at
-from tests.support.cli import OUT, QUICK, TEXT, Run, audit_of, refused, weights_in
+from tests.support.cli import OUT, QUICK, TEXT, Run, audit_of, edited, refused, weights_in
 from tests.support.gguf import write_gguf
 from tests.support.hub import Hub
-from tests.support.models import save_tokenizer
+from tests.support.models import save_tokenizer, swap_words
 from tests.support.parts import same_audit
 from tests.support.quantized import quantized_copy
 from tests.support.torchao import INSTALLED
 
 BASE = "series/step10"
+
+
+def rows_of(out: Path = OUT) -> dict[str, dict[str, Any]]:
+    return {row["scheme"]: row for row in audit_of(out)["measurements"]}
 
 
 def copy(place: Path, name: str, kind: str = "gptq", **options: object) -> Path:
@@ -40,8 +45,7 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
     copy(place, "model-AWQ", "awq", scale=2.0)
     both = ("--shipped", "model-GPTQ", "--shipped", "model-AWQ")
     scan(BASE, *both, code=0)
-    audit = audit_of()
-    rows = {row["scheme"]: row for row in audit["measurements"]}
+    audit, rows = audit_of(), rows_of()
     assert list(rows) == ["fp", "rtn-4bit", "model-GPTQ", "model-AWQ"]
     assert 0 < rows["model-GPTQ"]["kl"] < rows["model-AWQ"]["kl"]
     assert rows["model-GPTQ"]["nbytes"] < rows["fp"]["nbytes"]
@@ -51,16 +55,16 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
     assert gptq[:2] == ["`model-GPTQ`", "gptq, 4-bit"]
     assert gptq[-1] == "-"
     assert awq[-1].startswith(("rtn-4bit", "model-GPTQ"))
-    first, second = audit["diagnostics"]["shipped"]
-    assert [first["scheme"], first["dominated_by"]] == ["model-GPTQ", []]
-    assert [second["scheme"], second["kl"]] == ["model-AWQ", rows["model-AWQ"]["kl"]]
-    assert second["dominated_by"] == ["rtn-4bit"]  # indices of groups take bytes, too
+    assert [(r["scheme"], r["kl"], r["dominated_by"]) for r in audit["diagnostics"]["shipped"]] == [
+        ("model-GPTQ", rows["model-GPTQ"]["kl"], []),
+        ("model-AWQ", rows["model-AWQ"]["kl"], ["rtn-4bit"]),  # indices of groups take bytes, too
+    ]
     (finding,) = [one for one in audit["findings"] if one["rule"] == "QA042"]
     assert finding["scheme"] == "model-AWQ"
     assert {path.name for path in (OUT / "plots").glob("shipped*")} == {
         "shipped.svg", "shipped-dark.svg", "shipped.png"
     }  # fmt: skip
-    assert scan(BASE, *both, "--set", "diagnostics=weights").code == 0
+    scan(BASE, *both, "--set", "diagnostics=weights", code=0)
     again = audit_of()
     assert again["measurements"] == audit["measurements"]  # from disk
     weights = again["diagnostics"]["weights"]
@@ -72,7 +76,7 @@ def test_the_same_codes_diverge_alike_in_any_format(place: Path, qaudit: Run) ->
     copy(place, "model-GPTQ")
     copy(place, "model-torchao", "torchao")
     qaudit(*ALONE, "--shipped", "model-GPTQ", "--shipped", "model-torchao", code=0)
-    rows = {row["scheme"]: row for row in audit_of()["measurements"]}
+    rows = rows_of()
     assert rows["model-torchao"]["kl"] == rows["model-GPTQ"]["kl"] > 0
 
 
@@ -109,9 +113,8 @@ def test_a_changed_file_is_measured_again_and_one_that_breaks_is_skipped_by_name
     assert audit_of()["measurements"][-1]["kl"] > before
     changed(folder, "0.mlp.up_proj.scales", lambda t: t * 0)
     done = scan(BASE, "--shipped", "model-GPTQ", "--out", "again", code=3)
-    audit = audit_of(place / "again")
-    assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-4bit"]
-    (skipped,) = audit["skipped"]
+    assert list(rows_of(place / "again")) == ["fp", "rtn-4bit"]
+    (skipped,) = audit_of(place / "again")["skipped"]
     assert skipped["scheme"] == "model-GPTQ"
     assert "scales of zero" in skipped["reason"]
     assert f"skipped {skipped['subject']} under model-GPTQ: " in done.err
@@ -162,11 +165,16 @@ def test_a_base_may_be_quantized_itself_and_measured_in_parts(place: Path, qaudi
     assert beside["nbytes"] == row["nbytes"]
     again = qaudit("scan", *asked, "alone")
     assert audit_of(place / "alone")["measurements"] == [row], again.err
-    assert qaudit("plan", *asked, "parts").code == 0
+    qaudit("plan", *asked, "parts", code=0)
     refused(qaudit("collect", "parts"), 3, "round 1 has 1 subject, and 1 is not measured", "part")
-    assert qaudit("part", "parts", "--part", "0/1").code == 0
-    assert qaudit("collect", "parts").code == 0
+    qaudit("part", "parts", "--part", "0/1", code=0)
+    qaudit("collect", "parts", code=0)
     same_audit(place / "alone", place / "parts")
+    copy(place, "model-AWQ", "awq", scale=2.0)
+    rtn = ("--schemes", "rtn-4bit", "--shipped", "model-AWQ", "--out", "both")
+    qaudit("scan", "model-GPTQ", *TEXT, *rtn, code=0)
+    rows = rows_of(place / "both")
+    assert (list(rows), rows["model-AWQ"]["kl"] > 0) == (["fp", "rtn-4bit", "model-AWQ"], True)
 
 
 # ------------------------------------------------------------------------------- GGUF files
@@ -177,26 +185,23 @@ def gguf_copy(place: Path, name: str = "model-Q4_0.gguf", kind: str = "Q4_0") ->
     return place / name
 
 
-def test_a_gguf_file_is_measured_as_the_scheme_whose_bytes_it_has(place: Path, scan: Run) -> None:
+def test_a_gguf_file_is_the_scheme_whose_bytes_it_has_in_the_class_that_it_claims(
+    place: Path, qaudit: Run, scan: Run
+) -> None:
     gguf_copy(place)
     scan(BASE, "--schemes", "gguf-q4_0", "--shipped", "model-Q4_0.gguf", code=0)
-    audit = audit_of()
-    rows = {row["scheme"]: row for row in audit["measurements"]}
-    own, file = rows["gguf-q4_0"], rows["model-Q4_0"]
-    assert file["ce"] == own["ce"]
-    assert file["kl"] == own["kl"]
-    assert file["bits_per_weight"] == own["bits_per_weight"] == 4.5
-    assert audit["plan"]["shipped"][0]["files"][0]["name"] == "model-Q4_0.gguf"
-
-
-def test_a_gguf_file_is_judged_in_the_class_that_it_claims(place: Path, qaudit: Run) -> None:
+    own, file = (
+        [rows_of()[name][key] for key in ("ce", "kl", "bits_per_weight")]
+        for name in ("gguf-q4_0", "model-Q4_0")
+    )
+    assert file == own == [*own[:2], 4.5]
+    assert audit_of()["plan"]["shipped"][0]["files"][0]["name"] == "model-Q4_0.gguf"
     gguf_copy(place, "model-Q4_K_M.gguf", "Q5_0")  # as rows of small models fall back
-    done = qaudit(*ALONE, "--shipped", "model-Q4_K_M.gguf", code=0)
-    audit = audit_of()
+    done = qaudit(*ALONE, "--shipped", "model-Q4_K_M.gguf", "--out", "claims", code=0)
+    audit = audit_of(place / "claims")
     (decision,) = audit["verdict"]["classes"]
-    (row,) = (row for row in audit["measurements"] if row["scheme"] == "model-Q4_K_M")
     assert (decision["bit_class"], decision["status"]) == ("4", "undecided")
-    assert row["bits_per_weight"] == 5.5
+    assert rows_of(place / "claims")["model-Q4_K_M"]["bits_per_weight"] == 5.5
     step = audit["verdict"]["next_step"]["command"]
     assert "--shipped model-Q4_K_M.gguf" in step
     assert "--schemes none" in step
@@ -210,16 +215,12 @@ def test_files_are_picked_gated_and_compared_as_schemes_are(place: Path, qaudit:
     assert qaudit(*ALONE, *files).code == 0
     picked = json.loads(qaudit("pick", "out", "--bits", "8", "--json", "-q").out)["pick"]
     assert (picked["subject"], picked["scheme"]) == ("step10", "model-GPTQ")
-    policy = place / "own.yaml"
-    rule = "rules:\n  - {name: a, metric: kl, margin: %s nats, subjects: '@all', bits: 3}\n"
-    codes = []
-    for margin in ("10", "0"):
-        policy.write_text(f"minimum_documents: 10\n{rule % margin}")
-        codes.append(qaudit("gate", "out", "--policy", "own.yaml", "-q").code)
-    assert codes == [0, 1]
-    other = ["other" if one == "out" else one for one in ALONE]
+    rule = "{name: a, metric: kl, margin: %s nats, subjects: '@all', bits: 3}"
+    for margin, code in (("10", 0), ("0", 1)):
+        (place / "own.yaml").write_text(f"minimum_documents: 10\nrules: [{rule % margin}]")
+        qaudit("gate", "out", "--policy", "own.yaml", code=code)
     changed(place / "model-3bit", "model.norm.weight", lambda t: t * 3)
-    assert qaudit(*other, *files).code == 0
+    qaudit(*ALONE, *files, "--out", "other", code=0)
     done = qaudit("diff", "out", "other", "--format", "json")
     compared = {row["scheme"]: row for row in json.loads(done.out)["deltas"]}
     assert compared["model-GPTQ"]["loss"] == compared["model-GPTQ"]["kl"] == 0
@@ -229,23 +230,11 @@ def test_files_are_picked_gated_and_compared_as_schemes_are(place: Path, qaudit:
 # ------------------------------------------------------------------------------- refusals
 
 
-def other_words(folder: str) -> None:
-    """Let two words of a vocabulary change places."""
-    path = Path(folder) / "tokenizer.json"
-    table = json.loads(path.read_text())
-    words = table["model"]["vocab"]
-    first, second, *_ = words
-    words[first], words[second] = words[second], words[first]
-    path.unlink()
-    path.write_text(json.dumps(table))
+def with_key(**values: object) -> Callable[[], object]:
+    return lambda: edited(Path("model-GPTQ/config.json"), **values)
 
 
-def with_key(key: str, value: object) -> Callable[[], object]:
-    path = Path("model-GPTQ/config.json")
-    return lambda: path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-
-
-def edited(change: Callable[[bytes], bytes]) -> Callable[[], object]:
+def of_gguf(change: Callable[[bytes], bytes]) -> Callable[[], object]:
     path = Path("model-Q4_0.gguf")
     return lambda: path.write_bytes(change(path.read_bytes()))
 
@@ -255,13 +244,13 @@ MADE_FROM = "the model that the file was made"
 
 
 @pytest.mark.parametrize(
-    ("edit", "words", "code", "sentence", "hint"),
+    "case",
     [
         (lambda: None, f"{BASE} --schemes none", 2, "no scheme is named", "rtn-4bit"),
-        (with_key("vocab_size", 77), GPTQ, 2, "its `vocab_size` is 77", MADE_FROM),
-        (with_key("num_hidden_layers", 99), GPTQ, 2, "`num_hidden_layers` is 99", MADE_FROM),
-        (with_key("model_type", "qwen2"), GPTQ, 2, "its `model_type` is qwen2", MADE_FROM),
-        (lambda: other_words("model-GPTQ"), GPTQ, 2, "has another vocabulary", "was made from"),
+        (with_key(vocab_size=77), GPTQ, 2, "its `vocab_size` is 77", MADE_FROM),
+        (with_key(num_hidden_layers=99), GPTQ, 2, "`num_hidden_layers` is 99", MADE_FROM),
+        (with_key(model_type="qwen2"), GPTQ, 2, "its `model_type` is qwen2", MADE_FROM),
+        (lambda: swap_words(Path("model-GPTQ")), GPTQ, 2, "has another vocab", "was made from"),
         (lambda: changed(Path("model-GPTQ"), ".scales", lambda t: None), GPTQ, 4,
          "has no `scales`", "download"),
         (lambda: None, f"{BASE} --shipped series/step200", 4, "no quantization config", "target"),
@@ -271,18 +260,18 @@ MADE_FROM = "the model that the file was made"
          "model-GPTQ b --soup b+model-GPTQ", 2, "is quantized already", "before they are quant"),
         (lambda: None, "series --shipped model-GPTQ", 2, "3 are measured", "--checkpoints"),
         (lambda: None, f"{BASE} --shipped model-Q5_0.gguf", 2, "does not exist", ".gguf"),
-        (edited(lambda data: data[: len(data) // 2]), GGUF, 4, "cut short", "download the file"),
-        (edited(lambda data: data.replace(b"general.architecture", b"general.architectura")), GGUF,
+        (of_gguf(lambda data: data[: len(data) // 2]), GGUF, 4, "cut short", "download the file"),
+        (of_gguf(lambda data: data.replace(b"general.architecture", b"general.architectura")), GGUF,
          4, "architecture ``", "olmo2"),
-        (lambda: other_words(BASE), GGUF, 2, "another vocabulary", "was made from"),
+        (lambda: swap_words(Path(BASE)), GGUF, 2, "another vocabulary", "was made from"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_beside_its_base_is_refused(
-    place: Path, qaudit: Run, edit: Callable[[], object], words: str, code: int,
-    sentence: str, hint: str,
-) -> None:  # fmt: skip
+    place: Path, qaudit: Run, case: tuple[Callable[[], object], str, int, str, str]
+) -> None:
     copy(place, "model-GPTQ")
     gguf_copy(place)
+    edit, words, code, sentence, hint = case
     edit()
     usual = TEXT if "--schemes" in words else QUICK[:-2]
     refused(qaudit("scan", *usual, "--out", "out", *words.split()), code, sentence, hint)
@@ -349,7 +338,7 @@ def test_the_codes_of_a_release_are_those_of_its_gguf_file(place: Path, qaudit: 
     write_gpt_oss(ships, place / "gpt-oss.gguf")
     options = ("--schemes", "none", "--shipped", "gpt-oss.gguf", "--out", "out")
     qaudit("scan", ships, *TEXT, *options, code=0)
-    rows = {row["scheme"]: row for row in audit_of()["measurements"]}
+    rows = rows_of()
     assert rows["gpt-oss"]["ce"] == rows["fp"]["ce"]
     assert rows["gpt-oss"]["kl"] == pytest.approx(0, abs=1e-9)
     assert not any("broken" in note for note in rows["gpt-oss"]["notes"])
@@ -364,7 +353,7 @@ def test_a_gguf_file_of_a_wrapper_s_text_is_measured(place: Path, qaudit: Run) -
     meant = write_gguf(text, place / "text.gguf", lambda n: kind if "_proj" in n else "F32")
     options = ("--set", "context=32", "--schemes", "none", "--out", "out")
     qaudit("scan", wrapper, "--shipped", "text.gguf", *TEXT, *options, code=0)
-    rows = {row["scheme"]: row for row in audit_of()["measurements"]}
+    rows = rows_of()
     assert rows["fp"]["ce"] == pytest.approx(released.plain_loss(wrapper, "gemma3"), abs=1e-5)
     save_file(meant, text / "model.safetensors", metadata={"format": "pt"})
     assert rows["text"]["ce"] == pytest.approx(released.plain_loss(text, "gemma3_text"), abs=1e-5)
@@ -389,10 +378,6 @@ def test_an_exported_file_is_measured_beside_its_wrapper(place: Path, qaudit: Ru
 
 
 MEASURED = ("ce", "kl", "relative_error", "bits_per_weight")
-
-
-def rows_of(out: Path) -> dict[str, dict[str, object]]:
-    return {row["scheme"]: row for row in audit_of(out)["measurements"]}
 
 
 @pytest.mark.parametrize("layout", quantized_bases.LAYOUTS)
@@ -434,15 +419,6 @@ def test_a_base_that_ships_quantized_is_diagnosed_and_exported_as_what_it_means(
     done = qaudit("verify", "new", "--audit", f"out-{layout}", "--json", "-q")
     run = json.loads(done.out[done.out.index("{") :])["run"]
     assert run["agrees"] and run["difference"] == 0
-
-
-def test_files_are_compared_with_a_base_that_ships_quantized(place: Path, scan: Run) -> None:
-    quantized_copy(place / BASE, place / "model-GPTQ", "gptq", bits=8)
-    quantized_copy(place / BASE, place / "model-AWQ", "awq")
-    scan("model-GPTQ", "--shipped", "model-AWQ", code=0)
-    rows = rows_of(OUT)
-    assert list(rows) == ["fp", "rtn-4bit", "model-AWQ"]
-    assert rows["model-AWQ"]["kl"] > 0
 
 
 def test_a_base_of_the_hub_is_priced_as_what_it_means(

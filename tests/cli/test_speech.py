@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,17 +36,19 @@ ROOT = Path(__file__).parents[2]
 
 
 class Terminal(io.StringIO):
-    """A stderr that says it is a terminal."""
+    """A stream that says it is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Let a terminal stand for stderr."""
+def terminal(
+    monkeypatch: pytest.MonkeyPatch, stream: str = "stderr", columns: int = 120
+) -> Terminal:
+    """Let a terminal stand for a stream."""
     screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, stream, screen)
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     return screen
 
@@ -89,17 +90,15 @@ def test_bars_are_drawn_on_a_terminal_below_what_is_said(monkeypatch: pytest.Mon
     assert max(k for k, line in enumerate(lines) if "subjects" in line) > said
 
 
-@pytest.mark.parametrize("stream", [terminal, piped])
-def test_a_quiet_scan_draws_no_bar_and_fetches_in_silence(
-    monkeypatch: pytest.MonkeyPatch, stream: Callable[[pytest.MonkeyPatch], io.StringIO]
-) -> None:
-    screen = stream(monkeypatch)
-    with Progress(quiet=True) as bars:
-        bars.subject(0, 2, "step10")
-        bars.block(1, 4, "gptq-4bit")
-        bars.download("step10", 10, 10)
-        bars.note("model.safetensors broke off")
-    assert screen.getvalue() == ""
+def test_a_quiet_scan_draws_no_bar_and_fetches_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in (terminal, piped):
+        screen = stream(monkeypatch)
+        with Progress(quiet=True) as bars:
+            bars.subject(0, 2, "step10")
+            bars.block(1, 4, "gptq-4bit")
+            bars.download("step10", 10, 10)
+            bars.note("model.safetensors broke off")
+        assert screen.getvalue() == ""
 
 
 def test_what_is_counted_outside_a_scan_has_a_time_of_its_own(
@@ -108,11 +107,10 @@ def test_what_is_counted_outside_a_scan_has_a_time_of_its_own(
     clock = iter([0.0, 30.0, 60.0, 70.0, 80.0])
     monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: next(clock))
     rates = Rates()
-    assert rates.left_seconds("blocks", 0, 8) is None
-    assert rates.left_seconds("blocks", 2, 8) == 90.0
-    assert rates.left_seconds("blocks", 0, 8) is None  # the next pass
-    assert rates.left_seconds("batches", 0, 4) is None
-    assert rates.left_seconds("blocks", 1, 8) == 140.0
+    counted = [("blocks", 0, 8), ("blocks", 2, 8), ("blocks", 0, 8), ("batches", 0, 4),
+               ("blocks", 1, 8)]  # fmt: skip
+    left = [rates.left_seconds(*one) for one in counted]
+    assert left == [None, 90.0, None, None, 140.0]  # the third is of the next pass
 
 
 def test_without_a_terminal_there_is_a_line_for_each_checkpoint_and_now_and_then(
@@ -227,20 +225,14 @@ def test_no_control_character_of_a_name_is_printed(place: Path, scan: Run, qaudi
 Process = subprocess.CompletedProcess[str]
 
 
-def process(place: Path, code: str, *arguments: str, **how: Any) -> Process:
+def process(place: Path, code: str, *arguments: str, shell: str = "", **how: Any) -> Process:
+    """Run a command, in a shell if a line of one follows it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **how.pop("env", {})}
     del environment["HF_HUB_DISABLE_PROGRESS_BARS"]  # as nobody outside these tests has it
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
     command = [sys.executable, "-W", "error", "-c", code, *arguments]
+    command = ["/bin/sh", "-c", f'"$0" "$@" {shell}', *command] if shell else command
     return subprocess.run(command, cwd=place, env=environment, text=True, check=False, **streams)
-
-
-def shell(place: Path, command: str) -> Process:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    line = ["/bin/sh", "-c", f'"$0" -c "$1" {command}', sys.executable, COMMAND]
-    return subprocess.run(
-        line, cwd=place, env=environment, capture_output=True, text=True, check=False
-    )
 
 
 def test_plans_gates_and_what_is_wrong_with_them_need_no_torch(place: Path) -> None:
@@ -316,12 +308,12 @@ def test_foreign_text_in_a_refusal_is_one_line(
 
 @pytest.mark.parametrize("ending", [">&- 2>&-", "2>/dev/full"])
 def test_where_nobody_listens_the_code_is_the_same(tmp_path: Path, ending: str) -> None:
-    done = shell(tmp_path, f"gate nowhere {ending}")
+    done = process(tmp_path, COMMAND, "gate", "nowhere", shell=ending)
     assert (done.returncode, done.stderr) == (2, "")
 
 
 def test_a_result_that_the_disk_does_not_take_is_one_error(tmp_path: Path) -> None:
-    done = shell(tmp_path, "list schemes >/dev/full")
+    done = process(tmp_path, COMMAND, "list", "schemes", shell=">/dev/full")
     assert done.returncode == 4
     assert done.stderr.startswith("error: `output`: no space left on device\n")
     assert "Exception ignored" not in done.stderr
@@ -334,18 +326,13 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("command", "stream", "code"),
-    [("gate nowhere", "stderr", 2), ("report out", "stdout", 0)],
-)
-def test_whoever_stops_reading_early_causes_no_error(
-    saved: Path, command: str, stream: str, code: int
-) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = process(saved, COMMAND, *command.split(), **{stream: writer})
-    os.close(writer)
-    assert (done.returncode, done.stderr or "") == (code, "")
+def test_whoever_stops_reading_early_causes_no_error(saved: Path) -> None:
+    for command, stream, code in (("gate nowhere", "stderr", 2), ("report out", "stdout", 0)):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = process(saved, COMMAND, *command.split(), **{stream: writer})
+        os.close(writer)
+        assert (done.returncode, done.stderr or "") == (code, "")
 
 
 def test_a_terminal_of_ascii_alone_gets_every_command(saved: Path) -> None:
@@ -380,8 +367,7 @@ def test_lists_come_as_lines_names_and_json_and_fit_a_terminal(
 def test_lines_of_an_error_break_between_words_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    screen = terminal(monkeypatch)
-    monkeypatch.setenv("COLUMNS", "20")
+    screen = terminal(monkeypatch, columns=20)
     monkeypatch.setenv("NO_COLOR", "1")
     complain(UsageError("there is no policy `my policy`", hint="again: qaudit scan a b c d e f"))
     assert screen.getvalue() == (
@@ -390,10 +376,9 @@ def test_lines_of_an_error_break_between_words_on_a_terminal(
 
 
 def test_the_verdict_has_a_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     for variable, word in (("PLAIN", "\x1b[1;32mSHIP\x1b[0m"), ("NO_COLOR", "SHIP")):
         monkeypatch.setenv(variable, "1")
-        monkeypatch.setattr(sys, "stdout", Terminal())
+        screen = terminal(monkeypatch, "stdout")
         print_result("SHIP 4 bits of HOLD")
-        assert sys.stdout.getvalue() == f"{word} 4 bits of HOLD\n"
+        assert screen.getvalue() == f"{word} 4 bits of HOLD\n"

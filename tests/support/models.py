@@ -46,6 +46,17 @@ def save_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
     PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer).save_pretrained(folder)
 
 
+def swap_words(folder: Path) -> None:
+    """Let two words of a tokenizer's vocabulary change places."""
+    path = folder / "tokenizer.json"
+    table = json.loads(path.read_text(encoding="utf-8"))
+    words = table["model"]["vocab"]
+    first, second, *_ = words
+    words[first], words[second] = words[second], words[first]
+    path.unlink()  # it may be a link
+    path.write_text(json.dumps(table), encoding="utf-8")
+
+
 def save_model(folder: Path, seed: int, family: str = "llama", **changes: object) -> Path:
     """Save a random model of two blocks, without a tokenizer."""
     torch.manual_seed(seed)

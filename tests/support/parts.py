@@ -42,6 +42,13 @@ def start(
     )
 
 
+def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+    """Wait for a command that ends with a code; return what it said on stderr."""
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == code, said
+    return said
+
+
 def until(there: Callable[[], bool], seconds: float = 300) -> None:
     """Wait for a condition."""
     ends = time.monotonic() + seconds
