@@ -20,7 +20,7 @@ from qaudit.text.rollouts import Rollout
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support import rollouts
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, Run, audit_of, refused
+from tests.support.cli import OUT, Run, audit_of, cells, refused
 from tests.support.models import text
 from tests.support.schemas import violations
 
@@ -109,31 +109,26 @@ def test_a_search_that_was_interrupted_goes_on_to_a_subject_like_any_other_and_n
         assert scan("ends", *GREEDY).code == 130
     assert len(passes) == 4
     done = scan("ends", *GREEDY, code=0)
-    assert "search best among series-a, series-b and series-c: up to 2 means" in " ".join(
-        done.err.split()
-    )
+    among = "search best among series-a, series-b and series-c: up to 2 means"
+    assert among in " ".join(done.err.split())
+    chose = "The search for best chose on the 12 documents that judge it: its 2 means count."
+    assert chose in " ".join(done.out.split())
     audit, row = audit_of(), _search()
     assert (row["scheme"], row["documents"], row["further"]) == ("rtn-4bit", 12, False)
-    assert (
-        "The search for best chose on the 12 documents that judge it: its 2 means count."
-        in " ".join(done.out.split())
-    )
     assert row["members"] == ["series-a", "series-b"]
-    assert [(t["added"][-1], t["taken"]) for t in row["trials"]][-1] == ("c", False)
+    assert (row["trials"][-1]["added"][-1], row["trials"][-1]["taken"]) == ("c", False)
     best = next(s for s in audit["subjects"] if s["label"] == "best")
     assert (best["merge"], [m["label"] for m in best["members"]]) == ("mean", row["members"])
-    assert {m["subject"] for m in audit["measurements"]} == {
-        "series-a", "series-b", "series-c", "best",
-    }  # fmt: skip
+    names = {"series-a", "series-b", "series-c", "best"}
+    assert {m["subject"] for m in audit["measurements"]} == names
     assert passes == ["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"]
     assert violations(audit) == []
     (search,) = from_json((OUT / "audit.json").read_text()).diagnostics.greedy
     assert search.label == "best" and search.trials
 
-    before = _search()
     passes.clear()
-    assert scan("ends", *GREEDY).code == 0
-    assert (passes, _search()) == ([], before)
+    scan("ends", *GREEDY, code=0)
+    assert (passes, _search()) == ([], row)
     more = ("--schemes", "rtn-3bit", "--soup", "best=greedy:scheme=rtn-4bit(series-*)")
     assert scan("ends", *more).code == 0  # is no search again
     assert passes == ["a alone", "b alone", "c alone", "a+b alone"]
@@ -150,8 +145,7 @@ def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
     assert passes == ["a", "b", "c", *searched, "a+b"]
     # The soup is a subject like any other: on documents that it was not chosen on.
     assert {m["documents"] for m in audit["measurements"]} == {6}
-    losses = {m["subject"]: m["ce"] for m in audit["measurements"] if m["scheme"] == "rtn-4bit"}
-    assert losses["best"] != row["loss"]
+    assert cells()["best", "rtn-4bit"]["ce"] != row["loss"]
     files = (OUT / "evidence").glob("*.npz")
     read = {read_measurement(file).evidence.document_sha256 for file in files}
     judged = {m.evidence.document_sha256 for m in read_saved(OUT).measurements}
@@ -218,11 +212,10 @@ def test_a_search_that_stays_at_one_member_says_so(scan: Run, trained: Path) -> 
     audit = audit_of()
     assert "best" not in {s["label"] for s in audit["subjects"]}
     (finding,) = [f for f in audit["findings"] if f["rule"] == "QA017"]
-    assert finding["message"] == (
-        "no member improves on `series-a` at rtn-4bit, so that `best` is no soup"
-    )
-    assert (finding["level"], finding["outcome"]) == ("info", "pass")
-    assert finding["message"] in whole_at(OUT)
+    message = "no member improves on `series-a` at rtn-4bit, so that `best` is no soup"
+    found = (finding["message"], finding["level"], finding["outcome"])
+    assert found == (message, "info", "pass")
+    assert message in whole_at(OUT)
     assert _search()["members"] == ["series-a"]
 
 

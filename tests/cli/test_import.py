@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from qaudit.audit import load
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, TEXT, Outcome, Run, audit_of, refused, run_in
+from tests.support.cli import OUT, TEXT, Outcome, Run, audit_of, edited, refused, run_in
 from tests.support.parts import same_audit
 
 ANSWERS = Path(__file__).parents[1] / "items" / "answers" / "lm-eval"
@@ -41,15 +40,13 @@ def imported(place: Path, qaudit: Run) -> Outcome:
     return qaudit("import", "out", *FILES)
 
 
-def tasks(folder: Path) -> dict[tuple[str, str], Any]:
-    rows = audit_of(folder)["tasks"]
-    assert isinstance(rows, list)
-    return {(row["scheme"], row["task"]): row for row in rows}
+def tasks() -> dict[tuple[str, str], Any]:
+    return {(row["scheme"], row["task"]): row for row in audit_of()["tasks"]}
 
 
 def test_imported_answers_are_rows_like_those_of_a_scan(imported: Outcome) -> None:
     assert imported.code == 0, imported.err
-    rows = tasks(OUT)
+    rows = tasks()
     row = rows["rtn-4bit", "choice"]
     assert (row["right_to_wrong"], row["wrong_to_right"], row["items"]) == (5, 1, 15)
     assert row["p_value"] == pytest.approx(0.125)
@@ -69,16 +66,13 @@ def test_a_gate_reads_imported_tasks_by_their_evidence_and_refuses_what_was_edit
     (place / "policy.yaml").write_text(f"rules:\n  - {rule}\n", "utf-8")
     gate = qaudit("gate", "out", "--policy", "policy.yaml", code=1)
     assert "flips" in gate.out
-    whole = (OUT / "audit.json").read_text("utf-8")
+    whole, choice = (OUT / "audit.json").read_text("utf-8"), tasks()["rtn-4bit", "choice"]
     for name, value in (("imported", ""), ("right_to_wrong", 0)):
-        audit: Any = json.loads(whole)
-        for row in audit["tasks"]:
-            if (row["scheme"], row["task"]) == ("rtn-4bit", "choice"):
-                row[name] = value
-        (OUT / "audit.json").write_text(json.dumps(audit), "utf-8")
+        rows = [{**row, name: value} if row == choice else row for row in audit_of()["tasks"]]
+        edited(OUT / "audit.json", tasks=rows)
         refused(qaudit("gate", "out"), 2, f"`{name}` of choice of", "edited after it was written")
-    (OUT / "audit.json").write_text(whole, "utf-8")
-    path = OUT / tasks(OUT)["rtn-4bit", "choice"]["evidence"]
+        (OUT / "audit.json").write_text(whole, "utf-8")
+    path = OUT / choice["evidence"]
     assert path.parent.parent.name == "imported"
     with path.open("ab") as file:
         file.write(b"x")
@@ -90,21 +84,21 @@ def test_a_scan_keeps_what_was_imported_until_it_is_imported_again_or_weights_ar
 ) -> None:
     scan = ("scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out")
     shutil.copytree(OUT, place / "before")
-    before, files = tasks(OUT), sorted(Path("out/evidence/imported").rglob("*.npz"))
+    before, files = tasks(), sorted(Path("out/evidence/imported").rglob("*.npz"))
     assert qaudit(*scan).code == 0
     same_audit(place / "before", OUT)
-    assert tasks(OUT) == before
+    assert tasks() == before
 
     swapped = ("--base", "answers/q3", "--quantized", "rtn-4bit=answers/base")
     assert qaudit("import", "out", *swapped, "--metric", STRICT).code == 0
-    assert tasks(OUT)["rtn-4bit", "choice"]["wrong_to_right"] == 5
+    assert tasks()["rtn-4bit", "choice"]["wrong_to_right"] == 5
     assert len(sorted(Path("out/evidence/imported").rglob("*.npz"))) == len(files)
     assert qaudit("import", "out", *FILES).code == 0
-    assert tasks(OUT) == before
+    assert tasks() == before
 
     shutil.copytree(place / "series" / "step200", place / "series" / "step10", dirs_exist_ok=True)
     assert qaudit(*scan).code == 0
-    assert tasks(OUT) == {}
+    assert tasks() == {}
 
 
 def test_what_cannot_be_imported_is_refused_in_words(place: Path, qaudit: Run) -> None:
@@ -125,7 +119,7 @@ def test_what_cannot_be_imported_is_refused_in_words(place: Path, qaudit: Run) -
 def test_several_schemes_are_compared_with_one_base(place: Path, qaudit: Run) -> None:
     both = ("--quantized", "rtn-4bit=answers/base", "--quantized", "rtn-3bit:group=16=answers/q3")
     qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT, code=0)
-    rows = tasks(OUT)
+    rows = tasks()
     assert rows["rtn-4bit", "choice"]["right_to_wrong"] == 0
     assert rows["rtn-3bit:group=16", "choice"]["right_to_wrong"] == 5
     path = next((place / "answers" / "q3").glob("samples_choice_*"))

@@ -21,7 +21,7 @@ from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support import released, toys
 from tests.support.cli import AUDITED, QUICK, ROUNDED, TEXT, Outcome, Run, audit_of, refused
 from tests.support.filled import filled
-from tests.support.parts import start
+from tests.support.parts import lasting, start
 from tests.support.rollouts import written
 
 GPTQ, RTN = "gptq-4bit:group=32", "rtn-3bit:group=32"
@@ -111,12 +111,11 @@ def test_the_plan_has_what_is_kept_and_refuses_what_no_disk_holds(
 def test_parts_keep_and_copies_of_them_are_collected(qaudit: Run, place: Path) -> None:
     targets = ("series/step10", "series/step200")
     plan = ("plan", *targets, *TEXT, "--schemes", GPTQ, "--out", "out", "-q")
-    assert qaudit(*plan).code == 0
+    qaudit(*plan, code=0)
     shutil.copytree(place / "out", place / "other")
-    for folder, number in (("out", 0), ("other", 1)):
-        for _ in range(2):
-            assert qaudit("part", folder, "--part", f"{number}/2", "--keep", GPTQ, "-q").code == 0
-    assert qaudit("collect", "out", "other", "-q").code == 0
+    for folder, number in (("out", 0), ("other", 1)) * 2:
+        qaudit("part", folder, "--part", f"{number}/2", "--keep", GPTQ, code=0)
+    qaudit("collect", "out", "other", code=0)
     assert kept(place / "out")
     assert KEPT in export(qaudit, "new").err
 
@@ -140,14 +139,10 @@ main()
 """
 
 
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    other = ("seconds", "evidence_sha256")
+def numbers(folder: Path) -> Any:
     audit: Any = audit_of(folder)
-    rows = audit["measurements"] + audit["tasks"]
-    rows += [
-        each for name in ("rollouts", "routing") for each in audit["diagnostics"].get(name, ())
-    ]
-    return [{name: value for name, value in row.items() if name not in other} for row in rows]
+    rows = audit["measurements"] + audit["tasks"] + audit["diagnostics"].get("rollouts", [])
+    return lasting(rows + audit["diagnostics"].get("routing", []))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from qaudit.errors import QauditError
 from qaudit.export.folder import try_format
 from qaudit.formats.packing import format_named, patterns_of
 from qaudit.saved.exports import read_export, write_table
-from tests.support.cli import TEXT, Run, audit_of, refused
+from tests.support.cli import OUT, TEXT, Run, audit_of, refused
 from tests.support.formats import weight
 
 MIX = "gptq-mix:budget=3.75:group=32"
@@ -24,13 +24,13 @@ SCAN = ("scan", "series/step200", *TEXT, "--schemes", MIX, "--out", "out", "-q")
 NAMED = ("--subject", "step200", "--scheme", MIX, "-q", "--out")
 
 
-def row_of(folder: Path) -> dict[str, Any]:
+def row_of(folder: Path = OUT) -> dict[str, Any]:
     return next(r for r in audit_of(folder)["measurements"] if r["scheme"] != "fp")
 
 
 def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Path) -> None:
-    assert qaudit(*SCAN).code == 0
-    row, (file,) = row_of(place / "out"), (place / "out" / "evidence" / "tables").iterdir()
+    qaudit(*SCAN, code=0)
+    row, (file,) = row_of(), (place / "out" / "evidence" / "tables").iterdir()
     table = json.loads(file.read_text())
     assert row["mixture"] == table
     assert len(set("".join(table.values()))) > 1
@@ -105,7 +105,7 @@ def test_a_scan_that_is_interrupted_goes_on_with_the_table_that_it_kept(
         patched.setattr("qaudit.engine.mixing.write_table", write)
         assert qaudit(*SCAN).code == 130
     assert qaudit(*SCAN).code == 0
-    assert set(row_of(place / "out")["mixture"].values()) == {"35"}
+    assert set(row_of()["mixture"].values()) == {"35"}
 
 
 def test_a_table_of_another_audit_is_pinned_by_its_content(qaudit: Run, place: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_table_of_another_audit_is_pinned_by_its_content(qaudit: Run, place: P
     (place / "table.json").write_text(json.dumps(table))
     scan = ("scan", "series/step10", *TEXT, "--out", "out", "-q", "--schemes")
     assert qaudit(*scan, "gptq-mix:group=32:table=table.json").code == 0
-    assert row_of(place / "out")["mixture"] == table
+    assert row_of()["mixture"] == table
     for other, sentence, hint in (
         ({**table, "mlp.up_proj": "3"}, "no bits for `mlp.up_proj` of block 1", "`budget=` alone"),
         ({"mlp.up_proj": [3, 3]}, "`table.json` is no table of bits", "a digit for each block"),
@@ -124,21 +124,16 @@ def test_a_table_of_another_audit_is_pinned_by_its_content(qaudit: Run, place: P
         refused(done, 2, sentence, hint)
 
 
-@pytest.mark.parametrize(
-    ("mixed", "patterns"),
-    [
+def test_patterns_name_the_linears_of_each_width() -> None:
+    for mixed, patterns in (
         ({"model.layers.0.a.b": 3, "model.layers.1.a.b": 4, "model.layers.2.a.b": 3},
          {3: [r".*\.(0|2)\.a\.b$"], 4: [r".*\.(1)\.a\.b$"]}),
         ({f"m.layers.{k}.experts.{e}.up": 4 for k in range(2) for e in range(3)},
          {4: [r".*\.(0|1)\.experts\.\d+\.up$"]}),
         ({"m.layers.0.experts.0.up": 4, "m.layers.0.experts.1.up": 3},
          {3: [r".*\.(0)\.experts\.1\.up$"], 4: [r".*\.(0)\.experts\.0\.up$"]}),
-    ],
-)  # fmt: skip
-def test_patterns_name_the_linears_of_each_width(
-    mixed: dict[str, int], patterns: dict[int, list[str]]
-) -> None:
-    assert patterns_of(mixed) == patterns
+    ):  # fmt: skip
+        assert patterns_of(mixed) == patterns
 
 
 def test_files_of_llama_cpp_have_a_type_for_each_linear() -> None:

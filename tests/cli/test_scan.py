@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from qaudit.planning.prepare import LONGEST_NAME, default_folder, folder_name
-from tests.support.cli import OUT, QUICK, STEPS, Run, audit_of
+from tests.support.cli import OUT, QUICK, STEPS, Run, audit_of, cells
 from tests.support.curved import must_be_close
 from tests.support.models import write_documents
+from tests.support.parts import ended, start
 from tests.support.pretended_device import pretended
 from tests.support.quantized import quantized_copy
 
@@ -66,37 +65,23 @@ def test_choices_become_accuracy_of_every_subject_and_scheme(place: Path, scan: 
         {"question": f"which {k}", "choices": ["fox", "dog", "night"], "answer": k % 3}
         for k in range(6)
     ]
-    lines = "\n".join(json.dumps(item) for item in items)
-    (place / "choices.jsonl").write_text(lines, encoding="utf-8")
-    assert scan("series/step10", "series/step200", "--set", "choices=choices.jsonl").code == 0
-    audit = audit_of()
-    rows = {(row["subject"], row["scheme"]): row for row in audit["tasks"]}
-    pairs = [(label, scheme) for label in LABELS[:2] for scheme in ("fp", "rtn-4bit")]
-    assert list(rows) == pairs
-    assert all(
-        row["accuracy"] * 6 == pytest.approx(round(row["accuracy"] * 6)) for row in audit["tasks"]
-    )
-    assert rows["step10", "fp"]["accuracy_drop"] is None
-    assert rows["step10", "rtn-4bit"]["accuracy_drop"] is not None
-    assert audit["plan"]["protocol"]["choices"] == 6
+    (place / "choices.jsonl").write_text("\n".join(map(json.dumps, items)), encoding="utf-8")
+    scan("series/step10", "series/step200", "--set", "choices=choices.jsonl", code=0)
+    rows = cells(part="tasks")
+    assert list(rows) == [(label, s) for label in LABELS[:2] for s in ("fp", "rtn-4bit")]
+    for (_, scheme), row in rows.items():
+        assert row["accuracy"] * 6 == pytest.approx(round(row["accuracy"] * 6))
+        assert (row["accuracy_drop"] is None) == (scheme == "fp")
+    assert audit_of()["plan"]["protocol"]["choices"] == 6
 
 
 def test_options_come_from_the_environment_too(
     place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {
-        "CALIBRATION": "calibration.jsonl",
-        "EVALUATION": "evaluation.jsonl",
-        "SCHEMES": "rtn-4bit,rtn-3bit",
-        "CHECKPOINTS": "step10",
-        "CONTEXT": "16",
-        "BOS": "never",
-        "PACKED": "1",
-        "OUT": "elsewhere",
-        "JSON": "1",
-        "QUIET": "1",
-    }.items():
-        monkeypatch.setenv(f"QAUDIT_{name}", value)
+    values = "CALIBRATION=calibration.jsonl EVALUATION=evaluation.jsonl CHECKPOINTS=step10 "
+    values += "SCHEMES=rtn-4bit,rtn-3bit CONTEXT=16 BOS=never PACKED=1 OUT=elsewhere JSON=1 QUIET=1"
+    for value in values.split():
+        monkeypatch.setenv(*f"QAUDIT_{value}".split("="))
     done = qaudit("scan", "series", "--schemes", "rtn-8bit")
     audit = json.loads(done.out)
     assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-8bit"]  # options win
@@ -133,28 +118,24 @@ def test_a_tokenizer_that_is_missing_and_pickles_that_are_trusted_change_no_numb
     assert [row["ce"] for row in rows] == [row["ce"] for row in meant]
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(scan: Run) -> None:
+def test_a_dry_run_prints_the_plan_and_writes_nothing_and_few_documents_are_named(
+    place: Path, scan: Run
+) -> None:
     done, as_json = scan("series", "--dry-run"), scan("series", "--dry-run", "--json")
     assert "3 checkpoints" in done.out
-    assert [subject["label"] for subject in json.loads(as_json.out)["subjects"]] == LABELS
-    for outcome in (done, as_json):
-        assert (outcome.code, outcome.err) == (0, "")
+    assert labels(json.loads(as_json.out)) == LABELS
+    assert [(one.code, one.err) for one in (done, as_json)] == [(0, "")] * 2
     assert not OUT.exists()
-
-
-def test_a_scan_of_few_documents_says_what_is_missing(place: Path, qaudit: Run) -> None:
     write_documents(place / "two.jsonl", range(300, 302))
-    options = (*QUICK[:2], "--evaluation", "two.jsonl", "--schemes", "rtn-4bit")
-    done = qaudit("scan", "series/step10", *options)
+    done = scan("series/step10", "--evaluation", "two.jsonl", code=0)
     assert "evaluate on at least" in done.out
-    assert done.code == 0
 
 
 def test_every_scheme_has_its_divergence_also_where_full_precision_was_measured_before(
     scan: Run,
 ) -> None:
-    assert scan("series/step10").code == 0
-    assert scan("series/step10", "--schemes", "rtn-2bit").code == 0  # beside rtn-4bit
+    scan("series/step10", code=0)
+    scan("series/step10", "--schemes", "rtn-2bit", code=0)  # beside rtn-4bit
     full, four, two = audit_of()["measurements"]
     assert (full["scheme"], four["scheme"], two["scheme"]) == ("fp", "rtn-4bit", "rtn-2bit")
     assert full["kl"] is None
@@ -169,8 +150,7 @@ def test_a_plan_is_a_target_that_status_and_collect_read(finished: Path, qaudit:
     qaudit("scan", "out/plan.json", "--out", "again", code=0)
     rows = [audit_of(folder)["measurements"] for folder in (finished, Path("again"))]
     assert [row["ce"] for row in rows[0]] == [row["ce"] for row in rows[1]]
-    status = qaudit("status", "out")
-    assert (status.code, "3 of 3 subjects measured" in status.out) == (0, True)
+    assert "3 of 3 subjects measured" in qaudit("status", "out", code=0).out
     (finished / "audit.json").unlink()
     assert qaudit("collect", "out").code == 0
     assert audit_of(finished)["measurements"] == rows[0]
@@ -189,19 +169,10 @@ finally:
         heavy |= {"huggingface_hub", "httpx2", "torch", "transformers"}
     print(sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
-    base = [sys.executable, "-c", code, "scan", "series/step10", *QUICK]
-    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
-    for arguments in (["-q"], ["--dry-run"]):
-        done = subprocess.run(
-            [*base, *arguments],
-            cwd=place,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.splitlines()[-1] == "[]"
+    for how in ("-q", "--dry-run"):
+        words = ("scan", "series/step10", *QUICK, how)
+        said = ended(start(place, *words, main=code, HF_ENDPOINT="http://127.0.0.1:9"))
+        assert said.splitlines()[-1] == "[]"
 
 
 BASE = "series/step10"
@@ -240,24 +211,24 @@ WORDS = st.text("abcxyz", min_size=1, max_size=20)
 TARGETS = st.builds("{}/{}".format, WORDS, WORDS)
 
 
-@pytest.mark.parametrize(
-    ("targets", "name"),
-    [
-        (["org/name"], "org-name"),
-        (["hf://org/name"], "org-name"),
-        (["org/name@stage1-step1000"], "org-name-stage1-step1000"),
-        (["org/name-*"], "org-name--"),
-        (["models/step10"], "models-step10"),
-        (["recipes/olmo2-7b.yaml"], "olmo2-7b"),
-        (["demo"], "demo"),
-        (["a", "b"], "a+b"),
-        (["out/mine/plan.json"], "mine"),
-        (["series/step10", "series/step200"], "step10+step200"),  # folders on this machine
-        (["."], "place"),
-    ],
-)
-def test_the_folder_is_named_after_all_targets(place: Path, targets: list[str], name: str) -> None:
-    assert folder_name(targets) == name
+def test_the_folder_is_named_after_all_targets(place: Path) -> None:
+    names = {
+        "org/name": "org-name",
+        "hf://org/name": "org-name",
+        "org/name@stage1-step1000": "org-name-stage1-step1000",
+        "org/name-*": "org-name--",
+        "models/step10": "models-step10",
+        "recipes/olmo2-7b.yaml": "olmo2-7b",
+        "demo": "demo",
+        "a b": "a+b",
+        "out/mine/plan.json": "mine",
+        "series/step10 series/step200": "step10+step200",  # folders on this machine
+        ".": "place",
+    }
+    assert {targets: folder_name(targets.split()) for targets in names} == names
+    # What quick measures has a folder of its own.
+    assert default_folder(["demo"], {"quick": True}).name == "demo-quick"
+    assert default_folder(["demo"], {"quick": None}).name == "demo"
 
 
 @given(st.lists(TARGETS, min_size=1, max_size=9))
@@ -267,11 +238,6 @@ def test_other_targets_have_another_folder_and_no_name_is_too_long(targets: list
     assert "/" not in name
     assert folder_name([*targets, "org/more"]) != name
     assert folder_name(["org/more", *targets]) != name
-
-
-def test_what_quick_measures_has_a_folder_of_its_own() -> None:
-    assert default_folder(["demo"], {"quick": True}).name == "demo-quick"
-    assert default_folder(["demo"], {"quick": None}).name == "demo"
 
 
 # ------------------------------------------------------------------ FIFOs in place of files

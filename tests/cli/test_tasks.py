@@ -16,7 +16,7 @@ from qaudit.items import harness
 from qaudit.saved.evidence import read_saved
 from tests.support import toys
 from tests.support.cards import whole_at
-from tests.support.cli import TEXT, Run, audit_of, refused
+from tests.support.cli import OUT, TEXT, Run, audit_of, edited, refused
 from tests.support.curved import must_be_close
 from tests.support.hub import Hub
 from tests.support.models import save_model, write_documents
@@ -62,7 +62,7 @@ def scan(place: Path, qaudit: Run, without_pictures: None) -> Run:
     return partial(qaudit, "scan", "model", *TEXT, "--schemes", "rtn-3bit", "--out", "out")
 
 
-def rows(folder: Path) -> dict[tuple[str, str], Any]:
+def rows(folder: Path = OUT) -> dict[tuple[str, str], Any]:
     return {(row["scheme"], row["task"]): row for row in audit_of(folder)["tasks"]}
 
 
@@ -78,7 +78,7 @@ def test_only_the_splits_that_are_read_come_from_the_hub_and_other_runs_and_part
     paths = {path.partition("/resolve/")[2].partition("/")[2] for path in fetched(hub)}
     wanted = {"data/train-", "data/validation-", "ARC-Easy/train-", "ARC-Easy/test-"}
     assert {path.partition("00000")[0] for path in paths} == {*wanted, "README.md", "pqal.zip"}
-    found = rows(Path("out"))
+    found = rows()
     assert {task for _, task in found} == {"piqa", "arc_easy", "pubmedqa", "mean"}
     assert found["rtn-3bit", "piqa"]["items"] == 6
     assert found["rtn-3bit", "mean"]["drop_low"] <= found["rtn-3bit", "mean"]["drop"]
@@ -91,7 +91,7 @@ def test_only_the_splits_that_are_read_come_from_the_hub_and_other_runs_and_part
     hub.log.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert scan("--tasks", TASKS).code == 0
-    assert rows(Path("out")) == found
+    assert rows() == found
     done = qaudit("part", "parts", "--part", "0/1")
     assert (done.code, fetched(hub)) == (0, []), done.err
     assert qaudit("collect", "parts").code == 0
@@ -109,13 +109,12 @@ def test_tasks_have_the_cpus_numbers_on_a_pretended_gpu(hub: Hub, scan: Run) -> 
     must_be_close(audit_of(Path("gpu"))["tasks"], audit_of(Path("cpu"))["tasks"], 1e-5)
 
 
-def skipped(folder: Path) -> dict[str, str]:
-    rows: Any = audit_of(folder)["skipped"]
-    return {row["subject"]: row["reason"] for row in rows}
+def skipped() -> dict[str, str]:
+    return {row["subject"]: row["reason"] for row in audit_of()["skipped"]}
 
 
-def written(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.npz")}
+def written() -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
 
 
 def test_tasks_whose_data_fail_are_skipped_and_cost_the_others_nothing_later(
@@ -124,15 +123,15 @@ def test_tasks_whose_data_fail_are_skipped_and_cost_the_others_nothing_later(
     hub.faults.append({"match": r"piqa/resolve/.*validation", "status": 404})
     hub.faults.append({"match": r"pqal.zip", "reset": 0})
     scan("--tasks", TASKS, code=3)
-    assert skipped(Path("out")).keys() == {"task piqa", "task pubmedqa"}
-    assert "data cannot be had" in skipped(Path("out"))["task piqa"]
-    assert {task for _, task in rows(Path("out"))} == {"arc_easy"}
-    before = written(Path("out/evidence"))
+    assert skipped().keys() == {"task piqa", "task pubmedqa"}
+    assert "data cannot be had" in skipped()["task piqa"]
+    assert {task for _, task in rows()} == {"arc_easy"}
+    before = written()
     hub.faults.clear()
     hub.log.clear()
     assert scan("--tasks", TASKS).code == 0
     assert not [path for path in fetched(hub) if "ai2_arc" in path]
-    after = written(Path("out/evidence"))
+    after = written()
     assert before.items() <= after.items()  # nothing was measured again
     assert {path.parent.name for path in after.keys() - before.keys()} == {"piqa", "pubmedqa"}
 
@@ -142,13 +141,12 @@ def test_shipped_files_answer_the_same_items(place: Path, scan: Run, qaudit: Run
     quantized_copy(place / "model", place / "model-GPTQ", "gptq", bits=2)
     data = ("--tasks", "arc_easy,mmlu_anatomy", "--set", "task_data=data", "--set", "task_items=4")
     scan(*data, "--shipped", "model-GPTQ", code=0)
-    found = rows(Path("out"))
+    found = rows()
     assert {scheme for scheme, _ in found} == {"fp", "rtn-3bit", "model-GPTQ"}
-    for task in ("arc_easy", "mmlu_anatomy", "mean"):
+    for task, items in (("arc_easy", 4), ("mmlu_anatomy", 4), ("mean", 8)):
         own = found["model-GPTQ", task]
-        assert own["items"] == found["fp", task]["items"] == (8 if task == "mean" else 4)
-        assert own["drop"] is not None
-        assert own["flips"] is not None
+        assert own["items"] == found["fp", task]["items"] == items
+        assert None not in (own["drop"], own["flips"])
     assert "`arc_easy`" in whole_at(Path("out"))
     alone = ("scan", "model-GPTQ", "--schemes", "none", "--out", "alone")
     qaudit(*alone, *TEXT, *data, code=0)
@@ -180,14 +178,13 @@ def test_every_task_of_lm_eval_is_listed_and_found(qaudit: Run, scan: Run) -> No
     names = qaudit("list", "lm-eval", "-q").out.split()
     assert len(names) > 10_000
     assert {"gsm8k", "arc_easy", "mmlu"} <= set(names)
-    refused(
-        scan("--tasks", "gsm8k", "--set", "task_data=data"), 2, "`gsm8k` generates text", "mmlu"
-    )
+    done = scan("--tasks", "gsm8k", "--set", "task_data=data")
+    refused(done, 2, "`gsm8k` generates text", "mmlu")
 
 
-@pytest.mark.parametrize(
-    ("tasks", "sentence", "hint"),
-    [
+@pytest.mark.usefixtures("few_files")
+def test_a_task_that_cannot_be_scored_is_refused_with_what_to_use(scan: Run) -> None:
+    for tasks, sentence, hint in (
         ("piqa --set task_items=some", "`some` is no number", ""),
         ("piqa --set task_data=nowhere", "there is no folder `nowhere`", "org/name"),
         ("arc_eazy", "no task `arc_eazy`", "did you mean `arc_easy`?"),
@@ -195,14 +192,9 @@ def test_every_task_of_lm_eval_is_listed_and_found(qaudit: Run, scan: Run) -> No
         ("gsm8k", "`gsm8k` generates text", "mmlu"),
         ("wikitext", "`wikitext` measures perplexity", "--evaluation"),
         ("truthfulqa_mc2", "marks answers by code of its own", "mmlu"),
-    ],
-)
-@pytest.mark.usefixtures("few_files")
-def test_a_task_that_cannot_be_scored_is_refused_with_what_to_use(
-    scan: Run, tasks: str, sentence: str, hint: str
-) -> None:
-    done = scan("--set", "task_data=data", "--tasks", *tasks.split())
-    refused(done, 2, sentence, hint)
+    ):
+        done = scan("--set", "task_data=data", "--tasks", *tasks.split())
+        refused(done, 2, sentence, hint)
 
 
 @pytest.fixture
@@ -224,9 +216,9 @@ def test_a_split_that_is_missing_and_a_script_are_refused_or_leave_the_other_tas
     refused(scan("--tasks", "sciq"), 4, no_script, "task_data=")
     assert not Path("out/audit.json").exists()
     scan("--tasks", "piqa,sciq,arc_easy", code=3)
-    assert {task for _, task in rows(Path("out"))} == {"arc_easy"}
-    assert no_split in skipped(Path("out"))["task piqa"]
-    assert no_script in skipped(Path("out"))["task sciq"]
+    assert {task for _, task in rows()} == {"arc_easy"}
+    assert no_split in skipped()["task piqa"]
+    assert no_script in skipped()["task sciq"]
     plan: Any = audit_of()["plan"]
     assert "task `piqa` is left out" in " ".join(plan["notes"])
 
@@ -251,21 +243,18 @@ def test_items_of_tasks_are_published_and_those_that_lose_their_beginning_are_co
 @pytest.mark.usefixtures("few_files")
 @pytest.mark.parametrize("kinds", [["bos_token"], ["eos_token"], []])
 def test_items_without_a_context_need_bos_or_eos(scan: Run, place: Path, kinds: list[str]) -> None:
-    path = place / "model/tokenizer_config.json"
-    config = json.loads(path.read_text())
-    for kind in {"bos_token", "eos_token"} - set(kinds):
-        config.pop(kind, None)
-    path.write_text(json.dumps(config))
+    left_out = {"bos_token", "eos_token"} - set(kinds)
+    edited(place / "model/tokenizer_config.json", **dict.fromkeys(left_out))
     options = [{"sentence_good": f"{w} is", "sentence_bad": f"is {w}"} for w in toys.WORDS[:4]]
     toys.write_data(place / "data/nyu-mll/blimp", "adjunct_island", {"train": options})
     blimp = "blimp_adjunct_island"
     if kinds:
         assert scan("--tasks", blimp, "--set", "task_data=data").code == 0
-        assert rows(Path("out"))["fp", blimp]["items"] == 4
+        assert rows()["fp", blimp]["items"] == 4
         return
     assert scan("--tasks", f"{blimp},piqa", "--set", "task_data=data").code == 3
-    assert {task for _, task in rows(Path("out"))} == {"piqa"}
-    assert "has neither BOS nor EOS" in skipped(Path("out"))[f"task {blimp}"]
+    assert {task for _, task in rows()} == {"piqa"}
+    assert "has neither BOS nor EOS" in skipped()[f"task {blimp}"]
 
 
 def test_tasks_are_listed_with_what_they_cost(qaudit: Run) -> None:
