@@ -24,7 +24,9 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run) -> None
     assert scan("series/step1000").code == 0
     assert "positions" not in audit_of()["diagnostics"]
     done = scan(*ONE, "--set", f"diagnostics={PARTS}", "--set", "diagnostics=positions", code=0)
-    assert "diagnose sensitivity at rtn-3bit: about 17 streams more for each" in _lines(done.err)
+    assert "diagnose sensitivity at rtn-3bit: about 17 streams more for each" in " ".join(
+        done.err.split()
+    )
     audit = audit_of()
     found = audit["diagnostics"]
     assert {row["part"] for row in found["weights"]} == {"model", "role"}
@@ -34,10 +36,6 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run) -> None
     card = whole_at(OUT)
     assert "<summary>Why</summary>" in card
     assert f"--set diagnostics=weights,{PARTS}" in card
-
-
-def _lines(text: str) -> str:
-    return " ".join(text.split())
 
 
 def test_what_ships_is_not_diagnosed_again_where_it_is_rounded_otherwise(

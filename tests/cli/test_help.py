@@ -13,8 +13,6 @@ from tests.house.commands import OF_THE_SHELL, commands
 from tests.support.cli import Run
 
 run = CliRunner()
-
-
 COMMANDS = dict(commands())
 
 
@@ -63,16 +61,15 @@ def test_commands_stand_in_groups() -> None:
     assert words[-3:] == ["The model's own text", "rollouts", "import"]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_commands(shell: str) -> None:
-    given = {
+def test_shells_complete_commands() -> None:
+    for shell, given in {
         "bash": {"COMP_WORDS": "qaudit re", "COMP_CWORD": "1"},
         "zsh": {"_TYPER_COMPLETE_ARGS": "qaudit re"},
         "fish": {"_TYPER_COMPLETE_ARGS": "qaudit re", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
-    }
-    environment = {"_QAUDIT_COMPLETE": f"complete_{shell}", **given[shell]}
-    answer = run.invoke(app, [], prog_name="qaudit", env=environment)
-    assert "report" in answer.stdout
+    }.items():
+        environment = {"_QAUDIT_COMPLETE": f"complete_{shell}", **given}
+        answer = run.invoke(app, [], prog_name="qaudit", env=environment)
+        assert "report" in answer.stdout
 
 
 def test_doctor_fits_a_terminal(qaudit: Run) -> None:

@@ -23,7 +23,7 @@ def picked(qaudit: Run, *more: str) -> Any:
     return json.loads(qaudit("pick", "out", *more, "--json").out)
 
 
-def test_a_pick_says_what_why_and_what_would_change_it(qaudit: Run) -> None:
+def test_a_pick_says_what_and_why_and_card_pick_and_gate_have_one_verdict(qaudit: Run) -> None:
     done = qaudit("pick", "out", "--objective", "loss@rtn-3bit:group=32")
     assert done.code in (0, 3)
     assert "at rtn-3bit:group=32 has the lowest quantized loss" in " ".join(done.out.split())
@@ -31,9 +31,6 @@ def test_a_pick_says_what_why_and_what_would_change_it(qaudit: Run) -> None:
     assert "yes" in done.out.split()
     front = qaudit("pick", "out", "--objective", "pareto", code=0)
     assert front.out.startswith("On the front: nothing with fewer bits is better.")
-
-
-def test_card_pick_and_gate_have_one_verdict(qaudit: Run) -> None:
     saved = audit_of(Path("out"))["verdict"]
     answer = picked(qaudit)
     assert saved == answer["verdict"]
@@ -67,24 +64,18 @@ def test_two_audits_of_the_same_text_are_picked_from_together(qaudit: Run) -> No
     assert {pick["subject"], pick["runner_up"]} == {"stage2-ingredient3-step1000", "soup"}
 
 
-@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (0.01, 3)])
 def test_divergences_near_full_precision_are_a_tie(
-    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, factor: float, code: int
+    qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = sample.measurements
-
-    def diverging(documents: int, seed: int) -> tuple[Measurement, ...]:
-        """Return measurements whose KL divergence is that of their scheme."""
-        kl = {"gptq-4bit": 0.02, "bnb-nf4": 0.03}
-        found = really(documents, seed)
-        return tuple(with_kl(m, factor * kl[m.scheme]) if m.scheme in kl else m for m in found)
-
-    monkeypatch.setattr(sample, "measurements", diverging)
-    monkeypatch.setattr(saved_audits, "SCHEMES", ("fp", "gptq-4bit", "bnb-nf4"))
-    save(place / "saved", documents=64)
-    done = qaudit("pick", "saved", "--objective", "kl", "--policy", "explore", "--json")
-    (only,) = json.loads(done.out)["verdict"]["classes"]
-    assert (done.code, bool(only["contenders"])) == (code, code == 3)
+    found, kl = sample.measurements(64, 0), {"gptq-4bit": 0.02, "bnb-nf4": 0.03}
+    monkeypatch.setattr(saved_audits, "SCHEMES", ("fp", *kl))
+    for factor, code in ((1.0, 0), (0.01, 3)):
+        diverging = [with_kl(m, factor * kl[m.scheme]) if m.scheme in kl else m for m in found]
+        monkeypatch.setattr(sample, "measurements", lambda *_, all=tuple(diverging): all)
+        save(Path("saved"), documents=64)
+        done = qaudit("pick", "saved", "--objective", "kl", "--policy", "explore", "--json")
+        (only,) = json.loads(done.out)["verdict"]["classes"]
+        assert (done.code, bool(only["contenders"])) == (code, code == 3)
 
 
 def with_kl(measurement: Measurement, kl: float) -> Measurement:

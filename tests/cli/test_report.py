@@ -60,9 +60,6 @@ def test_what_is_registered_is_listed_one_a_line(qaudit: Run) -> None:
     assert any(line.startswith("olmo2") for line in qaudit("list", "families").out.splitlines())
     assert qaudit("list").out == qaudit("list", "schemes").out
     assert "[bits, group=128, sym=true, scale_dtype=bf16]" in qaudit("list").out
-
-
-def test_the_version_and_the_help_are_printed(qaudit: Run) -> None:
     done = qaudit("--version")
     assert (done.code, done.out, done.err) == (0, f"{__version__}\n", "")
     done = qaudit()
@@ -77,31 +74,29 @@ def test_a_card_goes_into_a_readme_and_is_replaced_there(saved: Path, qaudit: Ru
     readme = saved / "model" / "README.md"
     readme.parent.mkdir()
     readme.write_bytes(b"---\r\nlicense: mit\r\n---\r\n# A model\r\n")
-    done = qaudit("report", "out", "--into", readme, "--plots", "model/qaudit/plots")
-    assert (done.code, done.out) == (0, "")
-    assert "wrote the card into" in done.err
+    into = ("report", "out", "--into", readme, "--plots", "model/qaudit/plots")
+    done = qaudit(*into)
+    assert (done.code, done.out, "wrote the card into" in done.err) == (0, "", True)
     once = readme.read_bytes()
-    assert once.startswith(
-        b"---\r\nlicense: mit\r\n---\r\n# A model\r\n\r\n<!-- qaudit:begin -->\r\n"
-    )
+    text = b"---\r\nlicense: mit\r\n---\r\n# A model\r\n\r\n<!-- qaudit:begin -->\r\n"
+    assert once.startswith(text)
     assert b'src="qaudit/plots/trajectory.svg"' in once
     assert (readme.parent / "qaudit" / "plots").is_dir()
     assert b"\n" not in once.replace(b"\r\n", b"")
-    qaudit("report", "out", "--into", readme, "--plots", "model/qaudit/plots")
+    qaudit(*into)
     assert readme.read_bytes() == once
     assert [path.name for path in readme.parent.iterdir() if path.is_file()] == ["README.md"]
 
 
-def test_without_pictures_a_readme_gets_lines_of_text(saved: Path, qaudit: Run) -> None:
+def test_a_readme_gets_lines_of_text_until_pictures_are_drawn_again(
+    saved: Path, qaudit: Run
+) -> None:
     done = qaudit("report", "out", "--into", "NEW.md")
     assert "no pictures in out/plots" in done.err
     text = (saved / "NEW.md").read_text(encoding="utf-8")
     assert "![" not in text
     assert "```text\nAlong the series" in text
     assert qaudit("report", "out", "--sparklines").out.strip() == text.strip()
-
-
-def test_pictures_are_drawn_again_beside_any_format(saved: Path, qaudit: Run) -> None:
     qaudit("report", "out", "--format", "terminal", "--plots", "pictures", code=0)
     assert {"trajectory.png", "soups.svg"} <= {p.name for p in (saved / "pictures").iterdir()}
     (saved / "file").write_text("", encoding="utf-8")
@@ -115,10 +110,8 @@ def test_two_scans_are_compared_and_the_exit_code_is_0(qaudit: Run, exported: Pa
     scan = ("scan", "series/step10", *TEXT, "--schemes", ROUNDED, "--out", "before", "-q")
     assert qaudit(*scan).code == 0
     done = qaudit("diff", "before", "out", code=0)
-    said = " ".join(done.out.split())
-    assert "Losses: 2 unchanged. Added losses: 1 unchanged." in said
-    assert "- b: rtn-3bit" in done.out
-    assert done.err == ""
+    assert "Losses: 2 unchanged. Added losses: 1 unchanged." in " ".join(done.out.split())
+    assert ("- b: rtn-3bit" in done.out, done.err) == (True, "")
     found = json.loads(qaudit("diff", "before", "out", "--format", "json").out)
     assert (found["paired"], found["a"], found["b"]) == (True, "before", "out")
     assert "b is `out`" in qaudit("diff", "before", "out", "--format", "md").out
@@ -132,36 +125,25 @@ def test_two_scans_are_compared_and_the_exit_code_is_0(qaudit: Run, exported: Pa
 
 # ---------------------------------------------------------------------------- explained
 
-OURS = "rules: [{name: ours, metric: kl, subjects: '@ships', margin: 0.1 nats}]"
 
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
+def test_a_name_is_explained(qaudit: Run, tmp_path: Path) -> None:
+    rule = "{name: ours, metric: kl, subjects: '@ships', margin: 0.1 nats}"
+    (tmp_path / "ours.yaml").write_text(f"rules: [{rule}]")
+    for names, words in (
         ("four-bit-tail", ("a rule about kl_p999", "1 nat in release (warn)", "(QA038)")),
         ("qa029", ("QA029: one document carries much of the added loss",)),
         ("kl", ("kl (QA037)", "What to do: ship another subject or scheme")),
         ("gptq-4bit", ("gptq:bits=4", "Round columns in turn")),
-        ("ours --policy OURS", ("a rule about kl, with a margin of 0.1 nats in ours",)),
-    ],
-)
-def test_a_name_is_explained(
-    qaudit: Run, names: str, words: tuple[str, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "ours.yaml").write_text(OURS)
-    done = qaudit("explain", *names.replace("OURS", str(tmp_path / "ours.yaml")).split(), code=0)
-    assert all(text in " ".join(done.out.split()) for text in words)
-    assert max(map(len, done.out.splitlines())) <= 80 or ":" in done.out
-
-
-def test_an_audit_explains_its_notes_and_the_rules_of_its_policy(
-    qaudit: Run, tmp_path: Path
-) -> None:
+        (f"ours --policy {tmp_path}/ours.yaml", ("kl, with a margin of 0.1 nats in ours",)),
+    ):
+        done = qaudit("explain", *names.split(), code=0)
+        assert all(text in " ".join(done.out.split()) for text in words)
+        assert max(map(len, done.out.splitlines())) <= 80 or ":" in done.out
+    # An audit explains its notes and the rules of its policy.
     audit = sample.audit()
     recipe = replace(audit.plan.recipe, policy="ours.yaml")
     rows = (replace(audit.measurements[0], notes=("2 linears are left",)), *audit.measurements[1:])
     plan = replace(audit.plan, recipe=recipe)
-    (tmp_path / "ours.yaml").write_text(OURS)
     (tmp_path / "audit.json").write_text(to_json(replace(audit, plan=plan, measurements=rows)))
     done = qaudit("explain", "ours", "LINEARS are left", "--audit", tmp_path)
     text = " ".join(done.out.split())

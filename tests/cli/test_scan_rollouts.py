@@ -26,21 +26,11 @@ def greedy(folder: Path, prompts: int = 12) -> list[Rollout]:
     """Return what a model writes behind random prompts, and samples that are none of its own."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts_BT = torch.randint(3, 250, (prompts, 6), generator=torch.Generator().manual_seed(1))
-    rows_BT = model.generate(
-        prompts_BT,
-        attention_mask=torch.ones_like(prompts_BT),
-        max_new_tokens=WRITTEN,
-        do_sample=False,
-        pad_token_id=0,
-    )
+    mask_BT, how = torch.ones_like(prompts_BT), {"max_new_tokens": WRITTEN, "do_sample": False}
+    rows_BT = model.generate(prompts_BT, attention_mask=mask_BT, pad_token_id=0, **how)
     return [
         Rollout(
-            prompt=k,
-            prompt_sha256=f"{k}",
-            ids=tuple(row[:6]),
-            new_ids=tuple(row[6:]),
-            sample=0,
-            greedy=True,
+            prompt=k, prompt_sha256=f"{k}", ids=tuple(row[:6]), new_ids=tuple(row[6:]), greedy=True
         )
         for k, row in enumerate(rows_BT.tolist())
     ]
@@ -84,9 +74,8 @@ def test_rollouts_are_scored_once_beside_documents(place: Path, scan: Run) -> No
         for key in ("ce", "relative_error", "kl"):
             assert a.get(key) == b.get(key)
     protocol = audit["plan"]["protocol"]
-    assert protocol["has_chat_template"] is False
     sources = protocol["sources"]
-    assert sources["rollouts"] == "rolls"
+    assert (protocol["has_chat_template"], sources["rollouts"]) == (False, "rolls")
     assert len(sources["rollouts_sha256"]) == 64
     assert any("whose weights are none of those" in note for note in protocol["notes"])
 
@@ -107,10 +96,8 @@ def test_rollouts_are_told_by_role_and_by_place(place: Path, rolls: Path, scan: 
     ids = (tuple(tokenizer.encode(text)) for text in ("@", end))
     marker = TokenMarker("reasoning", *ids)
     thought = sum(int((roles_of(s.ids, s.new_ids, [marker]) == 1).sum()) for s in samples)
-    assert [(r["role"], r["tokens"]) for r in roles] == [
-        ("reasoning", thought),
-        ("answer", 12 * WRITTEN - thought),
-    ]
+    counts = {"reasoning": thought, "answer": 12 * WRITTEN - thought}
+    assert {r["role"]: r["tokens"] for r in roles} == counts
 
 
 def test_marks_of_written_rollouts_become_expected_scores(
@@ -173,22 +160,15 @@ def test_a_release_with_rollouts_is_gated_by_one_with_others(
     assert gated.code in (0, 3), gated.err  # few documents
 
 
-LONG = [Rollout(prompt=0, prompt_sha256="a", ids=(1,), new_ids=(5,) * 100)]
-
-
-@pytest.mark.parametrize(
-    ("samples", "own", "sentence", "hint"),
-    [
-        ([], True, "there is no folder `rolls`", "`qaudit rollouts`"),
-        (LONG, False, "tokens of another tokenizer", "`org/model`"),
-        (LONG, True, "has 101 tokens with its prompt, and the models read 64", "`--max-tokens`"),
-    ],
-)
-def test_rollouts_that_cannot_be_scored_end_the_plan(
-    place: Path, scan: Run, samples: list[Rollout], own: bool, sentence: str, hint: str
-) -> None:
-    tokenizer = tokenizer_sha256([place / "series" / "step10"]) if own else "another"
-    if samples:
-        written(place / "rolls", samples, tokenizer_sha256=tokenizer)
-    refused(scan(*ROLLOUTS), 2, sentence, hint)
-    assert not (OUT / "audit.json").exists()
+def test_rollouts_that_cannot_be_scored_end_the_plan(place: Path, scan: Run) -> None:
+    own = tokenizer_sha256([place / "series" / "step10"])
+    long = Rollout(prompt=0, prompt_sha256="a", ids=(1,), new_ids=(5,) * 100)
+    for tokenizer, sentence, hint in (
+        ("", "there is no folder `rolls`", "`qaudit rollouts`"),
+        ("another", "tokens of another tokenizer", "`org/model`"),
+        (own, "has 101 tokens with its prompt, and the models read 64", "`--max-tokens`"),
+    ):
+        if tokenizer:
+            written(place / "rolls", [long], tokenizer_sha256=tokenizer)
+        refused(scan(*ROLLOUTS), 2, sentence, hint)
+        assert not (OUT / "audit.json").exists()

@@ -41,8 +41,8 @@ SETTINGS = (
 Stream = tuple[str, str, str]  # the subject, which pass of it, and the scheme
 
 
-def run(*arguments: object, interrupted_at: str | None = None) -> tuple[int, list[Stream]]:
-    """Run the command line; return its exit code and every stream that it measured."""
+def run(code: int, *arguments: object, interrupted_at: str | None = None) -> list[Stream]:
+    """Run the command line, which ends with a code; return every stream that it measured."""
     streams: list[Stream] = []
     send = qaudit.engine.measure.send
 
@@ -59,52 +59,35 @@ def run(*arguments: object, interrupted_at: str | None = None) -> tuple[int, lis
         patch.setattr(sys, "argv", ["qaudit", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
             main()
-    return int(left.value.code or 0), streams
+    assert int(left.value.code or 0) == code
+    return streams
 
 
 @pytest.fixture(scope="module")
-def folder(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Make the working directory a copy of the series and its text."""
-    place = tmp_path_factory.mktemp("scheme_state") / "place"
-    shutil.copytree(shipped, place)
+def streams(
+    shipped: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[list[Stream]]]:
+    """Return what one process measured, and what two did before and after an interrupt.
+
+    The working directory has the audits: `whole`, `resumed`, and `collected` from two parts.
+    """
+    place = shutil.copytree(shipped, tmp_path_factory.mktemp("scheme_state") / "place")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setenv("QAUDIT_CACHE", str(place.with_name("cache")))
-        yield place
+        every = run(0, "scan", *SETTINGS, "--out", "whole")
+        before = run(130, "scan", *SETTINGS, "--out", "resumed", interrupted_at=LABELS[1])
+        after = run(0, "scan", *SETTINGS, "--out", "resumed")
+        run(0, "plan", *SETTINGS, "--out", "collected")
+        for code in (3, 0):  # what the first round chooses is drawn again in the second
+            for part in ("0/2", "1/2"):
+                run(0, "part", "collected", "--part", part)
+            run(code, "collect", "collected")
+        yield [every, before, after]
 
 
-@pytest.fixture(scope="module")
-def whole(folder: Path) -> tuple[Path, list[Stream]]:
-    """Return the audit of one process, and what it measured."""
-    code, streams = run("scan", *SETTINGS, "--out", "whole")
-    assert code == 0
-    return folder / "whole", streams
-
-
-@pytest.fixture(scope="module")
-def resumed(folder: Path) -> tuple[Path, list[Stream], list[Stream]]:
-    """Return the audit of two processes, and what was measured before and after the interrupt."""
-    code, before = run("scan", *SETTINGS, "--out", "resumed", interrupted_at=LABELS[1])
-    assert code == 130
-    code, after = run("scan", *SETTINGS, "--out", "resumed")
-    assert code == 0
-    return folder / "resumed", before, after
-
-
-@pytest.fixture(scope="module")
-def collected(folder: Path) -> Path:
-    """Return the audit of a plan measured in two parts."""
-    assert run("plan", *SETTINGS, "--out", "collected")[0] == 0
-    for code in (3, 0):  # what the first round chooses is drawn again in the second
-        for part in ("0/2", "1/2"):
-            assert run("part", "collected", "--part", part)[0] == 0
-        assert run("collect", "collected")[0] == code
-    return folder / "collected"
-
-
-def of_scheme(audit: Path, text: str) -> tuple[dict[Any, bytes], list[str]]:
+def of_scheme(audit: Path, spec: str) -> tuple[dict[Any, bytes], list[str]]:
     """Return the losses of a scheme's documents, to the bit, and its other numbers."""
-    spec = parse_scheme(text).spec
     rows = [row for row in audit_of(audit)["measurements"] if row["spec"] == spec]
     documents = {key: value for key, value in losses(audit).items() if key[1] == spec}
     return documents, sorted(map(str, lasting(rows)))
@@ -113,20 +96,15 @@ def of_scheme(audit: Path, text: str) -> tuple[dict[Any, bytes], list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("text", (*CALIBRATED, *DATA_FREE))
 def test_interrupted_scans_and_parts_give_the_numbers_of_one_process_and_draw_what_calibrates(
-    whole: tuple[Path, list[Stream]],
-    resumed: tuple[Path, list[Stream], list[Stream]],
-    collected: Path,
-    text: str,
+    streams: list[list[Stream]], text: str
 ) -> None:
     spec = parse_scheme(text).spec
-    every, before, after = (
-        Counter(stream for stream in streams if stream[2] == spec)
-        for streams in (whole[1], *resumed[1:])
-    )
+    every, before, after = (Counter(one for one in run if one[2] == spec) for run in streams)
     assert {subject for subject, *_ in before} == {LABELS[0]}
     assert before + after == every  # nothing is measured twice
-    documents, rows = of_scheme(whole[0], text)
-    assert of_scheme(resumed[0], text) == of_scheme(collected, text) == (documents, rows)
+    documents, rows = of_scheme(Path("whole"), spec)
+    for name in ("resumed", "collected"):
+        assert of_scheme(Path(name), spec) == (documents, rows)
     draws = (0, 1) if text in CALIBRATED else (0,)
     assert set(documents) == {(label, spec, draw) for label in LABELS for draw in draws}
     if text in CALIBRATED:

@@ -125,7 +125,9 @@ def test_a_walk_that_is_stopped_keeps_what_it_read(
     assert calls(hub) == {"refs": 3, "tree": 41}
 
 
-def test_a_tree_that_is_refused_leaves_the_others(hub: Hub, qaudit: Run) -> None:
+def test_a_tree_that_is_refused_leaves_the_others_and_what_selects_nothing_is_refused(
+    hub: Hub, qaudit: Run
+) -> None:
     commit = hub.repos["o/run"].branches["step3000"]
     hub.faults.append({"match": f"tree/{commit}", "status": 404, "times": 99})
     done = qaudit("series", "o/run", "--check", "--all", code=3)
@@ -133,32 +135,22 @@ def test_a_tree_that_is_refused_leaves_the_others(hub: Hub, qaudit: Run) -> None
     assert "1 of the trees could not be read:" in done.err
     assert row_of("step3000", done.out)[-1] == "-"
     assert "the same weights: step7000, step40000" in done.out
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "sentence", "hint"),
-    [
+    for words, code, sentence, hint in (
         ("o/nothing", 4, "`o/nothing`", ""),
         ("o/run --checkpoints @90k..80k", 2, "`@90k..80k` ends before it", "@100k..900k/50k"),
         ("o/run --checkpoints stage2@..", 2, "no stage `stage2`", "by name"),
-    ],
-)
-def test_what_selects_nothing_is_refused(
-    hub: Hub, qaudit: Run, words: str, code: int, sentence: str, hint: str
-) -> None:
-    refused(qaudit("series", *words.split()), code, sentence, hint)
+    ):
+        refused(qaudit("series", *words.split()), code, sentence, hint)
 
 
 # ------------------------------------------------------------------------------- folders and JSON
 
 
-def test_the_demo_is_shown_without_a_hub(qaudit: Run) -> None:
+def test_folders_are_shown_without_a_hub_and_equal_ones_found_when_asked_for(
+    place: Path, qaudit: Run
+) -> None:
     done = qaudit("series", "demo", code=0)
-    assert "* stage2-ingredient3-step1000" in done.out
-    assert done.err == ""
-
-
-def test_equal_folders_are_found_when_asked_for(place: Path, qaudit: Run) -> None:
+    assert ("* stage2-ingredient3-step1000" in done.out, done.err) == (True, "")
     shutil.copytree(place / "series" / "step10", place / "series" / "step3000")
     assert "the same weights" not in qaudit("series", "series").out
     done = qaudit("series", "series", "--check")
@@ -172,12 +164,11 @@ def test_json_has_every_row_and_a_recipe_its_own_selection(
     done = qaudit("series", "o/run", "--json", "--checkpoints", "@7k", "--checkpoints", "@40k")
     found = json.loads(done.out)
     rows = {row["label"]: row for row in found["checkpoints"]}
-    assert list(rows) == NAMES
-    assert found["selected_by_default"] is False
-    assert (rows["step7000"]["nbytes"], rows["step7000"]["selected"]) == (5_000_000, True)
-    assert rows["step7000"]["same_as"] == ["step40000"]
+    assert (list(rows), found["selected_by_default"]) == (NAMES, False)
+    meant = {"nbytes": 5_000_000, "selected": True, "same_as": ["step40000"],
+             "commit": hub.repos["o/run"].branches["step7000"]}  # fmt: skip
+    assert rows["step7000"] == rows["step7000"] | meant
     assert (rows["step8000"]["nbytes"], rows["step8000"]["checked"]) == (None, False)
-    assert rows["step7000"]["commit"] == hub.repos["o/run"].branches["step7000"]
     assert [finding["rule"] for finding in found["findings"]] == ["QA009"]
     recipe = online / "mine.yaml"
     recipe.write_text("targets: o/run\ncheckpoints: ['@10k..20k/5k']\n", encoding="utf-8")
@@ -207,7 +198,7 @@ def audit(tmp_path: Path) -> Path:
 
 
 def test_the_unmeasured_checkpoints_are_named_with_what_is_predicted(
-    qaudit: Run, audit: Path
+    qaudit: Run, audit: Path, place: Path
 ) -> None:
     done = qaudit("series", "demo", "--after", audit, "--json", code=0)
     found = json.loads(done.out)
@@ -218,8 +209,5 @@ def test_the_unmeasured_checkpoints_are_named_with_what_is_predicted(
     assert "--checkpoints stage2-ingredient1-step750" in done.err
     shown = qaudit("series", "demo", "--after", audit, "-q")
     assert "Error at checkpoints left out, quantized loss" in shown.out
-
-
-def test_an_audit_of_another_series_is_refused(qaudit: Run, audit: Path, place: Path) -> None:
     done = qaudit("series", place / "series", "--after", audit)
     refused(done, 2, "no checkpoint of", "an audit of the same series")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from qaudit.checkpoints.header import FSDP_FOLDER
-from tests.support.cli import OUT, TEXT, Run, audit_of, refused
+from tests.support.cli import OUT, TEXT, Run, cells, edited, refused
 from tests.support.hub import Hub
 
 BASE, SCHEME, MIXTURE = "series/step10", "rtn-4bit:group=32", "gptq-mix:budget=3.75:group=32"
@@ -62,13 +60,11 @@ def scan(place: Path, qaudit: Run) -> Run:
 def rename(folder: Path, base: str | None, **more: object) -> None:
     """Name another base, and change what else an adapter says of itself."""
     for file in folder.rglob("adapter_config.json"):
-        values = {**json.loads(file.read_text("utf-8")), "base_model_name_or_path": base, **more}
-        file.write_text(json.dumps(values), "utf-8")
+        edited(file, base_model_name_or_path=base, **more)
 
 
-def losses(folder: Path) -> dict[tuple[str, str], float]:
-    rows: Any = audit_of(folder)["measurements"]
-    return {(row["subject"], row["scheme"]): row["ce"] for row in rows}
+def losses(folder: Path = OUT) -> dict[tuple[str, str], float]:
+    return {cell: row["ce"] for cell, row in cells(folder).items()}
 
 
 def export_is_what_was_audited(qaudit: Run, out: str, label: str, scheme: str = SCHEME) -> None:
@@ -96,7 +92,7 @@ def test_adapters_of_a_run_are_a_series_that_is_merged_as_peft_merges(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(place / BASE / name, place / "merged" / name)
     assert scan("merged", "--out", "of-merged").code == 0
-    ours, theirs = losses(OUT), losses(place / "of-merged")
+    ours, theirs = losses(), losses(place / "of-merged")
     labels = {"step10", "checkpoint-1", "checkpoint-2", "both", "half"}
     assert {subject for subject, _ in ours} == labels
     for scheme in ("fp", SCHEME):
@@ -117,9 +113,7 @@ def test_a_mixture_of_a_soup_with_an_adapter_is_measured_exported_and_verified(
 ) -> None:
     half = ("--soup", "half=step10+checkpoint-2", "--checkpoints", "step10", "--out", "out")
     assert qaudit("scan", "run", BASE, *half, *TEXT, "--schemes", MIXTURE).code == 0
-    rows: Any = audit_of()["measurements"]
-    (row,) = (row for row in rows if (row["subject"], row["scheme"]) == ("half", MIXTURE))
-    assert len(set("".join(row["mixture"].values()))) > 1
+    assert len(set("".join(cells()["half", MIXTURE]["mixture"].values()))) > 1
     export_is_what_was_audited(qaudit, "out", "half", MIXTURE)
 
 
@@ -141,7 +135,7 @@ def test_an_adapter_and_its_base_may_be_on_the_hub(
     scan: Run, qaudit: Run, place: Path, run: Path, online: Path, serve_root: Callable[..., Hub]
 ) -> None:
     assert scan("run").code == 0
-    here, root = losses(OUT), online / "root" / "lab"
+    here, root = losses(), online / "root" / "lab"
     shutil.copytree(place / "series", root / "series")
     shutil.copytree(place / BASE, root / "base" / "main")
     shutil.copytree(run / "checkpoint-2", root / "adapter" / "main")
@@ -181,7 +175,7 @@ def test_a_distributed_checkpoint_is_measured_as_its_safetensors_are(
         shutil.copy(place / BASE / name, place / "fsdp" / name)
     assert scan("fsdp").code == 0
     assert scan(BASE, "series/step200", "--out", "plain").code == 0
-    ours, plain = losses(OUT), losses(place / "plain")
+    ours, plain = losses(), losses(place / "plain")
     for number, step in enumerate((10, 200), 1):
         for scheme in ("fp", SCHEME):
             assert ours[f"checkpoint-{number}", scheme] == plain[f"step{step}", scheme]
