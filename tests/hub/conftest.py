@@ -33,8 +33,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(root: Path) -> Iterator[Hub]:
-    with Hub(root).running() as hub:
+def served(root: Path, request: pytest.FixtureRequest) -> Iterator[Hub]:
+    """Serve the folder with the settings that a module calls SERVED."""
+    with Hub(root, **getattr(request.module, "SERVED", {})).running() as hub:
         yield hub
 
 
@@ -43,8 +44,8 @@ def hub(served: Hub) -> Hub:
     """Return the Hub without faults, also after a test that stopped it."""
     served.stop()
     served.start()
-    served.faults.clear()
-    served.log.clear()
+    for entries in (served.faults, served.log, served.leaks):
+        entries.clear()
     return served
 
 

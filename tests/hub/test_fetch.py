@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -31,16 +32,7 @@ from qaudit.hub.cache import Snapshot
 from qaudit.hub.fetch import Fetcher, Transfer
 from qaudit.hub.series import settings_files
 from qaudit.types import Checkpoint, TextFile, WeightFile
-from tests.support.fetching import (
-    CONFIG,
-    REPO,
-    REVISIONS,
-    SHARDS,
-    Desk,
-    blobs,
-    sha256,
-    write,
-)
+from tests.support.fetching import CONFIG, REPO, REVISIONS, SHARDS, Desk, blobs, sha256, write
 from tests.support.hub import Hub
 
 STEP1 = REVISIONS["step1"]["model.safetensors"]
@@ -82,9 +74,7 @@ HEALS: list[tuple[list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("faults", "said"), HEALS, ids=str)
-def test_what_breaks_off_ends_whole(
-    hub: Hub, cache: Path, faults: list[dict[str, Any]], said: str
-) -> None:
+def test_what_breaks_off_ends_whole(hub: Hub, cache: Path, faults: Any, said: str) -> None:
     desk = Desk(hub, timeout_seconds=0.3 if said == "silent" else 20.0)
     desk.hub.faults += [dict(fault) for fault in faults]
     checkpoint = desk.checkpoint("step1")
@@ -96,43 +86,37 @@ def test_what_breaks_off_ends_whole(
     assert desk.steps[-1] == ("step1", NBYTES, NBYTES)
 
 
-# ------------------------------------------------------------------------- what does not heal
-
 WHERE = "`model.safetensors` of `alice/tiny` at `step1`"
 A_DAY = {"match": HUB, "status": 429, "headers": {"Retry-After": "86400"}}
-ENDS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"match": CDN, "cut": 0}, UnreachableError, f"{WHERE} broke off at 0"),
-    ({"match": CDN, "status": 503}, UnreachableError, f"{WHERE} .* 503"),
-    ({"match": HUB, "status": 429}, UnreachableError, f"{WHERE} .* 429"),
-    ({"match": CDN, "silent": True}, UnreachableError, f"{WHERE} .* silent"),
-    (A_DAY, UnreachableError, f"asks to wait 86400 s before it sends {WHERE}"),
-    ({"match": CDN, "short": 9000}, UnreachableError, f"{WHERE} .* announces"),
-    ({"match": CDN, "flip": 7}, HubError, f"{WHERE} .* sha256 .* fetched twice"),
+ENDS: list[tuple[dict[str, Any], str]] = [
+    ({"match": CDN, "cut": 0}, f"{WHERE} broke off at 0"),
+    ({"match": CDN, "status": 503}, f"{WHERE} .* 503"),
+    ({"match": HUB, "status": 429}, f"{WHERE} .* 429"),
+    ({"match": CDN, "silent": True}, f"{WHERE} .* silent"),
+    (A_DAY, f"asks to wait 86400 s before it sends {WHERE}"),
+    ({"match": CDN, "short": 9000}, f"{WHERE} .* announces"),
+    ({"match": CDN, "flip": 7}, f"{WHERE} .* sha256 .* fetched twice"),
 ]
 
 
-@pytest.mark.parametrize(("fault", "kind", "says"), ENDS, ids=str)
+@pytest.mark.parametrize(("fault", "says"), ENDS, ids=str)
 def test_what_stays_broken_is_an_error_and_no_file(
-    hub: Hub, cache: Path, fault: dict[str, Any], kind: type[Exception], says: str
+    hub: Hub, cache: Path, fault: dict[str, Any], says: str
 ) -> None:
-    timeout = 0.3 if "silent" in fault else 20.0
-    desk = Desk(hub, options={"tries": 2}, timeout_seconds=timeout)
+    desk = Desk(hub, options={"tries": 2}, timeout_seconds=0.3 if "silent" in fault else 20.0)
     checkpoint = desk.checkpoint("step1")
-    desk.hub.faults.append(dict(fault))
-    with pytest.raises(kind, match=says) as raised:
+    hub.faults.append(dict(fault))
+    with pytest.raises(HubError if "flip" in fault else UnreachableError, match=says) as raised:
         desk.fetcher.weights(checkpoint)
-    assert isinstance(raised.value, UnreachableError) == (kind is UnreachableError)
+    assert isinstance(raised.value, UnreachableError) == ("flip" not in fault)
     assert not folder_of(checkpoint).exists()
     assert blobs(cache) <= {f"{sha256(STEP1)}.incomplete"}
     assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES
-
-    desk.hub.faults.clear()  # and the next time all is well
+    hub.faults.clear()  # and the next time all is well
     assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
 
 
-def test_an_attempt_that_brought_bytes_begins_the_count_anew_and_waits_are_obeyed(
-    desk: Desk,
-) -> None:
+def test_an_attempt_that_brought_bytes_begins_the_count_anew_and_waits_are_kept(desk: Desk) -> None:
     halves = [{"match": CDN, "status": 503, "times": 5}, {"match": CDN, "cut": 9000, "times": 1}]
     desk.hub.faults += [dict(fault) for fault in halves * 2]
     checkpoint = desk.checkpoint("step1")
@@ -143,8 +127,7 @@ def test_an_attempt_that_brought_bytes_begins_the_count_anew_and_waits_are_obeye
         {**HUB_ONCE, "status": 429, "headers": LIMITED},
         {**ONCE, "status": 503, "headers": {"Retry-After": "31"}},
     ]
-    other = desk.checkpoint("step2")
-    desk.fetcher.weights(other)
+    desk.fetcher.weights(desk.checkpoint("step2"))
     assert desk.pauses == [8.0, 31.0]
 
 
@@ -171,32 +154,6 @@ def test_no_transfer_goes_on_for_ever(tmp_path: Path, monkeypatch: pytest.Monkey
 # ----------------------------------------------------------------------------- across processes
 
 
-def test_a_killed_process_is_gone_on_with(hub: Hub, desk: Desk, cache: Path) -> None:
-    checkpoint = desk.checkpoint("step1")
-    hub.faults.append({"match": CDN, "stall": 200_000, "times": 1})
-    name = f"{sha256(STEP1)}.incomplete"
-    partial = cache / "models--alice--tiny" / "blobs" / name
-    process = subprocess.Popen(
-        [sys.executable, "-c", _FETCH, hub.url, str(checkpoint.commit), sha256(STEP1)],
-        env={**os.environ, "HF_HUB_OFFLINE": "0"},
-    )
-    try:
-        while not partial.exists() or partial.stat().st_size < 200_000:
-            assert process.poll() is None
-            threading.Event().wait(0.01)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert desk.fetcher.nbytes_missing(checkpoint) == 100_000
-
-    hub.log.clear()
-    folder = desk.fetcher.weights(checkpoint)
-    assert (folder / "model.safetensors").read_bytes() == STEP1
-    (asked,) = hub.asked(CDN)
-    assert (asked["range"], asked["sent"]) == ("bytes=200000-", 100_000)
-    assert blobs(cache) == {sha256(STEP1)}
-
-
 _FETCH = f"""
 import sys
 from qaudit.hub.api import Client
@@ -210,50 +167,59 @@ Fetcher(client, Listing(client)).weights(Checkpoint(Ref({REPO!r}, "step1"), "x",
 """
 
 
-def test_two_processes_share_one_download(hub: Hub, desk: Desk, cache: Path) -> None:
-    checkpoint = desk.checkpoint("step1")
-    go = threading.Event()
-    hub.faults.append({"match": CDN, "until": go, "times": 1})
-    arguments = [hub.url, str(checkpoint.commit), sha256(STEP1)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "0"}
-    process = subprocess.Popen([sys.executable, "-c", _FETCH, *arguments], env=environment)
-    while not hub.asked(CDN):
+@contextmanager
+def another(hub: Hub, checkpoint: Checkpoint, begun: Callable[[], bool]) -> Iterator[Any]:
+    """Have another process fetch the weights, and enter once it has begun."""
+    program = [sys.executable, "-c", _FETCH, hub.url, str(checkpoint.commit), sha256(STEP1)]
+    process = subprocess.Popen(program, env={**os.environ, "HF_HUB_OFFLINE": "0"})
+    while not begun():
         assert process.poll() is None
         threading.Event().wait(0.01)
-    desk.options["pause"] = None
+    yield process
 
-    def said(text: str) -> None:
-        desk.heard.append(text)
-        go.set()  # the other one may finish once we were seen to wait
 
-    desk.note = said  # type: ignore[method-assign]
-    assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
-    assert process.wait() == 0
+def test_a_killed_process_is_gone_on_with(hub: Hub, desk: Desk, cache: Path) -> None:
+    checkpoint, partial = desk.checkpoint("step1"), Snapshot(REPO).partial(sha256(STEP1))
+    hub.faults.append({"match": CDN, "stall": 200_000, "times": 1})
+    came = lambda: partial.exists() and partial.stat().st_size >= 200_000  # noqa: E731
+    with another(hub, checkpoint, came) as process:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
+    assert desk.fetcher.nbytes_missing(checkpoint) == 100_000
+
+    hub.log.clear()
+    folder = desk.fetcher.weights(checkpoint)
+    assert (folder / "model.safetensors").read_bytes() == STEP1
+    (asked,) = hub.asked(CDN)
+    assert (asked["range"], asked["sent"]) == ("bytes=200000-", 100_000)
+    assert blobs(cache) == {sha256(STEP1)}
+
+
+def test_two_processes_share_one_download(hub: Hub, desk: Desk) -> None:
+    checkpoint = desk.checkpoint("step1")  # which the other may send once we were seen to wait
+    heard = SimpleNamespace(is_set=lambda: bool(desk.heard))
+    hub.faults.append({"match": CDN, "until": heard, "times": 1})
+    with another(hub, checkpoint, lambda: bool(hub.asked(CDN))) as process:
+        assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
+        assert process.wait() == 0
     assert len(hub.asked(CDN)) == 1
     assert any("fetched by another process" in text for text in desk.heard)
 
 
-@pytest.mark.parametrize(
-    ("data", "ranges"),
-    [
-        (bytes(1000), ["bytes=1000-", None]),
-        (STEP1 + b"!", [None]),
-        (STEP1, []),
-        (b"", [None]),
-    ],
-    ids=["wrong bytes", "too many bytes", "all bytes", "none"],
-)
-def test_what_another_run_left_is_believed_only_by_its_hash(
-    desk: Desk, cache: Path, data: bytes, ranges: list[str | None]
-) -> None:
-    partial = cache / "models--alice--tiny" / "blobs" / f"{sha256(STEP1)}.incomplete"
+def test_what_another_run_left_is_believed_only_by_its_hash(desk: Desk, cache: Path) -> None:
+    checkpoint, partial = desk.checkpoint("step1"), Snapshot(REPO).partial(sha256(STEP1))
     partial.parent.mkdir(parents=True)
-    partial.write_bytes(data)
-    checkpoint = desk.checkpoint("step1")
-    assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
-    assert [entry["range"] for entry in desk.hub.asked(CDN)] == ranges
-    assert len(desk.heard) == (len(ranges) == 2)
-    assert blobs(cache) == {sha256(STEP1)}
+    wrong: list[tuple[bytes, list[str | None]]] = [(bytes(1000), ["bytes=1000-", None])]
+    for data, ranges in (*wrong, (STEP1 + b"!", [None]), (STEP1, []), (b"", [None])):
+        partial.write_bytes(data)
+        desk.heard.clear()
+        desk.requests()
+        assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
+        assert [entry["range"] for entry in desk.hub.asked(CDN)] == ranges
+        assert len(desk.heard) == (len(ranges) == 2)
+        assert blobs(cache) == {sha256(STEP1)}
+        assert desk.fetcher.evict(checkpoint) == NBYTES
 
 
 def test_a_stopped_fetcher_ends_soon_and_keeps_what_came(hub: Hub, cache: Path) -> None:
@@ -266,48 +232,31 @@ def test_a_stopped_fetcher_ends_soon_and_keeps_what_came(hub: Hub, cache: Path) 
     assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES - 90_000
 
 
-# -------------------------------------------------------------------------------- several files
-
-
-def test_shards_come_side_by_side_with_their_index(hub: Hub, cache: Path) -> None:
+def test_shards_come_side_by_side_with_their_index_and_shared_ones_once(
+    hub: Hub, cache: Path
+) -> None:
     desk = Desk(hub, options={"workers": 3})
-    checkpoint = desk.checkpoint("step3")
-    go = threading.Event()
-    hub.faults.append({"match": CDN, "until": go})
-    watching = threading.Thread(target=_set_when, args=(go, lambda: len(hub.asked(CDN)) == 3))
-    watching.start()
+    checkpoint, other = desk.checkpoint("step3"), desk.checkpoint("step4")
+    bad = rf"GET /cdn/{checkpoint.files[1].sha256}"
+    hub.faults += [{"match": bad, "flip": 3}, {"match": CDN, "cut": 1000}]
+    with pytest.raises(HubError, match="model-00002-of-00003"):  # which ends the others
+        desk.fetcher.weights(checkpoint)
+    desk.requests()
+    hub.faults[:] = [{"match": CDN, "until": SimpleNamespace(is_set=lambda: asked(hub) == 3)}]
     folder = desk.fetcher.weights(checkpoint)
-    watching.join()
     assert read(folder, checkpoint) == list(SHARDS.values())
     assert (folder / "model.safetensors.index.json").read_bytes() == b'{"weight_map": {}}'
-
-
-def _set_when(event: threading.Event, ready: Callable[[], bool]) -> None:
-    while not ready():
-        threading.Event().wait(0.005)
-    event.set()
-
-
-def test_one_shard_that_cannot_be_had_ends_the_others(desk: Desk) -> None:
-    checkpoint = desk.checkpoint("step3")
-    bad = rf"GET /cdn/{checkpoint.files[1].sha256}"
-    desk.hub.faults += [{"match": bad, "flip": 3}, {"match": CDN, "cut": 1000}]
-    with pytest.raises(HubError, match="model-00002-of-00003"):
-        desk.fetcher.weights(checkpoint)
-
-
-def test_shards_that_another_revision_shares_are_not_fetched_again(desk: Desk, cache: Path) -> None:
-    desk.fetcher.weights(desk.checkpoint("step3"))
-    desk.hub.log.clear()
-    checkpoint = desk.checkpoint("step4")
-    assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES
-    folder = desk.fetcher.weights(checkpoint)
+    hub.faults.clear()
+    desk.requests()
+    assert desk.fetcher.nbytes_missing(other) == NBYTES
+    folder = desk.fetcher.weights(other)
     assert desk.requests(CDN) == 1
-    assert read(folder, checkpoint)[:2] == list(SHARDS.values())[:2]
+    assert read(folder, other)[:2] == list(SHARDS.values())[:2]
     assert len(blobs(cache)) == 5
 
 
-# --------------------------------------------------------------------------- what is in the cache
+def asked(hub: Hub) -> int:
+    return len(hub.asked(CDN))
 
 
 def test_a_damaged_file_of_the_cache_is_fetched_again(desk: Desk, cache: Path) -> None:
@@ -338,9 +287,7 @@ def test_a_file_that_was_there_is_hashed_once(
     assert third.steps == [("step1", NBYTES, NBYTES)]
 
 
-def test_an_edited_blob_with_its_old_size_and_time_is_fetched_again(
-    desk: Desk, hub: Hub, cache: Path
-) -> None:
+def test_an_edited_blob_with_its_old_size_and_time_is_fetched_again(desk: Desk, hub: Hub) -> None:
     checkpoint = desk.checkpoint("step1")
     real = (desk.fetcher.weights(checkpoint) / "model.safetensors").resolve()
     for is_new in (False, True):  # in place, and on what may be the same inode
@@ -356,7 +303,9 @@ def test_an_edited_blob_with_its_old_size_and_time_is_fetched_again(
         assert content_read(checkpoint) == {"model.safetensors": sha256(STEP1)}
 
 
-def test_what_is_there_needs_no_hub(desk: Desk, hub: Hub) -> None:
+def test_what_is_there_or_a_folder_of_this_machine_needs_no_hub(
+    desk: Desk, hub: Hub, tmp_path: Path
+) -> None:
     checkpoint = desk.checkpoint("step3")
     desk.fetcher.settings(checkpoint)
     desk.fetcher.weights(checkpoint)
@@ -365,17 +314,11 @@ def test_what_is_there_needs_no_hub(desk: Desk, hub: Hub) -> None:
     folder = again.fetcher.settings(checkpoint)
     assert read(again.fetcher.weights(checkpoint), checkpoint) == list(SHARDS.values())
     assert (folder / "config.json").read_bytes() == CONFIG
+    ref = replace(checkpoint.ref, location=str(tmp_path), revision=None)
+    local = replace(checkpoint, commit=None, ref=ref)
+    assert again.fetcher.weights(local) == again.fetcher.settings(local) == tmp_path
+    assert again.fetcher.nbytes_missing(local) == again.fetcher.evict(local) == 0
     assert again.client.requests == 0
-
-
-def test_a_local_checkpoint_is_left_where_it_is(desk: Desk, tmp_path: Path) -> None:
-    local = replace(desk.checkpoint("step1"), commit=None)
-    local = replace(local, ref=replace(local.ref, location=str(tmp_path), revision=None))
-    assert desk.fetcher.weights(local) == desk.fetcher.settings(local) == tmp_path
-    assert desk.fetcher.nbytes_missing(local) == desk.fetcher.evict(local) == 0
-
-
-# ---------------------------------------------------------------------------------- full disks
 
 
 @contextmanager
@@ -398,37 +341,24 @@ def _full_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, number: int) -> It
         yield
 
 
-@pytest.mark.parametrize(
-    ("number", "said", "kept"),
-    [
-        (errno.ENOSPC, "no space left", 0),
-        (errno.EDQUOT, "no space left", 0),
-        (errno.EIO, "cannot be written", 100_000),
-    ],
-)
 def test_a_disk_that_takes_no_more_is_said_and_a_full_one_keeps_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, number: int, said: str, kept: int
-) -> None:
-    checkpoint = desk.checkpoint("step1")
-    with (
-        _full_after(monkeypatch, 100_000, number),
-        pytest.raises(MachineError, match=said) as raised,
-    ):
-        desk.fetcher.weights(checkpoint)
-    assert type(raised.value) is MachineError
-    assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES - kept
-    assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
-
-
-def test_a_disk_without_room_is_said_before_the_first_byte(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = desk.checkpoint("step3")
+    checkpoint = desk.checkpoint("step1")
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        full = number != errno.EIO
+        said = pytest.raises(MachineError, match="no space left" if full else "cannot be written")
+        with _full_after(monkeypatch, 100_000, number), said as raised:
+            desk.fetcher.weights(checkpoint)
+        assert type(raised.value) is MachineError
+        assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES - (0 if full else 100_000)
+    assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
+    desk.requests()
     usage = shutil.disk_usage("/")._replace(free=2 * NBYTES)  # room for every shard, not for all
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(MachineError, match=r"step3 needs 900 kB more, and 600 kB are free"):
-        desk.fetcher.weights(checkpoint)
-    assert not desk.hub.asked(CDN)
+        desk.fetcher.weights(desk.checkpoint("step3"))
+    assert not desk.requests(CDN)  # before the first byte
 
 
 def test_room_is_looked_for_again_before_each_file(
@@ -443,9 +373,6 @@ def test_room_is_looked_for_again_before_each_file(
     partial.write_bytes(STEP1[:1001])
     fetch(_listed(STEP1), partial, line)
     assert line.asked == [1001]
-
-
-# ------------------------------------------------------------------------------- hostile paths
 
 
 def test_a_path_that_leaves_its_folder_or_a_hash_that_is_none_is_refused(
@@ -499,51 +426,35 @@ def test_equal_files_under_two_names_come_once_and_a_missing_config_is_named(
             desk.fetcher.settings(desk.checkpoint("bare"))
 
 
-IN_FOLDERS = {
-    "config.json": b"root config",
-    "generation_config.json": b"root generation",
-    "preprocessor_config.json": b"root images",
-    "tokenizer.json": b"root tokenizer",
-    "special_tokens_map.json": b"root tokens",
-    "modeling.py": b"root code",
-    "model.safetensors.index.json": b"root index",
-    "a/config.json": b"config of a",
-    "a/model.safetensors": b"weights of a",
-    "b/config.json": b"config of b",
-    "b/tokenizer.model": b"tokenizer of b",
-    "b/modeling.py": b"code of b",
-    "b/model.safetensors": b"weights of b",
-    "c/model.safetensors": b"weights of c",
-}
-
-
-ROOT_TOKENS = {"tokenizer.json": "root tokenizer", "special_tokens_map.json": "root tokens"}
-ROOT_ALL = {"config.json": "root config", "generation_config.json": "root generation",
-            "preprocessor_config.json": "root images", **ROOT_TOKENS}  # fmt: skip
-OF_B = {"config.json": "config of b", "tokenizer.model": "tokenizer of b"}
+ROOT_TOKENS = "tokenizer.json special_tokens_map.json"
+ROOT_ALL = f"config.json generation_config.json preprocessor_config.json {ROOT_TOKENS}"
+OF_B = "b/config.json b/tokenizer.model"
+STORED = f"{ROOT_ALL} {OF_B} modeling.py model.safetensors.index.json a/config.json b/modeling.py"
 
 
 def test_a_folder_has_all_its_settings_from_itself_or_above(cache: Path, tmp_path: Path) -> None:
-    write(tmp_path / "hub", {"main": IN_FOLDERS})
+    stored = [*STORED.split(), *(f"{folder}/model.safetensors" for folder in "abc")]
+    write(tmp_path / "hub", {"main": {path: path.encode() for path in stored}})
     with Hub(tmp_path / "hub").running() as hub:
         for subfolder, code, expected in (
-            (None, False, ROOT_ALL | {"model.safetensors.index.json": "root index"}),
-            ("a", False, {"config.json": "config of a"} | ROOT_TOKENS),
+            (None, False, f"{ROOT_ALL} model.safetensors.index.json"),
+            ("a", False, f"a/config.json {ROOT_TOKENS}"),
             ("b", False, OF_B),
             ("c", False, ROOT_ALL),
-            ("b", True, OF_B | {"modeling.py": "code of b"}),
-            ("a", True, {"config.json": "config of a", "modeling.py": "root code"} | ROOT_TOKENS),
+            ("b", True, f"{OF_B} b/modeling.py"),
+            ("a", True, f"a/config.json modeling.py {ROOT_TOKENS}"),
         ):
             desk = Desk(hub)
             checkpoint = desk.checkpoint("main", subfolder=subfolder)
             folder = desk.fetcher.settings(checkpoint, code=code)
             assert folder == folder_of(checkpoint)
             found = {p.name: p.read_text() for p in folder.iterdir() if p.is_file()}
-            assert found == expected
+            assert found == {Path(source).name: source for source in expected.split()}
             if subfolder:
                 desk.fetcher.weights(checkpoint)
-                assert (folder / "model.safetensors").read_text() == f"weights of {subfolder}"
-                (folder / "model.safetensors").unlink()
+                file = folder / "model.safetensors"
+                assert file.read_text() == f"{subfolder}/model.safetensors"
+                file.unlink()
     listed = [HubFile("config.json", 10, "0" * 40, None), HubFile("a.model", 10**8, "1" * 40, None)]
     assert [path for _, path in settings_files(listed, None)] == ["config.json"]
 
@@ -574,9 +485,6 @@ def test_settings_come_from_the_folder_or_above_and_lie_in_it(
         assert start.startswith(above)
     beside = {path for path in paths if path == f"{start}config.json"}
     assert beside <= {file.path for file, _ in placed}
-
-
-# --------------------------------------------------------------------------------------- texts
 
 
 def test_a_text_of_a_dataset_comes_the_same_way(cache: Path, tmp_path: Path) -> None:
@@ -666,22 +574,19 @@ def test_whatever_was_there_and_wherever_it_breaks_the_bytes_are_right(
     assert sum(counted) == len(data)
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
 def test_two_hosts_without_locks_fetch_one_file_and_both_have_it(
-    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("fcntl.flock", refuse)
     desks = [Desk(hub), Desk(hub)]
     checkpoint = desks[0].checkpoint("step1")
-    go = threading.Event()
-    hub.faults.append({"match": CDN, "until": go})
-    watching = threading.Thread(target=_set_when, args=(go, lambda: len(hub.asked(CDN)) == 2))
-    watching.start()
-    with ThreadPoolExecutor(2) as both:
-        folders = list(both.map(lambda desk: desk.fetcher.weights(checkpoint), desks))
-    watching.join()
-    assert [read(folder, checkpoint) for folder in folders] == [[STEP1], [STEP1]]
-    assert blobs(cache) == {sha256(STEP1)}
+    for number in (errno.ENOLCK, errno.ENOSYS):
+        refusing = Mock(side_effect=OSError(number, os.strerror(number)))
+        monkeypatch.setattr("fcntl.flock", refusing)
+        desks[0].requests()
+        both = SimpleNamespace(is_set=lambda: asked(hub) == 2)
+        hub.faults[:] = [{"match": CDN, "until": both}]
+        with ThreadPoolExecutor(2) as pool:
+            folders = list(pool.map(lambda desk: desk.fetcher.weights(checkpoint), desks))
+        assert [read(folder, checkpoint) for folder in folders] == [[STEP1], [STEP1]]
+        assert blobs(cache) == {sha256(STEP1)}
+        shutil.rmtree(cache)

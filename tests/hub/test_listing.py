@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from qaudit.errors import HubError, UnreachableError
 from qaudit.hub.answers import HubFile, is_commit
 from qaudit.hub.api import Client
 from qaudit.hub.listing import FIRST_NBYTES, Listing
+from tests.support.fetching import write
 from tests.support.hub import Hub
 
 REPO, SHARDED = "alice/tiny", "alice/sharded"
@@ -28,9 +30,7 @@ def safetensors(tensors: Tensors, *, fill: int = 0) -> bytes:
     """Bytes of a file of bf16 tensors."""
     table, at = {}, 0
     for name, shape in tensors.items():
-        nbytes = 2
-        for n in shape:
-            nbytes *= n
+        nbytes = 2 * math.prod(shape)
         table[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + nbytes]}
         at += nbytes
     header = json.dumps(table).encode()
@@ -38,10 +38,7 @@ def safetensors(tensors: Tensors, *, fill: int = 0) -> bytes:
 
 
 def put(root: Path, repo: str, revision: str, files: dict[str, bytes]) -> None:
-    for name, content in {"config.json": b"{}", **files}.items():
-        path = root / repo / revision / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    write(root, {revision: {"config.json": b"{}", **files}}, repo)
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +56,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def served(root: Path) -> Iterator[Hub]:
-    with Hub(root, page=2).running() as hub:
-        yield hub
+SERVED = {"page": 2}
 
 
 def listing(hub: Hub, folder: Path, **options: Any) -> Listing:
@@ -71,9 +65,6 @@ def listing(hub: Hub, folder: Path, **options: Any) -> Listing:
 
 def weights(files: tuple[HubFile, ...]) -> list[HubFile]:
     return [file for file in files if file.path.endswith(".safetensors")]
-
-
-# ------------------------------------------------------------------------------- how many calls
 
 
 def test_the_calls_of_a_plan_are_counted(hub: Hub, tmp_path: Path) -> None:
@@ -105,9 +96,6 @@ def test_the_calls_of_a_plan_are_counted(hub: Hub, tmp_path: Path) -> None:
         assert again.client.requests == asked
 
 
-# ---------------------------------------------------------------------------------------- names
-
-
 def test_a_name_becomes_a_commit_in_every_way_git_says_it_or_is_told_the_nearest(
     hub: Hub, tmp_path: Path
 ) -> None:
@@ -129,7 +117,7 @@ def test_a_name_becomes_a_commit_in_every_way_git_says_it_or_is_told_the_nearest
     assert mine.client.requests == 2
 
 
-def test_a_branch_comes_before_a_tag_of_its_name_and_a_pull_request_is_asked_for(
+def test_a_branch_comes_before_a_tag_and_a_pull_request_is_asked_for(
     hub: Hub, tmp_path: Path
 ) -> None:
     names = {
@@ -146,9 +134,7 @@ def test_a_branch_comes_before_a_tag_of_its_name_and_a_pull_request_is_asked_for
     assert mine.commit(REPO, "refs/pr/1") == "c" * 40
 
 
-def test_offline_names_are_those_last_seen_and_a_hub_that_is_down_has_none(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_offline_names_are_those_last_seen(hub: Hub, tmp_path: Path) -> None:
     names = listing(hub, tmp_path).revisions(REPO)
     hub.stop()
     said: list[str] = []
@@ -159,9 +145,6 @@ def test_offline_names_are_those_last_seen_and_a_hub_that_is_down_has_none(
     assert f"the revisions of `{REPO}` are those of 20" in said[0]
     with pytest.raises(UnreachableError):
         listing(hub, tmp_path).revisions(REPO)
-
-
-# -------------------------------------------------------------------------------------- headers
 
 
 def test_shapes_are_those_of_the_files_and_a_header_takes_one_range_and_a_long_one_two(
@@ -201,17 +184,17 @@ BROKEN = [
 ]
 
 
-def test_a_header_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_header_that_is_none_or_of_another_blob_is_refused_by_name(tmp_path: Path) -> None:
+    root = tmp_path / "root"
     for number, content in enumerate(BROKEN):
-        put(tmp_path / "root", REPO, f"v{number:02}", {"model.safetensors": content})
+        put(root, REPO, f"v{number:02}", {"model.safetensors": content})
     shards = {f"model-{k}.safetensors": safetensors({"a": (k,)}) for k in (1, 2)}
-    put(tmp_path / "root", REPO, "twice", shards)
-    long = tmp_path / "root" / REPO / "long" / "model.safetensors"
-    long.parent.mkdir(parents=True)
-    with long.open("wb") as file:
+    put(root, REPO, "twice", shards)
+    put(root, REPO, "long", {"model.safetensors": b""})
+    with (root / REPO / "long" / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", 100_000_001))
         file.truncate(100_000_100)  # a hole: it takes no room
-    with Hub(tmp_path / "root").running() as hub:
+    with Hub(root).running() as hub:
         mine = listing(hub, tmp_path / "store")
 
         def refused(revision: str, match: str) -> None:
@@ -225,19 +208,10 @@ def test_a_header_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
         hub.log.clear()
         refused("long", "is not a safetensors file")
         assert [entry["range"] for entry in hub.log if entry["cdn"]] == ["bytes=0-131071"]
-
-
-def test_a_header_of_another_blob_is_not_believed(hub: Hub, tmp_path: Path) -> None:
-    mine = listing(hub, tmp_path)
-    commit = mine.commit(REPO, "step1")
-    (file,) = weights(mine.files(REPO, commit))
-    other = {"X-Linked-ETag": f'"{"e" * 64}"', "ETag": f'"{"e" * 64}"'}
-    hub.faults.append({"match": "/resolve/", "headers": other})
-    with pytest.raises(HubError, match="another blob"):
-        mine.shapes(REPO, commit, [file])
-
-
-# ------------------------------------------------------------------------- what lies on the disk
+        other = {"X-Linked-ETag": f'"{"e" * 64}"', "ETag": f'"{"e" * 64}"'}
+        hub.faults.append({"match": "/resolve/", "headers": other})
+        mine = listing(hub, tmp_path / "another")
+        refused("v08", "another blob")
 
 
 def kept_files(folder: Path) -> list[Path]:
@@ -324,14 +298,11 @@ def test_a_place_that_is_no_folder_is_told_once(hub: Hub, tmp_path: Path) -> Non
     assert f"cannot be kept in `{folder}`" in said[0]
 
 
-def test_nothing_half_written_is_left_behind(
+def test_nothing_half_written_is_left(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(self: Path, target: Path) -> None:
-        raise KeyboardInterrupt
-
     mine = listing(hub, tmp_path)
-    monkeypatch.setattr(Path, "replace", killed)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         mine.revisions(REPO)
     assert kept_files(tmp_path) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,6 @@ def offline_listing(folder: Path, said: list[str] | None = None) -> Listing:
     return Listing(Client("http://127.0.0.1:1", offline=True, say=heard.append), folder / "empty")
 
 
-def commit_of(cache: Path, name: str) -> str:
-    return (cache / FOLDER / "refs" / name).read_text()
-
-
-# ------------------------------------------------------------------- as the Hub would have told it
-
-
 def test_what_the_client_downloaded_is_listed_as_the_hub_lists_it(
     hub: Hub, cache: Path, tmp_path: Path
 ) -> None:
@@ -100,11 +94,15 @@ def test_what_the_client_downloaded_is_listed_as_the_hub_lists_it(
         (c.label, c.commit, c.files) for c in ours
     ]
     assert mine.client.requests == 0
-    fetcher = Fetcher(mine.client, mine)
     for checkpoint in series:
+        fetcher = Fetcher(mine.client, mine)
         fetcher.settings(checkpoint)
         assert fetcher.nbytes_missing(checkpoint) == 0
-        fetcher.weights(checkpoint)  # hashes all of it
+        folder = fetcher.weights(checkpoint)  # hashes all of it
+    blob = (folder / checkpoint.files[0].name).resolve()
+    blob.write_bytes(blob.read_bytes()[:-1] + b"\x01")  # it rots
+    with pytest.raises(HubError, match=rf"`{checkpoint.files[0].name}`.*HF_HUB_OFFLINE"):
+        Fetcher(mine.client, mine).weights(checkpoint)
 
 
 def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Path) -> None:
@@ -116,9 +114,6 @@ def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Pa
     assert Fetcher(mine.client, mine).text(text) == text_path(text)
     with pytest.raises(HubError, match=r"`en/b\.json\.gz` of `alice/text`.*HF_HUB_OFFLINE"):
         find_text(mine, other)
-
-
-# ----------------------------------------------------------------------------- what is not there
 
 
 def test_a_name_that_was_not_downloaded_is_named_and_what_the_hub_told_goes_first(
@@ -133,56 +128,38 @@ def test_a_name_that_was_not_downloaded_is_named_and_what_the_hub_told_goes_firs
         offline_listing(tmp_path).commit(REPO, "stepp1")
     assert caught.value.hint == "did you mean `step1`?"
 
-
-def test_a_commit_without_a_name_is_found_by_its_id(hub: Hub, cache: Path, tmp_path: Path) -> None:
-    commit = online(hub, tmp_path / "online").commit(REPO, "step1")
-    download(hub, cache, commit)
-    target = f"{REPO}@{commit}"
+    shutil.rmtree(cache)
+    commit = names[-1].commit
+    download(hub, cache, commit)  # without a name
+    target, mine = f"{REPO}@{commit}", offline_listing(tmp_path)
     with pytest.raises(HubError, match="HF_HUB_OFFLINE") as caught:
-        offline_listing(tmp_path).revisions(REPO)
+        mine.revisions(REPO)
     assert f"`{target}`" in caught.value.hint
-    mine = offline_listing(tmp_path)
-    (found,) = with_files(mine, find_series(mine, target))
+    (found,) = with_files(mine, find_series(mine, target))  # by its id
     assert [file.name for file in found.files] == ["model.safetensors"]
 
 
 def test_an_incomplete_snapshot_is_refused_and_the_others_go_on(
     hub: Hub, cache: Path, tmp_path: Path
 ) -> None:
+    said: list[str] = []
+    download(hub, cache, "step1", allow_patterns=["config.json"])
+    mine = offline_listing(tmp_path, said)
+    with pytest.raises(HubError, match=r"not whole on this machine, and `HF_HUB_OFFLINE`"):
+        with_files(mine, find_series(mine, REPO))
+    assert len(said) == 2  # that names, and files, are those that lie here
+    shutil.rmtree(cache)
     download(hub, cache, "run/step2", ignore_patterns=["part-b*"])
     mine = offline_listing(tmp_path)
     with pytest.raises(HubError, match=r"`alice/branches@run/step2`.*`part-b\.safet") as caught:
         with_files(mine, find_series(mine, REPO))
-    assert f"hf download {REPO} --revision {commit_of(cache, 'run/step2')}" in caught.value.hint
+    commit = (cache / FOLDER / "refs" / "run" / "step2").read_text()
+    assert f"hf download {REPO} --revision {commit}" in caught.value.hint
     download(hub, cache, "step1")
     mine = offline_listing(tmp_path)
     read = {c.ref.revision: c for c in with_files(mine, find_series(mine, REPO))}
     assert [name for name, c in read.items() if not c.files] == ["run/step2"]
     assert "`part-b.safetensors`" in read["run/step2"].suspect[0]
-
-
-def test_a_revision_of_which_only_the_config_came_has_no_weights_here(
-    hub: Hub, cache: Path, tmp_path: Path
-) -> None:
-    download(hub, cache, "step1", allow_patterns=["config.json"])
-    said: list[str] = []
-    mine = offline_listing(tmp_path, said)
-    found = find_series(mine, REPO)
-    with pytest.raises(HubError, match=r"not whole on this machine, and `HF_HUB_OFFLINE`"):
-        with_files(mine, found)
-    assert len(said) == 2  # that names, and files, are those that lie here
-
-
-def test_weights_that_rotted_are_found_out(hub: Hub, cache: Path, tmp_path: Path) -> None:
-    download(hub, cache, "step1")
-    blob = (
-        cache / FOLDER / "snapshots" / commit_of(cache, "step1") / "model.safetensors"
-    ).resolve()
-    blob.write_bytes(blob.read_bytes()[:-1] + b"\x01")
-    mine = offline_listing(tmp_path)
-    (found,) = with_files(mine, find_series(mine, REPO))
-    with pytest.raises(HubError, match=r"`model\.safetensors`.*HF_HUB_OFFLINE"):
-        Fetcher(mine.client, mine).weights(found)
 
 
 # -------------------------------------------------------------------------- a cache of ill will
@@ -204,7 +181,7 @@ def point(cache: Path, path: str, target: str | Path) -> None:
     place.symlink_to(target)
 
 
-def test_a_link_that_leads_elsewhere_is_a_file_that_is_not_there(
+def test_a_link_that_leads_elsewhere_is_a_file_that_is_not_there_and_damage_refused(
     cache: Path, tmp_path: Path
 ) -> None:
     lay(cache, f"blobs/{BLOB}", "good")
@@ -218,6 +195,13 @@ def test_a_link_that_leads_elsewhere_is_a_file_that_is_not_there(
     point(cache, "folder", outside.parent)
     lay(cache, f"snapshots/{COMMIT}/regular", "x")
     assert [file.path for file in offline_listing(tmp_path).files(REPO, COMMIT)] == ["good"]
+    lay(cache, "refs/main", "")
+    with pytest.raises(HubError, match="cannot be believed: the commit of `main`"):
+        offline_listing(tmp_path).revisions(REPO)
+    shutil.rmtree(cache)
+    point(cache, "gone", f"../../blobs/{'d' * 64}")
+    with pytest.raises(HubError, match="what the cache has of `alice/branches` is damaged"):
+        offline_listing(tmp_path).files(REPO, COMMIT)
 
 
 def test_a_name_that_is_none_condemns_all_of_them(cache: Path, tmp_path: Path) -> None:
@@ -239,12 +223,3 @@ def test_a_name_that_is_none_condemns_all_of_them(cache: Path, tmp_path: Path) -
             offline_listing(tmp_path).files(REPO, COMMIT)
         ref.unlink()
         link.unlink()
-
-
-def test_a_damaged_repository_is_refused(cache: Path, tmp_path: Path) -> None:
-    lay(cache, "refs/main", "")
-    with pytest.raises(HubError, match="cannot be believed: the commit of `main`"):
-        offline_listing(tmp_path).revisions(REPO)
-    point(cache, "gone", f"../../blobs/{'d' * 64}")
-    with pytest.raises(HubError, match="what the cache has of `alice/branches` is damaged"):
-        offline_listing(tmp_path).files(REPO, COMMIT)

@@ -16,13 +16,13 @@ from qaudit.hub.api import Client
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import find_all, is_hub, with_files
 from qaudit.types import Checkpoint, Recipe, Ref
+from tests.support.fetching import write
 from tests.support.hub import Hub, Serve, write_headers
 from tests.support.names import names_of
 from tests.support.series import find_series
 
 RECIPE = Recipe(("x",), ())
 Files = dict[str, bytes | str]
-WEIGHTS: Files = {"config.json": "{}", "model.safetensors": b"w"}
 
 
 def weights(seed: str, *names: str) -> Files:
@@ -30,11 +30,20 @@ def weights(seed: str, *names: str) -> Files:
     return {"config.json": "{}"} | {name: f"{seed} {name}".encode() for name in names}
 
 
-def sharded(seed: str, total: int = 2, index: Sequence[str] | None = None) -> Files:
-    shards = [f"model-{k:05}-of-{total:05}.safetensors" for k in range(1, total + 1)]
-    named = dict.fromkeys(index or shards)
-    text = json.dumps({"weight_map": {f"t{k}": name for k, name in enumerate(named)}})
-    return {**weights(seed, *shards), "model.safetensors.index.json": text}
+WEIGHTS = weights("w")
+
+
+def shards(total: int) -> list[str]:
+    return [f"model-{k:05}-of-{total:05}.safetensors" for k in range(1, total + 1)]
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def sharded(seed: str, total: int = 2) -> Files:
+    named = {f"t{k}": name for k, name in enumerate(shards(total))}
+    index = json.dumps({"weight_map": named})
+    return {**weights(seed, *shards(total)), INDEX: index}
 
 
 @dataclass
@@ -45,11 +54,11 @@ class Place:
     serve: Serve
 
     def write(self, repo: str, revisions: dict[str, Files], **settings: object) -> None:
-        for revision, found in revisions.items():
-            for name, content in found.items():
-                path = self.root / repo / revision / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content.encode() if isinstance(content, str) else content)
+        found = {
+            revision: {n: c if isinstance(c, bytes) else c.encode() for n, c in files.items()}
+            for revision, files in revisions.items()
+        }
+        write(self.root, found, repo)
         settings = {"branch_per_revision": True, **settings}
         (self.root / repo / "repo.json").write_text(json.dumps(settings))
 
@@ -89,9 +98,6 @@ def calls(hub: Hub) -> list[str]:
     return [e["path"].partition("/api/models/")[2] for e in hub.asked("/api/")]
 
 
-# --------------------------------------------------------------------------------------- targets
-
-
 def test_a_name_on_the_hub_is_told_from_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,9 +133,6 @@ def test_a_target_that_is_none_is_refused(place: Place) -> None:
     listing = place.listing()
     with pytest.raises(UsageError, match="`o/run@step3` is given 2 times"):
         find_all(["o/run@step3", "hf://o/run@step3"], RECIPE, lambda: listing)
-
-
-# ----------------------------------------------------------------------------------------- names
 
 
 def test_a_thousand_names_are_one_call_and_known_with_what_a_family_warns_of(
@@ -184,14 +187,10 @@ def test_tags_are_revisions_too_and_what_the_hub_makes_by_itself_is_none(place: 
 def test_a_recipe_s_family_and_schedule_are_heeded(place: Place) -> None:
     place.write("o/run", {f"stage2-ingredient2-step{n}": WEIGHTS for n in (250, 500)})
     listing = place.listing()
-    known = find_series(listing, "o/run", Recipe(("x",), (), family="demo"))[0]
-    assert (known.family, known.learning_rate) == ("demo", pytest.approx(0.00225))
-    schedule = {"kind": "linear", "peak": 1.0, "end": 1000}
-    scheduled = find_series(listing, "o/run", Recipe(("x",), (), schedule=schedule))[0]
-    assert (scheduled.family, scheduled.learning_rate) == (None, 0.75)
-
-
-# ------------------------------------------------------------------------------- single revisions
+    linear = {"schedule": {"kind": "linear", "peak": 1.0, "end": 1000}}
+    for more, family, rate in (({"family": "demo"}, "demo", 0.00225), (linear, None, 0.75)):
+        known = find_series(listing, "o/run", Recipe(("x",), (), **more))[0]
+        assert (known.family, known.learning_rate) == (family, pytest.approx(rate))
 
 
 def test_one_revision_is_a_series_of_one_and_gives_its_name_to_its_commit(place: Place) -> None:
@@ -224,22 +223,16 @@ def test_a_folder_that_was_meant_is_thought_of(
     assert "folder" not in caught.value.hint
 
 
-# ------------------------------------------------------------------------------------ sub-folders
+def below(folders: dict[str, Files]) -> Files:
+    return {f"{folder}/{n}": c for folder, found in folders.items() for n, c in found.items()}
 
 
-def below(**folders: Files) -> Files:
-    return {
-        f"{folder.replace('__', '/').replace('_', '-')}/{name}": content
-        for folder, found in folders.items()
-        for name, content in found.items()
-    }
-
-
-def test_numbered_folders_beneath_a_model_come_before_it(place: Place) -> None:
-    parts = below(checkpoint_1000=weights("a"), checkpoint_500=weights("b"), onnx=weights("c"))
+def test_numbered_folders_beneath_a_model_come_before_it_or_lie_deeper(place: Place) -> None:
+    parts = below({f: weights(f) for f in ("checkpoint-1000", "checkpoint-500", "onnx")})
     place.write("o/run", {"main": weights("end") | parts})
-    hub = place.hub
-    listing = place.listing()
+    deep = {f"iter_{step}/mp_rank_00": weights(step) for step in ("0002384", "0000300")}
+    place.write("o/deep", {"main": below(deep)})
+    hub, listing = place.hub, place.listing()
     found = find_series(listing, "o/run", RECIPE)
     assert labels(found) == ["checkpoint-500", "checkpoint-1000", "run"]
     assert [str(c.ref) for c in found] == [
@@ -250,24 +243,16 @@ def test_numbered_folders_beneath_a_model_come_before_it(place: Place) -> None:
     assert len({c.content for c in read}) == 3
     assert labels(with_files(listing, found[2:])) == ["run"]
     assert [path.split("/")[2] for path in calls(hub)] == ["refs", "tree"]
-
-
-def test_a_checkpoint_may_lie_one_folder_deeper(place: Place) -> None:
-    parts: Files = {}
-    for step in ("0002384", "0000300"):
-        parts |= {f"iter_{step}/mp_rank_00/{name}": c for name, c in weights(step).items()}
-    place.write("o/run", {"main": parts})
-    found = place.read("o/run")
-    assert [(c.label, c.step) for c in found] == [("iter_0000300", 300), ("iter_0002384", 2384)]
-    assert found[0].ref.subfolder == "iter_0000300/mp_rank_00"
-    assert [files(c) for c in found] == [["model.safetensors"]] * 2
+    deeper = place.read("o/deep")
+    assert [(c.label, c.step) for c in deeper] == [("iter_0000300", 300), ("iter_0002384", 2384)]
+    assert deeper[0].ref.subfolder == "iter_0000300/mp_rank_00"
+    assert [files(c) for c in deeper] == [["model.safetensors"]] * 2
 
 
 def test_folders_of_a_numbered_revision_are_found_when_its_tree_is_read(place: Place) -> None:
-    parts = below(b2=weights("b"), a1=weights("a"))
+    parts = below({"b2": weights("b"), "a1": weights("a")})
     place.write("o/run", {"step1": weights("1"), "step2": parts})
-    hub = place.hub
-    listing = place.listing()
+    hub, listing = place.hub, place.listing()
     found = find_series(listing, "o/run@step2", RECIPE)
     assert calls(hub) == ["o/run/refs"]
     assert labels(with_files(listing, found)) == ["a1", "b2"]
@@ -276,7 +261,7 @@ def test_folders_of_a_numbered_revision_are_found_when_its_tree_is_read(place: P
 
 
 def test_a_folder_can_be_asked_for(place: Place) -> None:
-    place.write("o/run", {"main": weights("end") | below(checkpoint_500=weights("a"))})
+    place.write("o/run", {"main": weights("end") | below({"checkpoint-500": weights("a")})})
     for target in ("o/run//checkpoint-500", "o/run@main//checkpoint-500/"):
         (found,) = place.read(target)
         assert (found.label, found.step, files(found)) == (
@@ -287,17 +272,13 @@ def test_a_folder_can_be_asked_for(place: Place) -> None:
     assert caught.value.hint == "did you mean `checkpoint-500`?"
 
 
-# --------------------------------------------------------------------------------- several targets
-
-
 def test_one_repository_for_each_checkpoint_is_a_series(place: Place) -> None:
     step = "TinyLlama-1.1B-intermediate-step"
     names = [f"{step}-1431k-3T", f"{step}-480k-1T", f"{step}-50K-105b", "TinyLlama-1.1B-Chat-v1.0"]
     for name in names:
         place.write(f"TinyLlama/{name}", {"main": weights(name)})
     place.write("Other/TinyLlama-1.1B-intermediate-step-1k-1T", {"main": WEIGHTS})
-    hub = place.hub
-    listing = place.listing()
+    hub, listing = place.hub, place.listing()
     found = find_series(listing, "TinyLlama/TinyLlama-1.1B-*", RECIPE)
     assert labels(found)[:2] == [f"{step}-480k-1T", f"{step}-1431k-3T"]
     assert [(c.step, c.tokens) for c in found[:2]] == [(480_000, 10**12), (1_431_000, 3 * 10**12)]
@@ -331,17 +312,6 @@ def test_folders_and_repositories_stand_side_by_side(place: Place, tmp_path: Pat
     assert labels(find_all([str(tmp_path / "step20")], RECIPE, refuse)) == ["step20"]
 
 
-# --------------------------------------------------------------------------------- files of weights
-
-
-def indexed(text: str) -> Files:
-    return {"model.safetensors.index.json": text}
-
-
-def shards(total: int) -> list[str]:
-    return [f"model-{k:05}-of-{total:05}.safetensors" for k in range(1, total + 1)]
-
-
 OUTSIDE = json.dumps({"weight_map": {"a": "../../x.safetensors", "b": "a.safetensors"}})
 HOLEY = {name: data for name, data in sharded("a", 3).items() if "00002" not in name}
 WHAT_IS_READ: list[tuple[Files, list[str], str]] = [
@@ -355,9 +325,9 @@ WHAT_IS_READ: list[tuple[Files, list[str], str]] = [
     # shards of an earlier upload, and one that is missing
     (weights("s", "model-00001-of-00003.safetensors") | sharded("a"), shards(2), ""),
     (HOLEY, [], "`model-00002-of-00003.safetensors` of `model.safe"),
-    (weights("a", "a.safetensors") | indexed(OUTSIDE), [], "is missing"),
+    (weights("a", "a.safetensors") | {INDEX: OUTSIDE}, [], "is missing"),
     (weights("a", "consolidated.00.pth"), [], "it has `consolidated.00.pth`"),
-    *((indexed(text), [], "is not an index of weights")
+    *(({INDEX: text}, [], "is not an index of weights")
       for text in ("", "[]", "{}", "not JSON", '{"weight_map": 3}', "[" * 9000)),
 ]  # fmt: skip
 
@@ -375,30 +345,22 @@ def test_the_weights_that_transformers_reads_are_chosen(place: Place) -> None:
         assert all(len(file.sha256) == 64 for file in found.files)
 
 
-def test_a_readme_alone_is_kept_and_said(place: Place) -> None:
+def test_a_readme_alone_and_what_a_family_needs_is_said(place: Place) -> None:
     place.write("o/run", {f"step{n}": weights(str(n)) for n in (1, 2)}, main=None)
-    found = place.read("o/run")
-    assert labels(found) == ["step1", "step2", "main"]
-    assert (found[-1].files, found[-1].suspect) == ((), (NO_WEIGHTS,))
-
-
-def test_what_a_family_needs_is_said_with_the_files(place: Place) -> None:
     place.write("LLM360/Amber", {"ckpt_001": weights("a", "pytorch_model.bin")})
     repo = "open-sci/open-sci-ref-v0.01-1.7b-c4-300B-4096"
     place.write(repo, {"iter_0002000": weights("b")})
+    found = place.read("o/run")
+    assert labels(found) == ["step1", "step2", "main"]
+    assert (found[-1].files, found[-1].suspect) == ((), (NO_WEIGHTS,))
     amber = place.read("LLM360/Amber")[0]
     assert (amber.requires, amber.step) == (("pickle",), 2 * 762)
-    opensci = place.read(repo)[0]
-    assert opensci.requires == ("remote_code",)
-
-
-# -------------------------------------------------------------------------------------- the price
+    assert place.read(repo)[0].requires == ("remote_code",)
 
 
 def test_each_tree_is_one_call_and_then_none(place: Place) -> None:
     place.write("o/run", {f"step{n}": weights(str(n)) for n in range(9)}, main="step8")
-    hub = place.hub
-    listing = place.listing()
+    hub, listing = place.hub, place.listing()
     found = find_series(listing, "o/run", RECIPE)
     some = with_files(listing, [*found[:3], *found[-2:]])  # main and step8 are one commit
     assert [path.split("/")[2] for path in calls(hub)] == ["refs", *["tree"] * 4]
@@ -413,8 +375,7 @@ def test_each_tree_is_one_call_and_then_none(place: Place) -> None:
 def test_what_names_leave_open_is_not_asked_for_where_nothing_may_be(place: Place) -> None:
     stale = weights("s", "model-00001-of-00003.safetensors")
     place.write("o/run", {"step1": stale | sharded("a", 2)})
-    hub = place.hub
-    listing = place.listing()
+    hub, listing = place.hub, place.listing()
     found = find_series(listing, "o/run@step1", RECIPE)
     listing.files("o/run", str(found[0].commit))
     before = len(hub.log)
