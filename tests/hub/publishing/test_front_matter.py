@@ -82,15 +82,11 @@ thumbnail: 'it''s'
 """
 
 
-def test_comments_quotes_order_and_blank_lines_stay() -> None:
+def test_comments_quotes_order_and_blank_lines_stay_and_a_tag_joins_a_list_of_any_form() -> None:
     gone, came = lines_changed(f"---\n{ODD}---\n{BODY}", edited(ODD))
-    assert gone == []
-    assert came[:2] == ["tags:", "- qaudit"]
-    assert edited(ODD).startswith(f"---\n{ODD}tags:\n")
-
-
-def test_a_tag_is_added_to_whatever_form_the_list_has() -> None:
+    assert (gone, came[:2]) == ([], ["tags:", "- qaudit"])
     for before, after in (
+        (ODD, f"{ODD}tags:\n- qaudit\n"),
         ("tags: ['a', b,]\nx: 1 # c\n", "tags:\n- a\n- b\n- qaudit\nx: 1 # c\n"),
         ("tags: []\nlanguage: no\n", "tags:\n- qaudit\nlanguage: no\n"),
         ("tags:\n    - a\n\n# c\nx: 1.10\n", "tags:\n- a\n- qaudit\n\n# c\nx: 1.10\n"),
@@ -128,14 +124,11 @@ model-index:   # ours below
     source:
       name: qaudit
       url: https://huggingface.co/old/name/blob/main/qaudit/audit.json
-  - task:
-      type: other
+  - task: {type: other}
     dataset: {type: z, name: z}
     metrics:
     - {type: f1, value: 1}
-    source:
-      name: qaudit
-      url: https://elsewhere.example/board
+    source: {name: qaudit, url: https://elsewhere.example/board}
 pipeline_tag: text-generation
 """
 
@@ -156,10 +149,8 @@ def test_our_results_are_replaced_and_those_of_others_are_not_touched() -> None:
     plain, _ = with_metadata(before, WANTED, "o/m")
     text, _ = with_metadata(before.replace("\n", "\r\n"), WANTED, "o/m")
     assert text == plain.replace("\n", "\r\n")
-
-
-def test_a_model_that_would_have_no_result_goes_with_ours() -> None:
-    two = edited("x: 1\n", Metadata((), (), "m", (result(1.0),))).split("---\n")[1]
+    one = Metadata((), (), "m", (result(1.0),))  # a model that would have no result goes with ours
+    two = edited("x: 1\n", one).split("---\n")[1]
     two += (
         "- name: other\n  results:\n  - task: {type: t}\n    dataset: {type: d, name: d}\n"
         "    metrics: [{type: f1, value: 1}]\n"
@@ -267,10 +258,7 @@ def test_any_front_matter_is_edited_or_refused(front: str) -> None:
     assert "qaudit" in edited or "tags" in front
 
 
-# --------------------------------------------------------------------------------------------------
-# Whose results a repository's metadata may show, and whose models a soup is based on.
-
-
+# What a repository's metadata may show, and whose models a soup is based on.
 TEXT = TextFile("hf://datasets/o/text/e.jsonl", "o/text", "c" * 40, "e.jsonl", 9, "0" * 64)
 HERE = "me/soup"
 
@@ -320,14 +308,13 @@ def test_weights_speak_louder_than_the_pick() -> None:
     assert metadata_of(made, "me/x", None, weights={"more"})[0].results != wanted.results
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_a_number_that_is_none_is_left_out(value: float) -> None:
+def test_a_number_that_is_none_is_left_out() -> None:
     made = audit()
-    scores = tuple(
-        replace(s, perplexity=value) if (s.subject, s.scheme) == ("soup", "rtn-3bit") else s
-        for s in made.measurements
-    )
-    wanted, _ = metadata_of(replace(made, measurements=scores), HERE, None)
-    schemes = [m["args"]["scheme"] for m in wanted.results[0]["metrics"]]
-    assert "rtn-3bit" not in schemes
-    assert len(schemes) == len(sample.SCHEMES)
+    for value in (math.inf, math.nan):
+        scores = tuple(
+            replace(s, perplexity=value) if (s.subject, s.scheme) == ("soup", "rtn-3bit") else s
+            for s in made.measurements
+        )
+        wanted, _ = metadata_of(replace(made, measurements=scores), HERE, None)
+        schemes = [m["args"]["scheme"] for m in wanted.results[0]["metrics"]]
+        assert sorted(schemes) == sorted({"fp", *sample.SCHEMES} - {"rtn-3bit"})

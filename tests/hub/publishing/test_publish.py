@@ -40,19 +40,20 @@ TOKENS = {"hf_bob": "bob", "hf_alice": "alice", "hf_reader": "bob:read"}
 TEXT = TextFile("hf://datasets/o/text/eval.jsonl", "o/text", "c" * 40, "eval.jsonl", 9, "0" * 64)
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "out"
-    save(folder, text=TEXT)
-    return folder
+def write(folder: Path, **settings: Any) -> Path:
+    save(folder / "out", text=TEXT, **settings)
+    return folder / "out"
 
 
 @pytest.fixture(scope="module")
-def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(once: Any) -> Path:
+    return once(write)
+
+
+@pytest.fixture(scope="module")
+def newer(once: Any) -> Path:
     """Return a later audit, without the subject that was measured last before."""
-    folder = tmp_path_factory.mktemp("newer") / "out"
-    save(folder, seed=1, text=TEXT, subjects=sample.series()[-4:-1])
-    return folder
+    return once(write, seed=1, subjects=sample.series()[-4:-1])
 
 
 read = cache(read_for_publishing)  # of folders that no test changes
@@ -75,15 +76,14 @@ class Desk:
     def look(self, folder: Path, subject: str | None = None) -> PublishPlan:
         return propose(read(folder), REPO, self.opened(), subject)
 
-    def publish(self, folder: Path, message: str = "Audit", **options: Any) -> Outcome:
+    def publish(
+        self, folder: Path, message: str = "Audit", meanwhile: Any = None, **options: Any
+    ) -> Outcome:
         proposal = propose(read(folder), REPO, opened := self.opened(), **options)
-        return submit(
-            proposal,
-            description_of(read(folder)),
-            opened,
-            title_of(message),
-            lambda done, total: None,
-        )
+        if meanwhile:
+            meanwhile()
+        said = description_of(read(folder))
+        return submit(proposal, said, opened, title_of(message), lambda done, total: None)
 
     @property
     def requests(self) -> list[dict[str, Any]]:
@@ -116,25 +116,18 @@ def tree(hub: Hub, revision: str) -> set[str]:
     return {file.path for file in api(hub).list_repo_tree(REPO, revision=revision, recursive=True)}
 
 
-# ----------------------------------------------------------------------------- what is written
-
-
 def test_the_client_of_the_hub_reads_what_was_published(
     desk: Desk, saved: Path, tmp_path: Path
 ) -> None:
     done = desk.publish(saved, "Look at this")
     assert (done.state, done.url) == ("opened", f"{desk.hub.url}/{REPO}/discussions/1")
     details = api(desk.hub).get_discussion_details(REPO, 1)
-    assert (details.title, details.author, details.status) == (
-        f"Look at this {MARK}",
-        "bob",
-        "open",
-    )
+    whole = (details.title, details.author, details.status)
+    assert whole == (f"Look at this {MARK}", "bob", "open")
 
     def fetched(path: str) -> bytes:
-        found = hf_hub_download(
-            REPO, path, revision="refs/pr/1", endpoint=desk.hub.url, cache_dir=tmp_path / "theirs"
-        )
+        where = {"endpoint": desk.hub.url, "cache_dir": tmp_path / "theirs"}
+        found = hf_hub_download(REPO, path, revision="refs/pr/1", **where)
         return Path(found).read_bytes()
 
     for path in ["audit.json", *(f"evidence/{p.name}" for p in (saved / "evidence").glob("*.npz"))]:
@@ -179,30 +172,21 @@ def test_metadata_is_what_the_library_s_own_classes_read(desk: Desk, saved: Path
     assert "quantization adds" in found["gptq-4bit"].metric_name
 
 
-def test_a_loss_on_other_text_than_the_hub_s_has_no_entry(desk: Desk, tmp_path: Path) -> None:
-    save(tmp_path / "out")
-    plan = desk.look(tmp_path / "out", "soup")
+def test_what_cannot_be_shown_is_told_or_refused_before_everybody_reads_it(
+    desk: Desk, saved: Path, tmp_path: Path
+) -> None:
+    save(tmp_path / "other")
+    plan = desk.look(tmp_path / "other", "soup")
     assert "model-index" not in plan.readme[1]
     assert any("measured on other text" in note for note in plan.notes)
-
-
-def test_a_subject_that_was_not_audited_is_refused(desk: Desk, saved: Path) -> None:
     with pytest.raises(QauditError, match="nothing was measured of `sou`") as raised:
         desk.look(saved, "sou")
     assert "did you mean `soup`" in raised.value.hint
-
-
-def test_places_on_this_machine_are_told_before_everybody_reads_them(
-    desk: Desk, tmp_path: Path
-) -> None:
     soup = sample.series()[-1]
     members = tuple((replace(c, ref=Ref("/home/me/runs/a")), w) for c, w in soup.members)
     save(tmp_path / "out", subjects=(*sample.series()[-4:-1], replace(soup, members=members)))
     notes = desk.look(tmp_path / "out").notes
     assert any("`/home/me/runs/a`" in note for note in notes)
-
-
-# ------------------------------------------------------------------------------- looking first
 
 
 def test_a_newer_audit_goes_onto_the_open_pull_request_and_keeps_an_edit_of_its_readme(
@@ -244,18 +228,14 @@ def test_the_same_audit_again_finds_its_own_pull_request_open_or_merged(
     assert len(desk.requests) == 1
 
 
-@pytest.mark.parametrize("title", ["Audit [qaudit]", "Something of mine"])
 def test_pull_requests_of_others_and_other_ones_of_ours_are_left_alone(
-    desk: Desk, saved: Path, title: str
+    desk: Desk, saved: Path
 ) -> None:
-    who = "hf_alice" if MARK in title else "hf_bob"
-    HfApi(endpoint=desk.hub.url, token=who).create_pull_request(REPO, title)
+    for who, title in (("hf_alice", "Audit [qaudit]"), ("hf_bob", "Something of mine")):
+        HfApi(endpoint=desk.hub.url, token=who).create_pull_request(REPO, title)
     done = desk.publish(saved)
-    assert done.url.endswith("/discussions/2")
-    assert len(desk.requests) == 2
-
-
-# ------------------------------------------------------------------------------- what goes wrong
+    assert done.url.endswith("/discussions/3")
+    assert len(desk.requests) == 3
 
 
 @pytest.mark.parametrize("fault", [{"cut": 0}, {"cut": 10}, {"reset": 1}], ids=str)
@@ -285,23 +265,18 @@ def test_what_may_not_have_been_taken_is_never_sent_again_in_the_same_run(
     assert len(desk.requests) == 1
 
 
-def test_what_was_surely_not_taken_is_sent_again(desk: Desk, saved: Path) -> None:
-    headers = {"RateLimit": '"api";r=0;t=41'}
-    fault = {"match": "POST .*/commit/", "status": 429, "headers": headers, "times": 2}
-    desk.hub.faults = [fault]
-    assert desk.publish(saved).state == "opened"
-    assert desk.waited == [42.0, 42.0]
-    assert len(desk.requests) == 1
-
-
-def test_an_upload_that_breaks_off_is_repeated_with_a_fresh_link_and_no_token(
+def test_what_was_surely_not_taken_is_sent_again_with_a_fresh_link_and_no_token(
     desk: Desk, saved: Path
 ) -> None:
+    headers = {"RateLimit": '"api";r=0;t=41'}
     desk.hub.faults = [
+        {"match": "POST .*/commit/", "status": 429, "headers": headers, "times": 2},
         {"match": "PUT /cdn/upload", "status": 403, "times": 1},
         {"match": "PUT /cdn/upload", "reset": 0, "times": 1},
     ]
     assert desk.publish(saved).state == "opened"
+    assert desk.waited[-2:] == [42.0, 42.0]
+    assert len(desk.requests) == 1
     assert len(desk.hub.asked("POST .*/lfs/objects/batch")) > 1
     confirmed = desk.hub.asked("POST /cdn/verify")
     assert confirmed
@@ -314,50 +289,46 @@ def test_a_branch_that_moved_meanwhile_is_not_overwritten(
     desk: Desk, saved: Path, newer: Path
 ) -> None:
     desk.publish(saved)
-    opened = desk.opened()
-    proposal = propose(read(newer), REPO, opened)
-    api(desk.hub).upload_file(
-        path_or_fileobj=b"x", path_in_repo="x", repo_id=REPO, revision="refs/pr/1"
-    )
+
+    def meanwhile() -> None:
+        place = {"path_in_repo": "x", "repo_id": REPO, "revision": "refs/pr/1"}
+        api(desk.hub).upload_file(path_or_fileobj=b"x", **place)
+
     with pytest.raises(HubError, match="`refs/pr/1` of `alice/m` has moved"):
-        submit(
-            proposal, description_of(read(newer)), opened, title_of("a"), lambda done, total: None
-        )
-
-
-def answered(match: str, **answer: Any) -> list[dict[str, Any]]:
-    return [{"match": match, **answer}]
+        desk.publish(newer, meanwhile=meanwhile)
 
 
 LIMIT = {"X-Error-Message": "storage limit reached hf_bob"}
 WRONG = {"errors": [{"message": '"license" must be one of ...'}]}
-REFUSED: list[tuple[str | None, list[dict[str, Any]], str, str]] = [
+ODD = {"discussions": [{"num": "1"}], "count": 1}
+REFUSED: list[tuple[str | None, dict[str, Any], str, str]] = [
     # first, as a tree that is known is not asked for again
-    ("hf_bob", answered("GET .*/tree/", status=403, headers={"X-Error-Code": "GatedRepo"}),
+    ("hf_bob", {"match": "GET .*/tree/", "status": 403, "headers": {"X-Error-Code": "GatedRepo"}},
      "is gated, and your account has no access", "ask for access"),
-    ("hf_reader", [], "no right to write to `alice/m`", "role `write`"),
-    ("hf_wrong", [], "does not accept the token", "log in again"),
-    (None, [], "you are not logged in", "`hf auth login`"),
-    ("hf_bob", answered("POST .*/commit/", status=403, headers=LIMIT),
+    ("hf_reader", {"match": "none"}, "no right to write to `alice/m`", "role `write`"),
+    ("hf_wrong", {"match": "none"}, "does not accept the token", "log in again"),
+    (None, {"match": "none"}, "you are not logged in", "`hf auth login`"),
+    ("hf_bob", {"match": "POST .*/commit/", "status": 403, "headers": LIMIT},
      "(storage limit reached ...)", "takes pull requests"),
-    ("hf_bob", answered("POST .*/commit/", status=404, headers={"X-Error-Code": "RepoNotFound"}),
+    ("hf_bob", {"match": "POST .*/commit/", "status": 404,
+                "headers": {"X-Error-Code": "RepoNotFound"}},
      "does not exist, or is private and closed to this token", "check the name"),
-    ("hf_bob", answered("POST /api/validate-yaml", status=400, body=WRONG),
+    ("hf_bob", {"match": "POST /api/validate-yaml", "status": 400, "body": WRONG},
      "does not take the metadata of `README.md`", "fix the front matter"),
-    ("hf_bob", answered("POST .*/preupload/", body={"files": []}), "makes no sense", "HF_ENDPOINT"),
-    ("hf_bob", answered("GET .*/discussions", body={"discussions": [{"num": "1"}], "count": 1}),
-     "makes no sense", "HF_ENDPOINT"),
+    ("hf_bob", {"match": "POST .*/preupload/", "body": {"files": []}}, "makes no sense",
+     "HF_ENDPOINT"),
+    ("hf_bob", {"match": "GET .*/discussions", "body": ODD}, "makes no sense", "HF_ENDPOINT"),
 ]  # fmt: skip
 
 
 def test_refusals_are_told_in_words_and_nothing_is_opened(
     desk: Desk, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for token, faults, sentence, hint in REFUSED:
+    for token, fault, sentence, hint in REFUSED:
         monkeypatch.delenv("HF_TOKEN", raising=False)
         if token is not None:
             monkeypatch.setenv("HF_TOKEN", token)
-        desk.hub.faults = faults
+        desk.hub.faults = [fault]
         with pytest.raises(HubError) as raised:
             desk.publish(saved)
         assert sentence in raised.value.message
@@ -370,13 +341,13 @@ def test_refusals_are_told_in_words_and_nothing_is_opened(
 def test_a_file_that_git_ignores_or_a_link_to_elsewhere_is_refused(desk: Desk, saved: Path) -> None:
     paths = [addition.path_in_repo for addition in desk.look(saved).additions]
     files = [{"path": p, "uploadMode": "regular", "shouldIgnore": True} for p in paths]
-    desk.hub.faults = answered("POST .*/preupload/", body={"files": files})
+    desk.hub.faults = [{"match": "POST .*/preupload/", "body": {"files": files}}]
     with pytest.raises(HubError, match=r"`\.gitignore` of `alice/m` leaves out `README\.md`"):
         desk.publish(saved)
     oid = read_saved(saved).audit.measurements[0].evidence_sha256
     link = {"upload": {"href": "file:///etc/passwd", "header": {}}}
     body = {"objects": [{"oid": oid, "size": 1, "actions": link}]}
-    desk.hub.faults = answered("lfs/objects/batch", body=body)
+    desk.hub.faults = [{"match": "lfs/objects/batch", "body": body}]
     with pytest.raises(QauditError):
         desk.publish(saved)
     assert desk.requests == []
@@ -393,10 +364,8 @@ def test_offline_nothing_is_published(
     assert desk.hub.log == []
 
 
-# --------------------------------------------------------------------------- what is not published
-
-
 def damaged(saved: Path, tmp_path: Path, change: Callable[[Path], object]) -> Path:
+    shutil.rmtree(tmp_path / "bad", ignore_errors=True)
     shutil.copytree(saved, tmp_path / "bad")
     change(tmp_path / "bad")
     return tmp_path / "bad"
@@ -407,43 +376,33 @@ def swap(folder: Path) -> None:
     shutil.copy(one, other)
 
 
-def rename(folder: Path) -> None:
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    shutil.copy(next((folder / "evidence").glob("*.npz")), folder / "card.md")
     audit = json.loads((folder / "audit.json").read_text())
-    row = audit["measurements"][0]
-    shutil.copy(folder / row["evidence"], folder / "card.md")
-    row["evidence"] = "card.md"
+    change(audit["measurements"][0])
     (folder / "audit.json").write_text(json.dumps(audit))
 
 
-def improve(folder: Path) -> None:
-    audit = json.loads((folder / "audit.json").read_text())
-    audit["measurements"][0]["perplexity"] /= 2
-    (folder / "audit.json").write_text(json.dumps(audit))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "code"),
-    [
-        (swap, SourceError, 4),
-        (rename, SourceError, 4),
-        (lambda folder: next((folder / "evidence").glob("*.npz")).unlink(), SourceError, 4),
-        (improve, AuditError, 2),
-        (lambda folder: (folder / "audit.json").unlink(), AuditError, 2),
-    ],
-)
 def test_an_audit_that_does_not_fit_its_evidence_is_not_published(
-    saved: Path,
-    tmp_path: Path,
-    change: Callable[[Path], object],
-    error: type[QauditError],
-    code: int,
+    saved: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(error) as raised:
-        read_for_publishing(damaged(saved, tmp_path, change))
-    assert raised.value.code == code
+    changes: list[tuple[Callable[[Path], object], type[QauditError], int]] = [
+        (swap, SourceError, 4),
+        (lambda folder: edit(folder, lambda row: row.update(evidence="card.md")), SourceError, 4),
+        (lambda folder: next((folder / "evidence").glob("*.npz")).unlink(), SourceError, 4),
+        (lambda folder: edit(folder, lambda row: row.update(perplexity=row["perplexity"] / 2)),
+         AuditError, 2),
+        (lambda folder: (folder / "audit.json").unlink(), AuditError, 2),
+    ]  # fmt: skip
+    for change, error, code in changes:
+        with pytest.raises(error) as raised:
+            read_for_publishing(damaged(saved, tmp_path, change))
+        assert raised.value.code == code
 
 
-def test_a_link_in_the_audit_s_folder_is_not_followed(saved: Path, tmp_path: Path) -> None:
+def test_a_link_in_the_audit_s_folder_is_not_followed_and_pages_are_rendered_anew(
+    saved: Path, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_text("secret")
 
     def plant(folder: Path) -> None:
@@ -457,24 +416,20 @@ def test_a_link_in_the_audit_s_folder_is_not_followed(saved: Path, tmp_path: Pat
     assert "qaudit/plots/other.svg" not in found.files
     assert b"<svg" in found.files["qaudit/plots/trajectory.svg"]
     assert any("drawn anew" in note for note in found.notes)
-
-
-def test_a_page_that_was_there_is_rendered_anew(saved: Path, tmp_path: Path) -> None:
     assert "qaudit/report.html" not in read(saved).files
     old = damaged(saved, tmp_path, lambda folder: (folder / "report.html").write_text("old"))
     assert b"<html" in read_for_publishing(old).files["qaudit/report.html"]
 
 
-def test_a_readme_with_one_marker_is_refused(desk: Desk, saved: Path) -> None:
+def test_a_readme_with_one_marker_and_a_title_that_is_none_are_refused(
+    desk: Desk, saved: Path
+) -> None:
     text = FRONT + BODY + "\n<!-- qaudit:begin -->\n"
-    HfApi(endpoint=desk.hub.url, token="hf_alice").upload_file(
-        path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id=REPO
-    )
+    place = {"path_in_repo": "README.md", "repo_id": REPO}
+    alice = HfApi(endpoint=desk.hub.url, token="hf_alice")
+    alice.upload_file(path_or_fileobj=text.encode(), **place)
     with pytest.raises(HubError, match=r"in `README\.md` of `alice/m`, the markers"):
         desk.look(saved)
-
-
-def test_a_title_that_is_none_is_refused() -> None:
     for message in ("", "  ", "two\nlines", "x" * 200, "a\x1b[31m"):
         with pytest.raises(QauditError, match="is not one line"):
             title_of(message)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,32 +75,39 @@ def test_a_published_audit_reads_like_the_folder_it_came_from_and_serves_offline
     assert hub.log == []
 
 
-@pytest.mark.parametrize("place", ["evidence", "evidence/tasks/piqa"])
-def test_evidence_of_another_audit_is_refused(publish: Callable[..., Hub], place: str) -> None:
-    def swap(folder: Path) -> None:
-        one, other = sorted((folder / place).glob("*.npz"))[:2]
-        shutil.copy(one, other)
-
-    publish(swap)
-    with pytest.raises(SourceError, match="not the evidence that the audit was made from"):
-        read_saved(published_folder("o/m@v1"))
+def swap(folder: Path) -> None:
+    one, other = sorted(folder.glob("*.npz"))[:2]
+    shutil.copy(one, other)
 
 
-@pytest.mark.parametrize("name", ["../../../secret.npz", "/etc/hosts", "evidence/../../secret.npz"])
-def test_a_name_that_leads_out_of_the_audit_fetches_and_reads_nothing(
-    publish: Callable[..., Hub], name: str
+def lead_to(name: str, folder: Path) -> None:
+    (folder.parent / "secret.npz").write_text("secret")
+    audit = json.loads((folder / "audit.json").read_text())
+    audit["measurements"][0]["evidence"] = name
+    (folder / "audit.json").write_text(json.dumps(audit))
+
+
+OUT = ("../../../secret.npz", "/etc/hosts", "evidence/../../secret.npz")
+OTHER = "not the evidence that the audit was made from"
+WRONG: list[tuple[Callable[[Path], object], type[QauditError], str]] = [
+    (lambda folder: swap(folder / "evidence"), SourceError, OTHER),
+    (lambda folder: swap(folder / "evidence" / "tasks" / "piqa"), SourceError, OTHER),
+    *((partial(lead_to, name), SourceError, "is outside the audit") for name in OUT),
+    (lambda folder: (folder / "audit.json").unlink(), HubError, "there is no audit in `o/m@v1`"),
+    (lambda folder: (folder / "audit.json").write_text('{"schema": "1", '), AuditError,
+     "in `o/m@v1`, the audit is not whole JSON"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "said"), WRONG)
+def test_an_audit_that_is_none_or_leads_out_is_refused_and_fetches_and_reads_nothing(
+    publish: Callable[..., Hub], change: Any, error: type[QauditError], said: str
 ) -> None:
-    def edit(folder: Path) -> None:
-        (folder.parent / "secret.npz").write_text("secret")
-        audit = json.loads((folder / "audit.json").read_text())
-        audit["measurements"][0]["evidence"] = name
-        (folder / "audit.json").write_text(json.dumps(audit))
-
-    hub = publish(edit)
-    folder = published_folder("o/m@v1")
+    hub = publish(change)
+    with pytest.raises(error, match=said) as raised:
+        read_saved(published_folder("o/m@v1"))
     assert hub.asked("secret|hosts") == []
-    with pytest.raises(SourceError, match="is outside the audit"):
-        read_saved(folder)
+    assert ("qaudit publish" in raised.value.hint) == ("no audit" in said)
 
 
 def test_what_cannot_be_found_is_refused_in_words(
@@ -121,19 +130,6 @@ def test_what_cannot_be_found_is_refused_in_words(
     with pytest.raises(HubError, match="more than an audit's file can have"):
         published_folder("o/m@v1")
     assert hub.asked("resolve") == []
-
-
-def test_a_repository_without_an_audit_says_so(publish: Callable[..., Hub]) -> None:
-    publish(lambda folder: (folder / "audit.json").unlink())
-    with pytest.raises(HubError, match="there is no audit in `o/m@v1`") as raised:
-        published_folder("o/m@v1")
-    assert "qaudit publish" in raised.value.hint
-
-
-def test_a_damaged_audit_is_refused_by_its_place(publish: Callable[..., Hub]) -> None:
-    publish(lambda folder: (folder / "audit.json").write_text('{"schema": "1", '))
-    with pytest.raises(AuditError, match="in `o/m@v1`, the audit is not whole JSON"):
-        published_folder("o/m@v1")
 
 
 def test_what_is_on_this_machine_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
