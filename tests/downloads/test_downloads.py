@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,13 @@ from tests.support.sample import alone
 from tests.support.shelf import STEPS, Place, place, plan_of, shelf
 
 Make = Callable[..., Downloads]
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    """Return what fetches names; no thread of a download outlives its test."""
+    yield Fake()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("downloads")]
 
 
 @pytest.fixture
@@ -60,24 +67,23 @@ GONE, BROKEN = HubError("gone"), UnreachableError("broke off")
 TWIN = checkpoint("final", content="a", repo="org/final")
 
 
-@pytest.mark.parametrize(
-    ("subjects", "contents", "cached", "refused", "measured", "done"),
-    [
-        ((A, B), 1, "", {}, ["a", "b"], ["fetch a", "evict a", "fetch b", "evict b"]),
-        ((A, B), None, "", {}, ["a", "b"], ["fetch a", "fetch b"]),
-        ((A, B, C), 1, "", {"b": GONE}, ["a", "b: gone", "c"],
-         ["fetch a", "evict a", "evict b", "fetch c", "evict c"]),
-        # Of a soup that lacks a member nothing more is fetched.
-        (((A, B, C), D), 3, "", {"a": GONE}, ["a+b+c: gone", "d"],
-         ["evict a", "fetch d", "evict d"]),
-        # While the Hub answers, a file that does not come costs one subject.
-        ((A, B, C), 1, "", {"a": BROKEN, "c": BROKEN}, ["a: broke off", "b", "c: broke off"],
-         ["evict a", "fetch b", "evict b", "evict c"]),
-        # What is cached is checked and never evicted, damaged or not.
-        ((A, B), 1, "a", {}, ["a", "b"], ["fetch a", "fetch b", "evict b"]),
-        ((A,), 1, "a", {"a": GONE}, ["a: gone"], []),
-    ],
-)  # fmt: skip
+HAD: list[tuple[tuple[Any, ...], int | None, str, dict[str, Exception], str, str]] = [
+    ((A, B), 1, "", {}, "a, b", "fetch a, evict a, fetch b, evict b"),
+    ((A, B), None, "", {}, "a, b", "fetch a, fetch b"),
+    ((A, B, C), 1, "", {"b": GONE}, "a, b: gone, c",
+     "fetch a, evict a, evict b, fetch c, evict c"),
+    # Of a soup that lacks a member nothing more is fetched.
+    (((A, B, C), D), 3, "", {"a": GONE}, "a+b+c: gone, d", "evict a, fetch d, evict d"),
+    # While the Hub answers, a file that does not come costs one subject.
+    ((A, B, C), 1, "", {"a": BROKEN, "c": BROKEN}, "a: broke off, b, c: broke off",
+     "evict a, fetch b, evict b, evict c"),
+    # What is cached is checked and never evicted, damaged or not.
+    ((A, B), 1, "a", {}, "a, b", "fetch a, fetch b, evict b"),
+    ((A,), 1, "a", {"a": GONE}, "a: gone", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("subjects", "contents", "cached", "refused", "measured", "done"), HAD)
 def test_what_can_be_had_is_measured_and_what_came_goes(
     fake: Fake,
     downloads: Make,
@@ -85,21 +91,14 @@ def test_what_can_be_had_is_measured_and_what_came_goes(
     contents: int | None,
     cached: str,
     refused: dict[str, Exception],
-    measured: list[str],
-    done: list[str],
+    measured: str,
+    done: str,
 ) -> None:
     fake.disk, fake.refused = {*cached}, refused
     wanted = [subject(*one) if isinstance(one, tuple) else subject(one) for one in subjects]
     with downloads(*wanted, contents=contents) as supplied:
-        assert measure(supplied) == measured
-    assert fake.done() == done
-
-
-def test_the_name_that_is_cached_is_taken(fake: Fake, downloads: Make) -> None:
-    fake.disk.add("final")
-    with downloads(subject(A), others=[subject(TWIN)], contents=1) as supplied:
-        assert measure(supplied) == ["a"]
-    assert fake.done() == ["fetch final"]
+        assert ", ".join(measure(supplied)) == measured
+    assert ", ".join(fake.done()) == done
 
 
 def test_a_subject_is_not_ready_before_all_its_members_are(fake: Fake, downloads: Make) -> None:
@@ -139,19 +138,16 @@ def test_what_ends_the_scan_ends_it_once_everything_there_is_measured(
     assert measured == ["a", "b"]
 
 
-def test_two_that_do_not_come_in_a_row_end_the_scan(fake: Fake, downloads: Make) -> None:
+def test_two_that_do_not_come_in_a_row_or_an_unforeseen_error_end_the_scan(
+    fake: Fake, downloads: Make
+) -> None:
     fake.refused |= {label: UnreachableError(f"`{label}` broke off") for label in ("b", "c")}
-    measured = []
-    with (
-        pytest.raises(UnreachableError, match="`c` broke off"),
-        downloads(subject(A), subject(B), subject(C), subject(D), contents=4) as supplied,
-    ):
-        measured += measure(supplied)
+    every = [subject(one) for one in (A, B, C, D)]
+    ends = pytest.raises(UnreachableError, match="`c` broke off")
+    with ends, downloads(*every, contents=4) as supplied:
+        measure(supplied)
     assert "fetch d" not in fake.log
-
-
-def test_an_unforeseen_error_in_the_thread_is_not_swallowed(fake: Fake, downloads: Make) -> None:
-    fake.refused["a"] = ZeroDivisionError("a bug")
+    fake.refused["a"], fake.stopped = ZeroDivisionError("a bug"), False
     with pytest.raises(ZeroDivisionError), downloads(subject(A)) as supplied:
         measure(supplied)
 
@@ -191,9 +187,6 @@ def test_subjects_nobody_asks_for_hold_nothing_up(fake: Fake, downloads: Make) -
     assert fake.disk == set()
 
 
-# ------------------------------------------------------------------------- equal and cached ones
-
-
 def test_two_names_for_one_content_are_fetched_once_by_that_which_has_it(
     fake: Fake, downloads: Make
 ) -> None:
@@ -209,6 +202,10 @@ def test_two_names_for_one_content_are_fetched_once_by_that_which_has_it(
     ):
         assert supplied.folder(A) == folder_of(TWIN)
     assert fake.done()[2:] == ["fetch final", "evict final"]
+    fake.disk.add("final")  # of a name that is cached nothing goes
+    with downloads(subject(A), others=[subject(TWIN)], contents=1) as supplied:
+        assert measure(supplied) == ["a"]
+    assert fake.done()[4:] == ["fetch final"]
 
 
 def test_the_next_one_comes_while_one_is_measured_and_may_share_files_with_it(
@@ -243,7 +240,12 @@ def test_what_a_killed_scan_brought_is_evicted_and_what_lay_there_is_not(
     assert not record.exists()
 
 
-def test_a_damaged_record_evicts_nothing(fake: Fake, downloads: Make, tmp_path: Path) -> None:
+def test_a_damaged_record_evicts_nothing_and_a_budget_below_one_subject_is_refused(
+    fake: Fake, downloads: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(MachineError, match="`a\\+b` needs 20 bytes of disk"):
+        downloads(subject(A), subject(A, B), contents=1)
+    assert fake.log == []  # before anything is fetched
     record = tmp_path / "fetched.json"
     fake.disk.add("a")
     for damage in ("", "{}", "\0"):
@@ -251,14 +253,6 @@ def test_a_damaged_record_evicts_nothing(fake: Fake, downloads: Make, tmp_path: 
         with downloads(subject(A), contents=1, record=record) as supplied:
             assert measure(supplied) == ["a"]
         assert fake.disk == {"a"}
-
-
-def test_a_budget_below_one_subject_is_refused_before_anything_is_fetched(
-    fake: Fake, downloads: Make
-) -> None:
-    with pytest.raises(MachineError, match="`a\\+b` needs 20 bytes of disk"):
-        downloads(subject(A), subject(A, B), contents=1)
-    assert fake.log == []
 
 
 def test_nothing_is_evicted_from_a_cache_that_other_hosts_may_read(
@@ -277,38 +271,24 @@ def test_nothing_is_evicted_from_a_cache_that_other_hosts_may_read(
     assert fake.done() == ["fetch a", "fetch b", "fetch c", "evict c"]
 
 
-# --------------------------------------------------------------------------------------------------
 # What needs several checkpoints of the Hub on the disk at once: a search.
 
 
 __all__ = ["place", "shelf"]  # fixtures
 
-THREE = STEPS[:3]
-
-
-def three(place: Place) -> list[Checkpoint]:
-    return place.checkpoints(*(f"org/series@{step}" for step in THREE))
-
-
-def search(*candidates: Checkpoint) -> Subject:
-    parts = tuple((c, 1 / len(candidates)) for c in candidates)
-    return Subject("best", parts, "greedy:scheme=rtn-4bit")
-
-
-def content(checkpoints: list[Checkpoint]) -> int:
-    return sum(c.nbytes for c in checkpoints)
-
 
 def test_candidates_lie_on_the_disk_together_and_come_once(place: Place) -> None:
-    series, names = three(place), place.weights(*THREE)
-    most: list[int] = []
+    series = place.checkpoints(*(f"org/series@{step}" for step in STEPS[:3]))
+    names = place.weights(*STEPS[:3])
+    search = Subject("best", tuple((c, 1 / 3) for c in series), "greedy:scheme=rtn-4bit")
+    budget, most = sum(c.nbytes for c in series), list[int]()
     place.watch.look = lambda: most.append(place.nbytes_of_weights(names))
-    plan = plan_of([*map(alone, series), search(*series)], place)
-    audit = place.run(plan, budget=content(series))
+    plan = plan_of([*map(alone, series), search], place)
+    audit = place.run(plan, budget=budget)
     assert audit.diagnostics.greedy[0].documents == 8
     assert len(place.fetched(names)) == len(names)
-    assert max(most) <= content(series)
+    assert max(most) <= budget
     assert not place.nbytes_of_weights(names)
-    again = place.run(plan, budget=content(series))  # is gone through without a weight
+    again = place.run(plan, budget=budget)  # is gone through without a weight
     assert again.diagnostics == audit.diagnostics
     assert len(place.fetched(names)) == len(names)
