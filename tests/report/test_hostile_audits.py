@@ -24,20 +24,8 @@ from qaudit.errors import AuditError
 from qaudit.report.folder import FORMATS, figures, render_card, render_terminal
 from qaudit.report.format import in_ascii, width_of
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import (
-    AuditRecord,
-    ChangeRow,
-    Course,
-    Interval,
-    NotDiagnosed,
-    PositionRow,
-    RoleRow,
-    RoutingRow,
-    Span,
-    StratumRow,
-)
-from qaudit.types.conclusions import TaskRow
-from tests.support import cards, curved, diagnosed, sample, verdicts
+from qaudit.types import AuditRecord
+from tests.support import cards, sample
 from tests.support.hostile import HARSH, TABLES, TEXT, Page, named, names
 from tests.support.schemas import violations
 
@@ -80,56 +68,7 @@ VALUES = st.sampled_from(
 )  # fmt: skip
 
 
-def everything() -> AuditRecord:
-    """Return an audit with a verdict, draws, tasks and the tables of diagnostics."""
-    half, subject = Interval(0.5, 0.4, 0.6), curved.LAST
-    task = TaskRow(
-        subject, "gptq-4bit", "x", "arc", half, half, 100, half, 0.1, 3, 2, 4, 0.04, half,
-        evidence="evidence/t.npz", evidence_sha256="ab",
-    )  # fmt: skip
-    around = curved.audit_with(
-        [*curved.SERIES, curved.role(subject, "down", 5.0)],
-        [*curved.slice_of(subject), *curved.grid_of(curved.HELD)],
-    ).diagnostics
-    labels = tuple(one.label for one in sample.series()[:3])
-    changed = ChangeRow("gptq-3bit", "change", at=Interval(30e6, 28e6, 34e6))
-    course = Course(  # with a change point under one scheme and none under another
-        run="demo",
-        unit="tokens",
-        checkpoints=labels,
-        positions=(10e6, 20e6, 40e6),
-        confidence=0.95,
-        changes=(changed, ChangeRow("rtn-3bit", "none")),
-        loss_end=Span(39e6, 41e6, labels[1], labels[2]),
-    )
-    where: dict[str, Any] = {
-        "subject": subject, "scheme": "gptq-4bit", "spec": "gptq:bits=4", "documents": 40,
-        "tokens": 4000, "ce": half, "relative_error": half, "absolute_change": half, "kl": half,
-    }  # fmt: skip
-    return replace(
-        sample.repeated(),
-        verdict=verdicts.three(),
-        tasks=(task, replace(task, scheme="fp"), replace(task, task="mean")),
-        diagnostics=replace(
-            sample.repeated().diagnostics,
-            phases=(course,),
-            weights=(diagnosed.WEIGHT,),
-            sensitivity=diagnosed.parts_of(subject),
-            curvature=around.curvature,
-            plane=around.plane,
-            strata=(StratumRow(stratum="web", **where),),
-            positions=(PositionRow(first=0, last=255, **where),),
-            roles=(RoleRow(role="user", **where),),
-            routing=tuple(
-                RoutingRow(subject, "gptq-4bit", "gptq:bits=4", block, 16, 4000, half, half)
-                for block in (0, 1)
-            ),
-            skipped=(NotDiagnosed(subject, "curvature", "out of memory"),),
-        ),
-    )
-
-
-WHOLE: dict[str, Any] = json.loads(to_json(everything()))
+WHOLE: dict[str, Any] = json.loads(to_json(cards.everything()))
 PARTS = ("diagnostics", "verdict", "tasks")
 WHOLE_PLACES = [place for place in places(WHOLE) if place[0] in PARTS]
 
@@ -145,7 +84,7 @@ def read(document: dict[str, Any]) -> AuditRecord | None:
 
 def test_every_table_keeps_the_schema_and_comes_back_as_it_was() -> None:
     assert violations(WHOLE) == []
-    assert from_json(json.dumps(WHOLE)) == everything()
+    assert from_json(json.dumps(WHOLE)) == cards.everything()
 
 
 def edited(original: dict[str, Any], edits: list[tuple[Place, Any]]) -> AuditRecord | None:

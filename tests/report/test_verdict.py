@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import re
 import shlex
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from qaudit.report.document import plain_text, table_of
 from qaudit.report.folder import render_block, render_page, render_terminal
 from qaudit.report.folder import render_card as render
-from qaudit.report.markdown import BEGIN, put_block
+from qaudit.report.markdown import put_block
 from qaudit.report.verdict import (
-    PARETO_COLUMNS,
     added,
     answer,
     label,
-    measured,
     next_step,
     points,
 )
 from qaudit.report.views import View
-from qaudit.types import AuditRecord, Finding, Interval, NextStep
+from qaudit.types import AuditRecord, Interval, NextStep
 from tests.support import sample
-from tests.support.cards import SOUP, WHY, screen, section, titles, whole
+from tests.support.cards import screen
 from tests.support.verdicts import class_verdict, three, verdict, with_verdict
-
-
-def notice(**more: Any) -> str:
-    """Return the row of a class in the banner of a card."""
-    return next(
-        line
-        for line in whole(with_verdict(verdict(class_verdict("4", **more)))).splitlines()
-        if line.startswith("| 4 bits")
-    )
-
-
-# ------------------------------------------------------------------ sentences
 
 
 def test_the_headline_names_the_status_and_what_ships() -> None:
@@ -59,9 +41,8 @@ def test_the_headline_names_the_status_and_what_ships() -> None:
         assert label(replace(class_verdict("4"), bit_class=name)) == words
 
 
-@pytest.mark.parametrize(
-    ("error", "margin", "words"),
-    [
+def test_what_is_added_is_printed_on_its_side_of_the_margin() -> None:
+    for error, margin, words in (
         (Interval(0.0141, 0.0118, 0.0168), 2.0, "1.4 % [1.2, 1.7]"),
         (Interval(-0.0130, -0.0156, -0.0107), 2.0, "-1.3 % [-1.6, -1.1]"),
         (Interval(0.00011, -0.00013, 0.00037), 0.5, "0.01 % [-0.01, 0.04]"),
@@ -70,67 +51,17 @@ def test_the_headline_names_the_status_and_what_ships() -> None:
         (Interval(0.00036, -0.00002, 0.0007), 0.5, "0.04 % [0.00, 0.07]"),
         # Rounding never puts an end on the other side of the margin.
         (Interval(0.0171, 0.0140, 0.0203), 2.0, "1.71 % [1.40, 2.03]"),
-    ],
-)
-def test_what_is_added_is_printed_on_its_side_of_the_margin(
-    error: Interval, margin: float, words: str
-) -> None:
-    assert added(error, margin) == words
+    ):
+        assert added(error, margin) == words
 
 
-def test_a_margin_of_another_metric_is_not_set_beside_the_added_loss() -> None:
-    assert "| 2 % |" in notice(metric="relative_error")
-    assert "| - |" in notice(metric="top1_agreement")
-
-
-def test_divergence_is_not_a_rank_near_zero_and_losing_least_is_not_being_best() -> None:
-    near = class_verdict("4", kl=Interval(0.00039, 0.00037, 0.00041))
-    text = section(whole(with_verdict(verdict(near))), WHY)
-    assert "Below 0.005 nats KL divergence does not rank models" in text
-    assert "Neither tasks nor rollouts were measured" in text
-    far = class_verdict("4", kl=Interval(0.0368, 0.0346, 0.0393))
-    assert "does not rank" not in section(whole(with_verdict(verdict(far))), WHY)
-    assert "`stage1-step500` loses least to gptq-4bit" in section(whole(with_verdict()), WHY)
-
-
-def test_every_surface_has_the_same_headline_and_statuses() -> None:
-    audit = with_verdict()
-    bare = measured(View(audit))
-    texts = [render(audit), render_terminal(audit, 200), render_block(audit, "q", has_page=True)]
-    texts.append(re.sub(r"<[^>]*>", "", render_page(audit)))
-    for text in texts:
-        flat = " ".join(text.replace("`", "").replace("&#160;", " ").split())
-        assert bare in flat
-        assert all(word in flat for word in ("SHIP", "UNDECIDED", "HOLD"))
-
-
-def test_nothing_quantized_has_no_verdict() -> None:
-    scores = tuple(s for s in sample.audit().measurements if s.scheme == "fp")
-    bare = replace(sample.audit(), measurements=scores, pick=None, verdict=None)
-    assert "No quantized loss was measured: no verdict." in whole(bare)
-
-
-# ------------------------------------------------------------------ one screen
-
-
-def test_the_first_screen_has_60_lines_and_500_words() -> None:
-    text = screen(render(with_verdict()))
-    assert len(text.splitlines()) <= 60
-    assert len(text.split()) <= 500
-    lines = render_terminal(with_verdict(), 80).splitlines()
+def test_the_first_screen_has_60_lines_and_500_words_and_a_readme_20_lines() -> None:
+    text, lines = screen(render(with_verdict())), render_terminal(with_verdict(), 80).splitlines()
+    assert (len(text.splitlines()) <= 60, len(text.split()) <= 500) == (True, True)
     assert len(lines) <= 50 and max(map(len, lines)) <= 80
-    assert text.count("<picture>") == 1
-    assert titles(render(with_verdict()))[0] == WHY
-    audit, place = with_verdict(), {"subject": SOUP, "scheme": "gptq-4bit"}
-    said = "1 of 64 documents carries 41 % of what gptq-4bit adds to the loss of `soup`"
-    rare = Finding("QA029", "warn", message=said, hint="", **place)
-    shown = replace(audit, findings=(rare, replace(rare, scheme="rtn-4bit", message="elsewhere")))
-    text = screen(whole(shown))
-    assert "1 warning: QA029 (`qaudit explain QA029`)." in text
-    assert "4 bits: about 322 documents, where 64 were measured." in text
-    assert "| HOLD (warns) |" in text
-    assert "Planned and not measured: 1." in text
-    assert "nats lower than the last checkpoint's." in text
+    many = verdict(*(class_verdict("4") for _ in range(9)))
+    block = render_block(with_verdict(many), "qaudit", has_page=True)
+    assert len(put_block("", block).splitlines()) <= 20
 
 
 def test_the_class_that_decides_is_in_the_table_and_what_ships_highlighted() -> None:
@@ -143,19 +74,6 @@ def test_the_class_that_decides_is_in_the_table_and_what_ships_highlighted() -> 
     page = render_page(with_verdict(verdict(class_verdict("4"))))
     assert page.count('class="chosen"') == 1
     assert "<code>soup</code></th>" in page.partition('class="chosen"')[2][:60]
-
-
-def test_a_readme_gets_20_lines_and_links() -> None:
-    many = verdict(*(class_verdict("4") for _ in range(9)))
-    block = render_block(with_verdict(many), "qaudit", has_page=True)
-    assert len(put_block("", block).splitlines()) <= 20
-    assert block.startswith(BEGIN)
-    for file in ("card.md", "report.html", "audit.json"):
-        assert f"(qaudit/{file})" in block
-    assert "report.html" not in render_block(with_verdict(), "qaudit", has_page=False)
-
-
-# ------------------------------------------------------------------ the next command
 
 
 def step(audit: AuditRecord, **more: Any) -> NextStep | None:
@@ -195,9 +113,6 @@ def test_card_and_terminal_end_the_verdict_in_the_command() -> None:
         assert "The text has 101 documents" in text
 
 
-# ------------------------------------------------------------------ fewer bits
-
-
 def with_losses(**losses: float) -> View:
     """Return an audit of one subject whose losses are known."""
     audit = sample.audit()
@@ -215,14 +130,3 @@ def test_the_front_is_what_nothing_with_fewer_bits_beats() -> None:
     assert found == ["gptq-3bit!", "awq-4bit!", "gptq-4bit", "bnb-int8", "fp!"]
     broken = with_losses(fp=2.0, gptq_4bit=float("inf"))
     assert [p.scheme for p in points(broken)] == ["fp"]
-
-
-def test_the_table_marks_the_front_and_names_the_best_subject() -> None:
-    table = table_of(points(with_losses(fp=2.0, bnb_int8=2.05)), PARETO_COLUMNS)
-    rows = [[plain_text(cell.runs) for cell in row.cells] for row in table.rows]
-    assert [[row[k] for k in (0, 1, 4)] for row in rows] == [
-        ["bnb-int8", "8.02", "soup"],
-        ["fp", "16.00", "soup"],
-    ]
-    assert [row[2:4] for row in rows] == [["-", "-"]] * 2  # not measured
-    assert [row[-1] for row in rows] == ["yes", "yes"]

@@ -11,8 +11,21 @@ from qaudit.report import markdown
 from qaudit.report.folder import document
 from qaudit.report.views import View
 from qaudit.saved.audits import read_audit
-from qaudit.types import AuditRecord, Finding, Interval
-from tests.support import sample
+from qaudit.types import (
+    AuditRecord,
+    ChangeRow,
+    Course,
+    Finding,
+    Interval,
+    NotDiagnosed,
+    PositionRow,
+    RoleRow,
+    RoutingRow,
+    Span,
+    StratumRow,
+)
+from qaudit.types.conclusions import TaskRow
+from tests.support import curved, diagnosed, sample, verdicts
 
 SOUP, LAST, STAGE_END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
 
@@ -75,3 +88,52 @@ def check(outcome: Any, subject: str = SOUP, scheme: str = "gptq-4bit", **more: 
 def held(*checks: Finding) -> AuditRecord:
     audit = sample.audit()
     return replace(audit, findings=(*audit.findings, *checks))
+
+
+def everything() -> AuditRecord:
+    """Return an audit with a verdict, draws, tasks and the tables of diagnostics."""
+    half, subject = Interval(0.5, 0.4, 0.6), curved.LAST
+    task = TaskRow(
+        subject, "gptq-4bit", "x", "arc", half, half, 100, half, 0.1, 3, 2, 4, 0.04, half,
+        evidence="evidence/t.npz", evidence_sha256="ab",
+    )  # fmt: skip
+    around = curved.audit_with(
+        [*curved.SERIES, curved.role(subject, "down", 5.0)],
+        [*curved.slice_of(subject), *curved.grid_of(curved.HELD)],
+    ).diagnostics
+    labels = tuple(one.label for one in sample.series()[:3])
+    changed = ChangeRow("gptq-3bit", "change", at=Interval(30e6, 28e6, 34e6))
+    course = Course(  # with a change point under one scheme and none under another
+        run="demo",
+        unit="tokens",
+        checkpoints=labels,
+        positions=(10e6, 20e6, 40e6),
+        confidence=0.95,
+        changes=(changed, ChangeRow("rtn-3bit", "none")),
+        loss_end=Span(39e6, 41e6, labels[1], labels[2]),
+    )
+    where: dict[str, Any] = {
+        "subject": subject, "scheme": "gptq-4bit", "spec": "gptq:bits=4", "documents": 40,
+        "tokens": 4000, "ce": half, "relative_error": half, "absolute_change": half, "kl": half,
+    }  # fmt: skip
+    return replace(
+        sample.repeated(),
+        verdict=verdicts.three(),
+        tasks=(task, replace(task, scheme="fp"), replace(task, task="mean")),
+        diagnostics=replace(
+            sample.repeated().diagnostics,
+            phases=(course,),
+            weights=(diagnosed.WEIGHT,),
+            sensitivity=diagnosed.parts_of(subject),
+            curvature=around.curvature,
+            plane=around.plane,
+            strata=(StratumRow(stratum="web", **where),),
+            positions=(PositionRow(first=0, last=255, **where),),
+            roles=(RoleRow(role="user", **where),),
+            routing=tuple(
+                RoutingRow(subject, "gptq-4bit", "gptq:bits=4", block, 16, 4000, half, half)
+                for block in (0, 1)
+            ),
+            skipped=(NotDiagnosed(subject, "curvature", "out of memory"),),
+        ),
+    )
