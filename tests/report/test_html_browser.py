@@ -85,21 +85,13 @@ class Desk:
     driver: webdriver.Chrome
     folder: Path
 
-    def open(
-        self,
-        name: str = "report",
-        *,
-        width: int = 1200,
-        scheme: str = "light",
-        is_open: bool = True,
-    ) -> None:
+    def open(self, name: str = "report", *, width: int = 1200, scheme: str = "light") -> None:
         """Open a page anew, and unfold its sections."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.media(scheme)
-        self.driver.get(self.url(name))
-        if is_open:
-            self.run("document.querySelectorAll('section > details').forEach((e) => e.open = true)")
+        self.driver.get((self.folder / f"{name}.html").as_uri())
+        self.run("document.querySelectorAll('section > details').forEach((e) => e.open = true)")
 
     def media(self, scheme: str, kind: str = "") -> None:
         """Show the page as on a screen or on paper, in the light or in the dark."""
@@ -108,9 +100,9 @@ class Desk:
         media = {"media": kind, "features": features}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
 
-    def url(self, name: str) -> str:
-        """Return the address of a page."""
-        return (self.folder / f"{name}.html").as_uri()
+    def unfold(self) -> None:
+        """Open everything that is folded."""
+        self.run("document.querySelectorAll('details').forEach((e) => (e.open = true))")
 
     def run(self, script: str, *arguments: object) -> Any:
         """Run a script on the page."""
@@ -130,21 +122,20 @@ class Desk:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Return what was asked for since the last time."""
+        """Return what was asked for since the last time, by the names of pages."""
         messages = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
-        of: dict[str, list[dict[str, Any]]] = {}
-        for message in messages:
-            of.setdefault(message["method"], []).append(message["params"])
         stopped = {
-            params["requestId"]
-            for params in of.get("Network.loadingFailed", [])
-            if params.get("blockedReason") == "csp"  # it never left the browser
+            message["params"]["requestId"]
+            for message in messages
+            if message["method"] == "Network.loadingFailed"
+            if message["params"].get("blockedReason") == "csp"  # it never left the browser
         }
         return [
-            params["request"]["url"]
-            for params in of.get("Network.requestWillBeSent", [])
-            if params["requestId"] not in stopped
-            and not params["documentURL"].startswith("chrome")  # its own first page
+            message["params"]["request"]["url"].removeprefix(f"{self.folder.as_uri()}/")
+            for message in messages
+            if message["method"] == "Network.requestWillBeSent"
+            if message["params"]["requestId"] not in stopped
+            if not message["params"]["documentURL"].startswith("chrome")  # its own first page
         ]
 
 
@@ -152,11 +143,11 @@ class Desk:
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """Start one browser for all tests, with pages beside it."""
     folder = tmp_path_factory.mktemp("pages")
+    pages = {"harsh": named(HARSH), "tasks": with_tasks(), "undecided": undecided()}
+    for name, audit in pages.items():
+        (folder / f"{name}.html").write_text(render(audit), encoding="utf-8")
     page = render(shown(), figures(shown()))
     (folder / "report.html").write_text(page, encoding="utf-8")
-    (folder / "harsh.html").write_text(render(named(HARSH)), encoding="utf-8")
-    (folder / "tasks.html").write_text(render(with_tasks()), encoding="utf-8")
-    (folder / "undecided.html").write_text(render(undecided()), encoding="utf-8")
     with browser(folder / "profile") as driver:
         yield Desk(driver, folder)
 
@@ -180,18 +171,13 @@ def rows(page: Desk, column: int = 0) -> list[str]:
     return list(page.run(script, column))
 
 
-# ------------------------------------------------------------------ nothing from anywhere
-
-
-def test_nothing_is_loaded_and_nothing_complains(page: Desk) -> None:
+def test_nothing_is_loaded_complains_or_runs_that_is_not_ours(page: Desk) -> None:
+    """The policy of the page holds even where an element should get in."""
     assert page.complaints() == []
-    assert page.requests() == [page.url("report")]
+    assert page.requests() == ["report.html"]
     assert page.driver.title == "Quantization audit of demo"
     assert "demo: 19 checkpoints, 1 soup" in page.one(".verdict").text
-
-
-def test_what_is_not_ours_neither_loads_nor_runs(page: Desk) -> None:
-    """The policy of the page holds even where an element should get in."""
+    page.open()
     page.run("""
         const made = document.createElement("div");
         made.innerHTML = '<img src="https://example.org/x.png" onerror="window.hurt = 1">';
@@ -201,47 +187,46 @@ def test_what_is_not_ours_neither_loads_nor_runs(page: Desk) -> None:
     """)
     assert page.run("return window.hurt") is None
     assert any("Content Security Policy" in said for said in page.complaints())
-    assert page.requests() == [page.url("report")]
-
-
-def test_names_of_others_stay_names(page: Desk) -> None:
-    page.open("harsh")
+    assert page.requests() == ["report.html"]
+    page.open("harsh")  # names of others stay names
     assert page.complaints() == []
     labels = [printable(subject.label) for subject in named(HARSH).subjects]
     assert page.texts("#errors tbody th code") == labels
 
 
-# ------------------------------------------------------------------ sections
-
-
-def test_sections_are_folded_until_a_link_or_the_button_opens_them(page: Desk) -> None:
-    page.open(is_open=False)
+def test_sections_and_a_long_series_are_folded_until_they_are_asked_for(page: Desk) -> None:
+    button, whole = page.one("#fold"), len(shown().subjects)
+    assert (button.text, len(rows(page))) == (f"Show all {whole} subjects", 16)
+    assert button.get_attribute("aria-expanded") == "false"
+    button.click()
+    assert (button.text, len(rows(page))) == ("Show 16 subjects", whole)
+    assert button.get_attribute("aria-expanded") == "true"
+    page.driver.refresh()
     is_open = "return [...document.querySelectorAll('main > section > details')].map((e) => e.open)"
     assert not any(page.run(is_open))
     page.one("nav a[href='#added-loss']").click()
     opened = page.one("#added-loss > details")
     WebDriverWait(page.driver, 5).until(lambda _: opened.get_attribute("open"))
     assert sum(page.run(is_open)) == 1
-    page.one("#unfold").click()
-    assert all(page.run(is_open))
-    page.one("#unfold").click()
-    assert not any(page.run(is_open))
+    for expected in (all, lambda unfolded: not any(unfolded)):
+        page.one("#unfold").click()
+        assert expected(page.run(is_open))
 
 
-# ------------------------------------------------------------------ the table
+# ------------------------------------------------------------------ tables
 
 
-def test_a_click_sorts_and_a_second_one_turns_the_order_around(page: Desk) -> None:
+def test_a_click_or_a_key_sorts_and_a_second_one_turns_the_order_around(page: Desk) -> None:
     page.one("#fold").click()
     column = 1 + page.texts("#errors thead th").index("gptq-4bit")
-    button = page.one(f"#errors thead th:nth-child({column}) button")
     for order in ("ascending", "descending"):
-        button.click()
+        page.one(f"#errors thead th:nth-child({column}) button").click()
         head = page.one(f"#errors thead th:nth-child({column})")
         assert head.get_attribute("aria-sort") == order
         values = [float(text.split()[0].rstrip(",!?")) for text in rows(page, column - 1)]
         assert values == sorted(values, reverse=order == "descending")
     assert len(page.driver.find_elements(By.CSS_SELECTOR, "#errors [aria-sort]")) == 1
+    column = 1 + page.texts("#errors thead th").index("bnb-int8")
 
 
 def test_the_keyboard_sorts_and_what_is_not_measured_comes_last(page: Desk) -> None:
@@ -253,15 +238,6 @@ def test_the_keyboard_sorts_and_what_is_not_measured_comes_last(page: Desk) -> N
         assert last == ["- not measured"] * 5
     page.one("#errors thead th:first-child button").send_keys(Keys.SPACE)
     assert rows(page) == [subject.label for subject in shown().subjects]
-
-
-def test_a_long_series_is_folded_until_it_is_asked_for(page: Desk) -> None:
-    button, whole = page.one("#fold"), len(shown().subjects)
-    assert (button.text, len(rows(page))) == (f"Show all {whole} subjects", 16)
-    assert button.get_attribute("aria-expanded") == "false"
-    button.click()
-    assert (button.text, len(rows(page))) == ("Show 16 subjects", whole)
-    assert button.get_attribute("aria-expanded") == "true"
 
 
 def test_other_tables_sort_by_number_and_by_word(page: Desk) -> None:
@@ -322,11 +298,9 @@ def test_marks_are_reached_by_the_keyboard(page: Desk) -> None:
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 1200
 
-
-@pytest.mark.parametrize("figure", ["quantized", "soups", "pareto", "plane"])
-def test_every_figure_says_what_its_marks_are(page: Desk, figure: str) -> None:
-    page.one(f"#figure-{figure} .plot").send_keys(Keys.ARROW_RIGHT)
-    assert len(tip(page, figure)) == 3
+    for name in ("quantized", "soups", "pareto", "plane"):  # every figure says what its marks are
+        page.one(f"#figure-{name} .plot").send_keys(Keys.ARROW_RIGHT)
+        assert len(tip(page, name)) == 3
 
 
 def test_a_scheme_can_be_taken_out_of_the_figure(page: Desk) -> None:
@@ -359,41 +333,31 @@ def test_the_command_is_copied(page: Desk) -> None:
 # ------------------------------------------------------------------ surfaces
 
 
-@pytest.mark.parametrize("width", [400, 1100])
-def test_names_of_tasks_stay_whole_and_a_wide_window_holds_all_columns(
-    page: Desk, width: int
-) -> None:
-    page.open("tasks", width=width)
-    page.run("document.querySelectorAll('details').forEach((folded) => (folded.open = true))")
+def test_the_page_fits_its_window_and_names_of_tasks_stay_whole(page: Desk) -> None:
     script = """
     const name = [...document.querySelectorAll("tbody th code")]
       .find((e) => e.textContent === "commonsense_qa");
     const room = name.closest(".scroll");
     return [name.getClientRects().length, room.scrollWidth - room.clientWidth];
     """
-    lines, hidden = page.run(script)
-    assert lines == 1
-    assert (hidden == 0) == (width == 1100)
-
-
-@pytest.mark.parametrize("width", [400, 1200])
-def test_the_page_fits_its_window(page: Desk, width: int) -> None:
-    page.open(width=width)
-    page.run("document.querySelectorAll('details').forEach((folded) => (folded.open = true))")
-    assert page.run("return document.documentElement.scrollWidth") <= width
-
-
-def test_a_phone_shows_every_status_without_scrolling_sideways(page: Desk) -> None:
-    page.open("undecided", width=390)
+    for width in (400, 1100):
+        page.open("tasks", width=width)
+        page.unfold()
+        lines, hidden = page.run(script)
+        assert lines == 1
+        assert (hidden == 0) == (width == 1100)  # a wide window holds all columns
+    for width in (400, 1200):
+        page.open(width=width)
+        page.unfold()
+        assert page.run("return document.documentElement.scrollWidth") <= width
+    page.open("undecided", width=390)  # a phone shows every status without scrolling sideways
     assert page.texts("#ships tbody td:last-child")[1:] == ["UNDECIDED (warns)", "INCOMPLETE"]
     script = "const e = document.querySelector('#ships').parentElement;"
     assert page.run(f"{script} return e.scrollWidth - e.clientWidth") == 0
 
 
 @pytest.mark.parametrize(("scheme", "rules"), [("light", WCAG), ("dark", COLOURS)])
-def test_nothing_keeps_anybody_from_reading(
-    page: Desk, scheme: str, rules: dict[str, object]
-) -> None:
+def test_nothing_keeps_anybody_from_reading(page: Desk, scheme: str, rules: Any) -> None:
     """Hold the page, unfolded, to what axe knows of the guidelines' levels A and AA.
 
     In the dark only colours are different.
@@ -422,23 +386,11 @@ def test_nothing_keeps_anybody_from_reading(
     assert len(found["passes"]) > 15 or scheme == "dark"
 
 
-def test_paper_is_white_whatever_the_screen_is(page: Desk) -> None:
-    page.media("dark", "print")
-    style = "const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]"
-    assert page.run(style) == ["rgb(0, 0, 0)", "rgb(255, 255, 255)"]
-    assert not any(b.is_displayed() for b in page.driver.find_elements(By.CSS_SELECTOR, "p button"))
-    assert not page.one("nav").is_displayed()
-    assert len(rows(page)) == len(shown().subjects)
-
-
-def test_a_print_holds_everything_that_is_folded(page: Desk) -> None:
+def test_paper_is_white_and_holds_everything_that_is_folded(page: Desk) -> None:
     printed = page.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     document = pypdfium2.PdfDocument(base64.b64decode(printed["data"]))
-    try:
-        text = " ".join(p.get_textpage().get_text_bounded() for p in document)
-    finally:
-        document.close()
-    text = "".join(text.split())
+    text = "".join("".join(p.get_textpage().get_text_bounded() for p in document).split())
+    document.close()
     for spec, _, _ in sample.SCHEMES.values():
         assert spec in text
     for words in (
@@ -450,12 +402,18 @@ def test_a_print_holds_everything_that_is_folded(page: Desk) -> None:
         assert "".join(words.split()) in text
     assert "Showall" not in text
     assert "Copy" not in text
+    page.media("dark", "print")
+    style = "const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]"
+    assert page.run(style) == ["rgb(0, 0, 0)", "rgb(255, 255, 255)"]
+    assert not any(b.is_displayed() for b in page.driver.find_elements(By.CSS_SELECTOR, "p button"))
+    assert not page.one("nav").is_displayed()
+    assert len(rows(page)) == len(shown().subjects)
 
 
 def test_without_script_everything_can_be_read(page: Desk) -> None:
     page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        page.open(is_open=False)
+        page.driver.get((page.folder / "report.html").as_uri())
         assert page.driver.find_elements(By.TAG_NAME, "button") == []
         page.one("#added-loss summary").click()
         seen = page.driver.find_elements(By.CSS_SELECTOR, "#errors tbody tr")
