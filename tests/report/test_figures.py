@@ -49,9 +49,8 @@ def texts(chart: Chart) -> list[str]:
     return [text.get_text() for text in chart.figure.findobj(Text) if text.get_text()]
 
 
-def tips(chart: Chart, series: str = "") -> list[list[str]]:
-    groups = [tips for group, tips in chart.tips.items() if f"/{series}/" in group or not series]
-    return [tip.split("\n") for group in groups for tip in group]
+def tips(chart: Chart) -> list[list[str]]:
+    return [tip.split("\n") for tips in chart.tips.values() for tip in tips]
 
 
 def renamed(subject: Subject, **changes: object) -> Subject:
@@ -88,9 +87,6 @@ def damaged(factor: float) -> AuditRecord:
         ),
         sample.series(),
     )
-
-
-# ------------------------------------------------------------------ files
 
 
 @pytest.fixture(scope="module")
@@ -299,13 +295,7 @@ def test_runs_side_by_side_are_lines_of_their_own() -> None:
     assert all(begin < end for _, begin, end in view.axis.phases or ())
 
 
-def test_the_picture_of_accuracy_says_what_its_bands_hold() -> None:
-    tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
-    note = chart(replace(sample.audit(), tasks=tasks), "accuracy").note
-    assert note.split(";")[0] == "Bands: 95 % intervals over items"
-
-
-def test_every_difference_to_an_ingredient_is_drawn() -> None:
+def test_every_difference_to_an_ingredient_is_drawn_and_what_a_picture_holds_is_noted() -> None:
     audit = sample.audit()
     shown = tips(chart(audit, "soups"))
     compared = [
@@ -317,27 +307,22 @@ def test_every_difference_to_an_ingredient_is_drawn() -> None:
     assert len(shown) == len(compared)
     words = [tip[1].partition(": ")[2] for tip in shown]
     assert words.count("inconclusive") == sum(c.verdict == "inconclusive" for c in compared) > 0
-
-
-def test_fewer_bits_are_lower_and_what_is_on_the_front_is_filled() -> None:
-    drawing = chart(sample.audit(), "pareto")
+    drawing = chart(audit, "pareto")
     names = [text for text in texts(drawing) if text.endswith(" bits")]
     bits = [float(name.split()[-2]) for name in names]
     assert bits == sorted(bits, reverse=True)
     assert names[0].startswith("fp")
     assert "The best subject is soup everywhere." in drawing.note
+    tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
+    note = chart(replace(audit, tasks=tasks), "accuracy").note
+    assert note.split(";")[0] == "Bands: 95 % intervals over items"
 
 
-# ------------------------------------------------------------------ colours
-
-
-@pytest.mark.parametrize("schemes", [1, 8, 12, 24])
-def test_schemes_differ_without_colour(schemes: int) -> None:
-    names = View(sample.many(2, schemes)).schemes
-    own = {(str(look["ls"]), look["marker"]) for look in looks(names).values()}
-    assert len(own) == schemes
-    one_method = looks([f"rtn-{k}" for k in range(schemes)])
-    assert len({(str(look["ls"]), look["marker"]) for look in one_method.values()}) == schemes
+def test_schemes_differ_without_colour() -> None:
+    for schemes in (1, 8, 12, 24):
+        for names in (View(sample.many(2, schemes)).schemes, [f"rtn-{k}" for k in range(schemes)]):
+            own = {(str(look["ls"]), look["marker"]) for look in looks(names).values()}
+            assert len(own) == schemes
 
 
 def test_the_learning_rate_is_read_in_phases() -> None:
