@@ -12,7 +12,7 @@ from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticFigure, Diagnost
 from qaudit.report import document as doc
 from qaudit.report.chart import Chart, look_of
 from qaudit.report.format import NOT_MEASURED, digits, interval_text, plural
-from qaudit.report.plots import FAR, along, places_of, series_axis
+from qaudit.report.plots import FAR, along, series_axis
 from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow, Interval
@@ -144,7 +144,7 @@ def _is_drawn(view: View) -> bool:
 
 
 def _draw(view: View) -> Chart:
-    models, places = whole_models(view), places_of(view)
+    models, places = whole_models(view), view.axis.places
     values = {
         "trace": {label: _trace(row) for label, row in models.items()},
         "largest eigenvalue": {

@@ -28,7 +28,7 @@ If the weights of the checkpoint before are on disk, they are read in step, bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, cast
@@ -117,12 +117,8 @@ def sums_of(
     return WeightSums(count, mean, second, third, fourth, grid, totals)
 
 
-def together(several: Iterable[WeightSums]) -> WeightSums:
-    """Put the sums of several tensors together; what one of them lacks, all of them lack."""
-    return reduce(_joined, several)
-
-
-def _joined(a: WeightSums, b: WeightSums) -> WeightSums:
+def joined(a: WeightSums, b: WeightSums) -> WeightSums:
+    """Put the sums of two tensors together; what one of them lacks, both lack."""
     count, delta = a.count + b.count, b.mean - a.mean
     share = delta / count
     cross = a.count * b.count * delta
@@ -153,11 +149,6 @@ def difference(weight_RC: Tensor, other_RC: Tensor) -> float:
     """Return the squared norm of a difference, added up in float64."""
     pairs = zip(_double(weight_RC), _double(other_RC.to(weight_RC.device)), strict=True)
     return sum(float(((a - b) ** 2).sum()) for a, b in pairs)
-
-
-def relative(squares: Mapping[str, float], norm: float) -> dict[str, float]:
-    """Return norms over the norm of the weights, from squares; none where all weights are zero."""
-    return {name: math.sqrt(square / norm) for name, square in squares.items()} if norm else {}
 
 
 def _double(weight_RC: Tensor) -> Iterator[Tensor]:
@@ -233,11 +224,11 @@ class WeightWatch:
         ]
 
     def _row(self, part: Any, name: str, tensors: Sequence[LinearKey]) -> WeightRow:
-        sums = together(self._sums[tensor] for tensor in tensors)
-        squares = {
-            scheme.short: sum(self._moved[scheme.spec][tensor] for tensor in tensors)
-            for scheme in self._schemes
-        }
+        sums = reduce(joined, (self._sums[tensor] for tensor in tensors))
+        norm, perturbation = sums.totals["square"], dict[str, float]()
+        for scheme in self._schemes if norm else ():
+            square = sum(self._moved[scheme.spec][tensor] for tensor in tensors)
+            perturbation[scheme.short] = math.sqrt(square / norm)
         columns = sums.columns()
         if self._previous is None:
             columns["movement"] = None
@@ -245,7 +236,7 @@ class WeightWatch:
             subject=self._case.subject.label,
             part=part,
             name=name,
-            perturbation=relative(squares, sums.totals["square"]),
+            perturbation=perturbation,
             previous=None if columns["movement"] is None else self._previous,
             **columns,
         )

@@ -268,26 +268,3 @@ def local(root: Path, data: Data) -> tuple[Path, Splits]:
             if path.is_file() and not any(part.startswith(".") for part in inside.parts):
                 paths.append(inside.as_posix())
     return folder, split_files(data, paths, about)
-
-
-def rows_here(leaf: Leaf, task_data: str) -> int | None:
-    """Count the documents of a task in a folder: rows of JSON lines, JSON arrays and Parquet."""
-    import pyarrow.parquet
-
-    data, rows = Data.of(leaf), 0
-    if not data.splits:
-        return None
-    folder, splits = local(Path(task_data), data)
-    for path in (folder / path for path in splits[data.splits[0]]):
-        try:
-            if path.suffix == ".parquet":
-                rows += pyarrow.parquet.read_metadata(path).num_rows
-            elif path.suffix in (".json", ".jsonl"):
-                content = read_regular(path).strip()
-                lines = json.loads(content) if content[:1] == b"[" else content.splitlines()
-                rows += sum(1 for line in lines if line)
-            else:
-                return None
-        except (OSError, ValueError):  # what is wrong with it is said when it is read
-            return None
-    return rows

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from qaudit.errors import MachineError, SourceError, UsageError
 from qaudit.sandbox import Templates
@@ -84,9 +85,8 @@ def named(requested: Sequence[str]) -> tuple[str, ...]:
 def descriptions() -> dict[str, str]:
     lines = {}
     for name, tasks in PRESETS.items():
-        sizes = dict.fromkeys(tasks)
-        items = sum(items_of(sizes, DEFAULT_ITEMS).values())
-        some, every = (sum(bound(sizes, n, None).values()) for n in (DEFAULT_ITEMS, None))
+        items = sum(items_of(tasks, DEFAULT_ITEMS).values())
+        some, every = (sum(bound(tasks, n, None).values()) for n in (DEFAULT_ITEMS, None))
         lines[name] = (
             f"{len(tasks)} tasks, {items:,} items, about {some / 1e6:.1f} M tokens; "
             f"of all items {every / 1e6:.0f} M"
@@ -100,23 +100,20 @@ def descriptions() -> dict[str, str]:
     return lines
 
 
-def items_of(sizes: Mapping[str, int | None], most: int | None) -> dict[str, int]:
-    """Return how many items of each task are measured, by sizes that None does not know."""
-    every = {
-        name: KNOWN.get(name, _UNKNOWN).items if size is None else size
-        for name, size in sizes.items()
-    }
+def items_of(names: Iterable[str], most: int | None) -> dict[str, int]:
+    """Return about how many items of each task are measured."""
+    every = {name: KNOWN.get(name, _UNKNOWN).items for name in names}
     return {name: count if most is None else min(count, most) for name, count in every.items()}
 
 
 def bound(
-    sizes: Mapping[str, int | None], most: int | None, shots: int | None, *, trees: bool = True
+    names: Iterable[str], most: int | None, shots: int | None, *, trees: bool = True
 ) -> dict[str, int]:
     """Return about how many tokens the items of each task take."""
     examples = DEFAULT_SHOTS if shots is None else shots
     return {
         name: count * KNOWN.get(name, _UNKNOWN).tokens(examples, trees=trees)
-        for name, count in items_of(sizes, most).items()
+        for name, count in items_of(names, most).items()
     }
 
 
@@ -223,7 +220,7 @@ def prompts(
     """
     import lm_eval.utils
 
-    with _quiet(), _replaced(lm_eval.utils, "apply_template", templates.render):
+    with _quiet(), patch.object(lm_eval.utils, "apply_template", templates.render):
         manager = _manager(*_where(leaf.name, leaf.file))
         member = {"task": leaf.name, **dict(leaf.replaced), **data}
         (task,) = manager.load([{"group": "qaudit", "task": [member]}])["tasks"].values()
@@ -348,17 +345,6 @@ def _prompted(task: Any, group: Sequence[Any]) -> Prompt:
 
 
 @contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Let a name of a module be another value, while a `with` body lasts."""
-    original = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
-
-
-@contextmanager
 def _quiet() -> Iterator[None]:
     """Keep lm-eval's bars and remarks off the terminal."""
     import lm_eval.api.task
@@ -369,7 +355,7 @@ def _quiet() -> Iterator[None]:
     module.datasets.disable_progress_bars()
     logging.disable(logging.WARNING)
     try:
-        with _replaced(module, "tqdm", lambda documents, **_: documents):
+        with patch.object(module, "tqdm", lambda documents, **_: documents):
             yield
     finally:
         logging.disable(level)

@@ -30,7 +30,7 @@ from qaudit.errors import (
 )
 from qaudit.hub import Hub
 from qaudit.items import files, harness
-from qaudit.items.files import Data, find, local, pinned, rows_here
+from qaudit.items.files import Data, find, local, pinned
 from qaudit.items.harness import Definition, Leaf, most_items, named
 from qaudit.items.tokens import ItemText, PromptedItem, item_text, write_items
 from qaudit.items.tokens import read_items as stored_items
@@ -156,17 +156,6 @@ def counted(reading: Reading) -> ItemText | None:
             built.append(items)
         return ItemText.together(built)
     return None
-
-
-def sizes_here(recipe: Recipe) -> dict[str, int | None]:
-    sizes: dict[str, int | None] = {}
-    for task in tasks_of(recipe):
-        counts: list[int | None] = [None]
-        if recipe.task_data:
-            with suppress(QauditError, OSError):
-                counts = [rows_here(leaf, recipe.task_data) for leaf in task.leaves]
-        sizes[task.name] = None if None in counts else sum(count or 0 for count in counts)
-    return sizes
 
 
 def read_items(

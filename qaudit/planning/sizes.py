@@ -28,7 +28,7 @@ from qaudit.core.mixture import FITTED, SCORED
 from qaudit.core.scheme import Calibration, Scheme
 from qaudit.errors import ConfigurationError, CorpusError, ModelError
 from qaudit.items.harness import bound, items_of, most_items
-from qaudit.items.prepare import Reading, counted, sizes_here
+from qaudit.items.prepare import Reading, counted, tasks_of
 from qaudit.items.tokens import ItemText
 from qaudit.support.sizes import size
 from qaudit.text.rollouts import read_rollouts
@@ -301,9 +301,9 @@ def text_size(
     if built is not None:
         counts, task_tokens = built.counts, built.task_tokens(trees=trees)
     else:  # they were not built before
-        most, here = most_items(recipe.task_items), sizes_here(recipe)
-        counts = items_of(here, most)
-        task_tokens = bound(here, most, recipe.task_shots, trees=trees)
+        most, names = most_items(recipe.task_items), [task.name for task in tasks_of(recipe)]
+        counts = items_of(names, most)
+        task_tokens = bound(names, most, recipe.task_shots, trees=trees)
     return replace(
         text,
         item_tokens=text.item_tokens + sum(task_tokens.values()),

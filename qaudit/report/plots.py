@@ -40,10 +40,9 @@ MANY = 40  # marks of one line that are told apart
 def trajectory(view: View) -> Chart:
     """Draw added losses, and the margins, each with the classes of bits that have it."""
     classes: dict[float, list[str]] = {}  # by margin, in percent
-    for decision in view.classes:
-        of_loss = decision.unit == "fraction" and decision.metric in (None, "relative_error")
-        if decision.margin and of_loss:
-            classes.setdefault(100 * decision.margin, []).append(decision.bit_class)
+    for one in view.classes:
+        if one.margin and one.unit == "fraction" and one.metric in (None, "relative_error"):
+            classes.setdefault(100 * one.margin, []).append(one.bit_class)
     margins = {
         margin: f"margin at {listing(names)}{' bits' * names[-1].isdecimal()}: {margin:g}"
         for margin, names in classes.items()
@@ -69,7 +68,7 @@ def _along(
     tall = max(3.3, LINE * len(view.schemes))
     chart = Chart(title, _key(view, sampled), tall + (0.8 if has_rates else 0.0))
     panels = chart.panels(*((tall, 0.6) if has_rates else (tall,)), sharex=True)
-    axes, places = panels[0], places_of(view)
+    axes, places = panels[0], view.axis.places
     axes.set_ylabel(unit)
     errors = {
         (s.label, scheme): Interval(100 * e.estimate, 100 * e.low, 100 * e.high)
@@ -98,13 +97,6 @@ def _along(
         _rates(view, panels[1])
     series_axis(view, panels)
     return chart
-
-
-def places_of(view: View) -> dict[str, float]:
-    soups = enumerate(view.soups)
-    return view.axis.positions | {
-        s.label: view.axis.soup_position(k, len(view.soups)) for k, s in soups
-    }
 
 
 def along(
@@ -173,10 +165,10 @@ def series_axis(view: View, panels: Sequence[Axes]) -> None:
     ends = sorted(where.stage_ends.items(), key=lambda pair: pair[1])
     if len(ends) < 2 or len(where.runs) > 1:  # runs side by side end at the same place
         ends = []
-    begins = [min(where.positions.values()), *(end for _, end in ends)]
+    begins = [min(where.places.values()), *(end for _, end in ends)]
     names = [(stage, (begin + end) / 2) for (stage, end), begin in zip(ends, begins, strict=False)]
     if view.soups:
-        places = [places_of(view)[soup.label] for soup in view.soups]
+        places = [where.places[soup.label] for soup in view.soups]
         soup = view.soups[0].label if len(places) == 1 else "soups"
         names.append((soup, sum(places) / len(places)))
     for axes in panels:
@@ -207,7 +199,7 @@ def _rates(view: View, axes: Axes) -> None:
     for run in view.axis.runs:
         rates = [s.first.learning_rate or 0.0 for s in run]
         peak = max(peak, *rates)
-        places, marker = [view.axis.positions[s.label] for s in run], "o" * (len(run) <= MANY)
+        places, marker = [view.axis.places[s.label] for s in run], "o" * (len(run) <= MANY)
         axes.plot(places, rates, color=INK, marker=marker, ms=3)
     axes.margins(y=0.2)
     axes.set_yticks([0.0, peak], ["0", f"{peak:.2g}"])
@@ -217,17 +209,15 @@ def _rates(view: View, axes: Axes) -> None:
 
 def _key(view: View, sampled: str) -> str:
     """Return the meaning of bands, hollow marks, stars and shades, as far as they occur."""
-    level = f"{100 * view.audit.plan.recipe.confidence:g} %"
-    words = [f"Bands: {level} intervals over {sampled}s"]
-    if len(view.axis.trunk) < len(view.checkpoints):
-        words.append("hollow: other ingredients")
-    if len(view.axis.runs) > 1:
-        words.append("a line for each run")
-    if view.soups:
-        words.append("star: soup" if len(view.soups) == 1 else "stars: soups")
-    if any(name == "falls" for name, *_ in view.axis.phases or ()):
-        words.append("shaded: the learning rate falls")
-    return f"{'; '.join(words)}."
+    level, where = f"{100 * view.audit.plan.recipe.confidence:g} %", view.axis
+    occurs = {
+        f"Bands: {level} intervals over {sampled}s": True,
+        "hollow: other ingredients": len(where.trunk) < len(view.checkpoints),
+        "a line for each run": len(where.runs) > 1,
+        "star: soup" if len(view.soups) == 1 else "stars: soups": view.soups,
+        "shaded: the learning rate falls": any(name == "falls" for name, *_ in where.phases or ()),
+    }
+    return f"{'; '.join(words for words, is_there in occurs.items() if is_there)}."
 
 
 # ------------------------------------------------------------------ quantized

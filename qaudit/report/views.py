@@ -41,24 +41,20 @@ class SoupRow:
 
 @dataclass(frozen=True)
 class Axis:
-    """The course of a series: the unit and the place of every checkpoint, by its label.
+    """The course of a series: the unit and the place of every subject, by its label.
 
+    Soups, which are only made of checkpoints, are a little after the last one.
     `trunk` is the main line: of parallel ingredients, the longest one. What does not come later on
     it begins another of its `runs`. In each of its `phases`, with begin and end, the learning rate
     is held, falls or rises; None where that is not known all along it.
     """
 
     name: str
-    positions: dict[str, float]
+    places: dict[str, float]
     stage_ends: dict[str, float]
     trunk: tuple[Subject, ...]
     runs: list[list[Subject]]
     phases: list[tuple[str, float, float]] | None
-
-    def soup_position(self, k: int, of: int = 1) -> float:
-        """Return a place a little after the last checkpoint, of which a soup is only made."""
-        low, high = min(self.positions.values()), max(self.positions.values())
-        return high + min(0.045, 0.2 / of) * (k + 1) * (high - low)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +180,9 @@ class View:
                 if phases and phases[-1][0] == name:
                     begin = phases.pop()[1]
                 phases.append((name, begin, end))
+        high = max(at.values(), default=0.0)
+        step = min(0.045, 0.2 / (len(self.soups) or 1)) * (high - min(at.values(), default=0.0))
+        at |= {soup.label: high + step * k for k, soup in enumerate(self.soups, 1)}
         return Axis(placed.unit, at, stage_ends, trunk, runs, phases)
 
     @cached_property

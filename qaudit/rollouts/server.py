@@ -14,11 +14,9 @@ import http.client
 import json
 import os
 import re
-import socket
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,8 +32,7 @@ KEY = "QAUDIT_SERVER_KEY"
 _NBYTES, _NBYTES_OF_TOKEN = 1 << 16, 1 << 9
 """Of an answer: beside its tokens, and of each one that was sent or asked for."""
 _MOST_REASON = 1 << 12
-_SECONDS = 1800.0
-"""From a request to the end of its answer, however little at a time arrives."""
+_SECONDS = 1800.0  # until anything arrives
 _REFUSED = (400, 404, 422)
 _MESSAGE = re.compile(r'"(?:detail|error|message|msg)"\s*:\s*"((?:[^"\\]|\\.)+)"')
 _GENERATE_HERE = "generate here, without `--server`"
@@ -91,17 +88,15 @@ class Server:
         kind = http.client.HTTPConnection if is_open else http.client.HTTPSConnection
         connection = kind(str(address.hostname), address.port, timeout=_SECONDS)
         try:
-            connection.connect()
-            with _ended(connection.sock):
-                connection.request("POST", f"{address.path.rstrip('/')}/completions", body, headers)
-                answer = connection.getresponse()  # redirects are not followed: the key would be
-                if not 200 <= answer.status < 300:
-                    what, reason = f"answers with {answer.status}", _reason(answer, key)
-                    raise self._failure(
-                        f"{what}: {reason}" if reason else what,
-                        _RefusedError if answer.status in _REFUSED else MachineError,
-                    )
-                read = answer.read(most + 1)
+            connection.request("POST", f"{address.path.rstrip('/')}/completions", body, headers)
+            answer = connection.getresponse()  # redirects are not followed: the key would be
+            if not 200 <= answer.status < 300:
+                what, reason = f"answers with {answer.status}", _reason(answer, key)
+                raise self._failure(
+                    f"{what}: {reason}" if reason else what,
+                    _RefusedError if answer.status in _REFUSED else MachineError,
+                )
+            read = answer.read(most + 1)
             if len(read) > most:
                 tokens = request["max_tokens"]
                 raise self._failure(f"answers with more than {most} bytes for {tokens} tokens")
@@ -122,23 +117,6 @@ class Server:
             hint=f"check `--server`, `--set served_model=NAME` and {KEY}, then "
             "run the same command again",
         )
-
-
-@contextmanager
-def _ended(connected: socket.socket) -> Iterator[None]:
-    """End what a socket waits for when the time is over."""
-
-    def end() -> None:
-        with suppress(OSError):
-            connected.shutdown(socket.SHUT_RDWR)
-
-    ending = threading.Timer(_SECONDS, end)
-    ending.daemon = True
-    ending.start()
-    try:
-        yield
-    finally:
-        ending.cancel()
 
 
 def _choice(document: Any) -> dict[str, Any]:

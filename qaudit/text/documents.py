@@ -36,7 +36,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import sysconfig
 import zlib
 from collections.abc import Collection, Iterator
@@ -48,7 +47,7 @@ from typing import Any, Literal
 
 from qaudit.errors import CorpusError, MachineError
 from qaudit.items.tokens import PromptedItem
-from qaudit.support.keys import install, nearest
+from qaudit.support.keys import install
 from qaudit.text.chat import MESSAGES, TOOLS, Chat
 from qaudit.text.tokenizer import must_be_unicode
 from qaudit.types import CHOICES, Document
@@ -274,26 +273,16 @@ def _documents(file: TextPath, fields: Fields) -> Iterator[Document]:
 
 
 def must_exist(file: TextPath) -> None:
-    """Refuse a file that is not there, naming one that is nearly called so."""
+    """Refuse a file that is not there."""
     path = file.path
     if path.is_file():
         return
     if path.exists():
         raise CorpusError(f"`{file}` is not a regular file", hint="name a file with text in it")
-    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = nearest(path.name, siblings) if siblings else ""
+    hint = "give a path from the folder where the command runs, or `hf://datasets/org/name/path`"
     if file.called != str(path):
-        near = "run the same command again: the text is fetched first"
-    elif str(path).startswith(("http:", "https:")):
-        near = "download it and give its path, or write `hf://datasets/org/name/path`"
-        of_hub = re.match(
-            r"https?:/+huggingface\.co/(datasets/.+?)/(?:blob|resolve|raw)/(.+)", str(path)
-        )
-        if of_hub and "/" in of_hub[2]:
-            near = f"write `hf://{of_hub[1]}@{of_hub[2]}`"
-    elif not near.startswith("did you mean"):
-        near = "paths are read from the folder where the command runs"
-    raise CorpusError(f"there is no text file `{file}`", hint=near)
+        hint = "run the same command again: the text is fetched first"
+    raise CorpusError(f"there is no text file `{file}`", hint=hint)
 
 
 def _plain_text(file: TextPath, fields: Fields) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,6 @@ from qaudit.hub.answers import is_repository
 from qaudit.items.prepare import Reading, read_items
 from qaudit.items.tokens import ItemText, item_text
 from qaudit.sandbox import Templates
-from qaudit.support.keys import nearest
 from qaudit.text.chat import Chat, has_template
 from qaudit.text.corpus import build_corpus, make_protocol
 from qaudit.text.documents import KINDS, is_text, read_choices, split_field, text_of
@@ -263,16 +262,7 @@ def find_text(listing: Listing, source: str) -> TextFile:
     """Resolve a source to a commit, a size and a hash, with one or two calls."""
     repo, revision, path = parse_source(source)
     commit = listing.commit(repo, revision or "main", kind="dataset")
-    try:
-        file = listing.file(repo, commit, path, kind="dataset")
-    except HubError as error:
-        folder, _, name = path.rpartition("/")
-        near = ""
-        with suppress(HubError):  # the folder is not there either
-            files = listing.client.files(repo, commit, folder, kind="dataset")
-            near = nearest(name, [f.path.rpartition("/")[2] for f in files if is_text(f.path)])
-        hint = near if near.startswith("did you mean") else error.hint
-        raise HubError(error.message, hint=hint) from error
+    file = listing.file(repo, commit, path, kind="dataset")
     return TextFile(source, repo, commit, path, file.nbytes, file.identity)
 
 
@@ -284,38 +274,23 @@ def pinned(text: TextFile) -> str:
 
 def parse_source(source: str) -> tuple[str, str | None, str]:
     """Return repository, revision and path of a source, or refuse it by what is wrong with it."""
-    location = split_field(source)[0]
-    match = _SOURCE.fullmatch(location)
+    match = _SOURCE.fullmatch(split_field(source)[0])
     repo, revision, path = match.group("repo", "revision", "path") if match else ("", None, "")
     revision = unquote(revision) if revision else None
     why, hint = "", f"write it as {FORM}"
     if len(source) > _LONGEST or not source.isprintable():
         why = "holds characters that no name has, or too many of them"
     elif match is None:
-        why, hint = "is not a file of a dataset", _form(location)
+        why = "is not a file of a dataset"
     elif not is_repository(repo):
         why = f"names a dataset `{repo}`, which no dataset can be called"
     elif revision is not None and (_NO_REVISION.search(revision) or not revision.isprintable()):
         why = "names a revision as no revision can be called"
     elif "\\" in path or any(part in ("", ".", "..") for part in path.split("/")):
         why = "does not name a file inside the dataset"
-        hint = f"name a file in it: {location}FILE" if path[-1:] == "/" else hint
     elif not is_text(path):
-        why, hint = "is not text that can be read", f"text is {KINDS}"
-        if "." not in path.rpartition("/")[2]:
-            hint = f"name a file in it: {location}/FILE; {hint}"
+        why, hint = "is not text that can be read", f"name a file: text is {KINDS}"
     if why:
         shown = "".join(c if c.isprintable() else "?" for c in source[:200])
         raise UsageError(f"the text `{shown}` {why}", hint=hint)
     return repo, revision, path
-
-
-def _form(location: str) -> str:
-    rest = location.partition("://")[2]
-    if rest.startswith(("models/", "spaces/")):
-        return f"text comes from datasets: {FORM}"
-    if re.fullmatch(r"datasets/[^/]+/[^/]+/?", rest):
-        return f"name a file in it: hf://{rest.rstrip('/')}/path"
-    if not rest.startswith("datasets/") and is_repository("/".join(re.split("[/@]", rest)[:2])):
-        return f"if that is a dataset, write hf://datasets/{rest}"
-    return f"write it as {FORM}"

@@ -135,10 +135,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         assert message in f"{error.message}; {error.hint}"
     Path("empty").mkdir()
     assert "there is no text in" in refusal("empty").message
-    write(tmp_path / "wikitext.jsonl", b"")
-    error = refusal(str(tmp_path / "wikitxt.jsonl"))
-    assert "there is no text file" in error.message
-    assert error.hint == "did you mean `wikitext.jsonl`?"
+    assert "there is no text file" in refusal(str(tmp_path / "wikitxt.jsonl")).message
     source = parquet(tmp_path / "a.parquet", text=["x"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MachineError) as caught:

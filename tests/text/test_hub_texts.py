@@ -104,24 +104,17 @@ def test_a_source_is_a_file_of_a_dataset() -> None:
         assert not is_hub_text(path)
 
 
-def test_what_is_no_file_of_a_dataset_is_answered_with_what_was_meant() -> None:
-    write_it = "write it as hf://datasets/org/name"
-    for source, hint in (
-        ("hf://models/org/name/a.txt", "text comes from datasets: hf://datasets/"),
-        ("hf://spaces/org/name/a.txt", "text comes from datasets: hf://datasets/"),
-        ("hf://allenai/c4/en/a.json.gz", "write hf://datasets/allenai/c4/en/a.json.gz"),
-        ("hf://allenai/c4", "write hf://datasets/allenai/c4"),
-        ("hf://datasets/allenai/c4", "name a file in it: hf://datasets/allenai/c4/path"),
-        ("hf://datasets/allenai/c4/", "name a file in it: hf://datasets/allenai/c4/path"),
-        ("hf://datasets/allenai/c4/en", "name a file in it: hf://datasets/allenai/c4/en/FILE"),
-        ("hf://datasets/allenai/c4/en/", "name a file in it: hf://datasets/allenai/c4/en/FILE"),
-        *((s, write_it) for s in ("hf://datasets/c4", "hf:datasets/a/b/c.txt", "hf://")),
-        ("HF://datasets/a/b/c.txt", write_it),
-    ):
+def test_what_is_no_file_of_a_dataset_is_answered_with_the_form_of_one() -> None:
+    of_dataset = "hf://datasets/allenai/c4"
+    for source in (
+        "hf://models/org/name/a.txt", "hf://allenai/c4/en/a.json.gz", "hf://allenai/c4",
+        of_dataset, f"{of_dataset}/", f"{of_dataset}/en", f"{of_dataset}/en/",
+        "hf://datasets/c4", "hf:datasets/a/b/c.txt", "hf://", "HF://datasets/a/b/c.txt",
+    ):  # fmt: skip
         assert is_hub_text(source)
         error = refusal(source)
         assert re.search("not a file of|not text that|not name a file", error.message)
-        assert hint in error.hint
+        assert re.search("write it as hf://datasets/org/name|name a file", error.hint)
     for name in ("picture.png", "data.jsonl.zst", "weights.safetensors", "README"):
         error = refusal(f"hf://datasets/a/b/{name}")
         assert "is not text that can be read" in error.message
@@ -188,15 +181,12 @@ def test_a_text_is_read_as_a_local_one_is_and_choices_too(hub: Hub, tmp_path: Pa
         read_choices(other, fetched(hub, tmp_path, other)[1])
 
 
-def test_a_missing_file_is_answered_with_its_neighbour_and_a_known_one_found_offline(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_missing_file_is_named_and_a_known_one_found_offline(hub: Hub, tmp_path: Path) -> None:
     asked = listing(hub, tmp_path)
     with pytest.raises(HubError) as caught:
         find_text(asked, "hf://datasets/acme/text/en/b.jsonl.gz")
     assert "`en/b.jsonl.gz`" in caught.value.message
-    assert caught.value.hint == "did you mean `b.json.gz`?"
-    assert asked.client.calls == 3
+    assert asked.client.calls == 2
     with pytest.raises(HubError, match=r"`fr/a\.jsonl`"):
         find_text(asked, "hf://datasets/acme/text/fr/a.jsonl")
     source = "hf://datasets/acme/text/en/a.jsonl"
@@ -239,7 +229,7 @@ def test_what_cannot_be_read_is_named_as_it_was_asked_for(hub: Hub, tmp_path: Pa
 
     for address, path, message, hint in (
         ("https://huggingface.co/datasets/acme/text/blob/v1/en/a.jsonl", None, "",
-         "write `hf://datasets/acme/text@v1/en/a.jsonl`"),
+         "`hf://datasets/org/name/path`"),
         ("hf://datasets/a/b/c.jsonl", tmp_path / "c.jsonl",
          "there is no text file `hf://datasets/a/b/c.jsonl`", "run the same command again"),
     ):  # fmt: skip
