@@ -164,103 +164,64 @@ def turns(scheme):
 
 
 def _ceil(count, size):
-    return len(range(0, count, size))
+    return -(-count // size)
 
 
-def _scale_bits(scheme):
-    return 16 if scheme.scale_dtype == "bf16" else 32
+# Bytes of 32 values: 256 divides the columns of none of the examples. Of the one block of a model,
+# values have 8 bits in a mix, queries the fallback of most linears.
+GGUF_NBYTES = {"q8_0": 34, "q6_k": 34, "q5_k": 24, "q4_k": 22, "q4_0": 18, "q3_k": 18}
+MIXED_NBYTES = {"q4_k_m": {12: 22, 7: 34}, "q3_k_m": {12: 18, 7: 24}}
 
 
-def _kept(columns, scheme):
-    return min(scheme.keep, columns // 16)
-
-
-NUMBERS_OF_BITS = {
-    "quik": lambda rows, columns, scheme: (
-        rows * (scheme.bits * (columns - _kept(columns, scheme)) + 16)
-        + (rows * 16 + 32) * _kept(columns, scheme)
-    ),
-    "atom": lambda rows, columns, scheme: (
-        rows * scheme.bits * (columns - _kept(columns, scheme))
-        + rows
-        * 16
-        * _ceil(columns - _kept(columns, scheme), scheme.group if scheme.group > 0 else columns)
-        + rows * (8 * _kept(columns, scheme) + (16 if scheme.keep else 0))
-        + 32 * columns
-    ),
-    **dict.fromkeys(LEARNED, lambda rows, columns, scheme: rows * (scheme.bits * columns + 16)),
-    "base-q-w4a4": lambda rows, columns, scheme: rows * (4 * columns + 16),
-    "duquant": lambda rows, columns, scheme: (
-        rows * (scheme.bits * (columns + 1) + _scale_bits(scheme))
-    ),
-    "bnb-int8": lambda rows, columns, scheme: rows * (8 * columns + 32),
-    "hqq": lambda rows, columns, scheme: (
-        rows
-        * (
-            scheme.bits * columns
-            + _ceil(columns, columns if scheme.group == -1 else scheme.group)
-            * (32 if scheme.scale_dtype == "bf16" else 64)
-        )
-    ),
-    "int8": lambda rows, columns, scheme: rows * (8 * columns + _scale_bits(scheme)),
-    "smoothquant": lambda rows, columns, scheme: rows * (8 * columns + _scale_bits(scheme)),
-    "fp8": lambda rows, columns, scheme: (
-        8 * rows * columns
-        + (16 if scheme.scale_dtype == "bf16" else 32)
-        * (_ceil(rows, 128) * _ceil(columns, 128) if scheme.blocks else rows)
-    ),
-    # Blocks of 32: 256 divides the columns of none of the examples.
-    "gguf-q8_0": lambda rows, columns, scheme: rows * columns // 32 * 34 * 8,
-    "gguf-q6_k": lambda rows, columns, scheme: rows * columns // 32 * 34 * 8,
-    "gguf-q5_k": lambda rows, columns, scheme: rows * columns // 32 * 24 * 8,
-    "gguf-q4_k": lambda rows, columns, scheme: rows * columns // 32 * 22 * 8,
-    "gguf-q4_0": lambda rows, columns, scheme: rows * columns // 32 * 18 * 8,
-    "gguf-q3_k": lambda rows, columns, scheme: rows * columns // 32 * 18 * 8,
-    # Of the one block of a model, values have 8 bits, queries the fallback of most linears.
-    "gguf-q4_k_m": lambda rows, columns, scheme: rows * columns // 32 * {12: 22, 7: 34}[rows] * 8,
-    "gguf-q3_k_m": lambda rows, columns, scheme: rows * columns // 32 * {12: 18, 7: 24}[rows] * 8,
-    "mxfp4": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 32)),
-    "mxfp4a16": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 32)),
-    "nvfp4": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 16)) + 64,
-    "mr-gptq": lambda rows, columns, scheme: (
-        rows * (4 * columns + 8 * _ceil(columns, 32))
-        if scheme.format == "mxfp4"
-        else rows * (4 * columns + 8 * _ceil(columns, 16)) + (64 if scheme.act == 4 else 32)
-    ),
-    "nvfp4a16": lambda rows, columns, scheme: rows * (4 * columns + 8 * _ceil(columns, 16)) + 32,
-}
+def nbits_of(scheme, rows, columns):
+    """Count the storage of one linear from the parameters of its scheme."""
+    name, bits = scheme.name, getattr(scheme, "bits", 4)
+    scale = 16 if getattr(scheme, "scale_dtype", "bf16") == "bf16" else 32
+    group = getattr(scheme, "group", -1)
+    groups = _ceil(columns, columns if group == -1 else group)
+    kept = min(getattr(scheme, "keep", 0), columns // 16)
+    if name in ("rtn", "gptq", "gptaq", "qronos", "awq", "quarot", "quarot-rtn"):
+        symmetric = not getattr(scheme, "zero_point", not getattr(scheme, "sym", True))
+        moved = getattr(scheme, "act_order", False) and not scheme.static_groups and groups > 1
+        each = scale + (0 if symmetric else bits)
+        return rows * (columns * bits + groups * each) + (32 * columns if moved else 0)
+    if name.startswith("gguf-"):
+        kind = name.removeprefix("gguf-")
+        nbytes = MIXED_NBYTES[kind][rows] if kind in MIXED_NBYTES else GGUF_NBYTES[kind]
+        return rows * columns // 32 * nbytes * 8
+    if name == "quik":
+        return rows * (bits * (columns - kept) + 16) + (rows * 16 + 32) * kept
+    if name == "atom":
+        groups = _ceil(columns - kept, columns if group == -1 else group)
+        each = bits * (columns - kept) + 16 * groups + 8 * kept + (16 if scheme.keep else 0)
+        return rows * each + 32 * columns
+    if name == "fp8":
+        blocks = _ceil(rows, 128) * _ceil(columns, 128) if scheme.blocks else rows
+        return 8 * rows * columns + scale * blocks
+    if name in ("mxfp4", "mxfp4a16") or getattr(scheme, "format", "") == "mxfp4":
+        return rows * (4 * columns + 8 * _ceil(columns, 32))
+    if name in ("nvfp4", "nvfp4a16", "mr-gptq"):
+        whole = 64 if name == "nvfp4" or getattr(scheme, "act", 16) == 4 else 32
+        return rows * (4 * columns + 8 * _ceil(columns, 16)) + whole
+    if name in ("bnb-nf4", "bnb-fp4"):
+        blocks = _ceil(rows * columns, scheme.blocksize)
+        nested = 8 * blocks + 32 * _ceil(blocks, 256) + 32
+        return 4 * rows * columns + (nested if scheme.double_quant else 32 * blocks)
+    each = {"bnb-int8": 8 * columns + 32, "hqq": bits * columns + groups * 2 * scale}
+    each |= dict.fromkeys(("int8", "smoothquant"), 8 * columns + scale)
+    each |= dict.fromkeys(LEARNED, bits * columns + 16)
+    return rows * ({"duquant": bits * (columns + 1) + scale} | each)[name]
 
 
 def recount(scheme, linears, quantized):
-    """Count storage the slow way: number by number, group by group."""
+    """Count storage from parameters: of all linears, and of what is in front of them."""
     if scheme.mixes_bits:  # without a table all linears have the whole bits of the budget
         scheme = scheme.member(int(scheme.budget))
-    total = 0
-    for weight in linears.weights.values():
-        rows, columns = weight.shape
-        if scheme.name in ("rtn", "gptq", "gptaq", "qronos", "awq", "quarot", "quarot-rtn"):
-            group = columns if scheme.group == -1 else scheme.group
-            scale_bits = 16 if getattr(scheme, "scale_dtype", "bf16") == "bf16" else 32
-            symmetric = not getattr(scheme, "zero_point", not getattr(scheme, "sym", True))
-            for _ in range(rows):
-                for column in range(columns):
-                    total += scheme.bits
-                    if column % group == 0:
-                        total += scale_bits + (0 if symmetric else scheme.bits)
-            if getattr(scheme, "act_order", False) and not scheme.static_groups:
-                total += 32 * columns if group < columns else 0
-        elif scheme.name in NUMBERS_OF_BITS:
-            total += NUMBERS_OF_BITS[scheme.name](rows, columns, scheme)
-        else:
-            blocks = len(weight.flatten().split(scheme.blocksize))
-            total += 4 * weight.numel()
-            if scheme.double_quant:
-                total += 8 * blocks + 32 * len(torch.zeros(blocks).split(256)) + 32
-            else:
-                total += 32 * blocks
+    shapes = [weight.shape for weight in linears.weights.values()]
+    total = sum(nbits_of(scheme, *shape) for shape in shapes)
     if any("unfolded" in note for note in quantized.notes):
-        total += scale_bits * columns
-    return total + transform_nbits(scheme, next(iter(linears.weights.values())).shape[1])
+        total += (16 if scheme.scale_dtype == "bf16" else 32) * shapes[0][1]
+    return total + transform_nbits(scheme, shapes[0][1])
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -13,6 +13,7 @@ import sys
 import weakref
 from copy import deepcopy
 from dataclasses import replace
+from functools import partialmethod
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +29,7 @@ from qaudit.engine.batches import make_batches
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SourceError
 from qaudit.types import Window
-from tests.support.passes import CALIBRATION, CONFIGS, CONTEXT, SHAPE, run
+from tests.support.passes import CALIBRATION, CONFIGS, CONTEXT, SHAPE, run, save
 from tests.support.schemes import COLUMNS, example, parameter_sets
 
 pytestmark = pytest.mark.peers
@@ -38,12 +39,8 @@ SIDES = (32, 64)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def checkpoint(request, tmp_path_factory):
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp(request.param)
-    config = CONFIGS[request.param](**SHAPE, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
+def checkpoint(request, once):
+    return once(save, request.param)
 
 
 def full_windows(count):
@@ -153,22 +150,15 @@ def test_padding_counts_in_nothing_and_batches_are_made_of_any_windows(checkpoin
         results.append({name: layer.weight.clone() for name, layer in layers.items()})
         return self.quantize
 
+    nearest = parse_scheme(f"rtn-4bit:group={GROUP}")
     for noise in (0.0, 3.0):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(autoround.AutoRound, "train", partial_method(train, noise))
-            patch.setattr(autoround.AutoRound, "quantize", to_nearest)
+            patch.setattr(autoround.AutoRound, "train", partialmethod(train, noise=noise))
+            patch.setattr(autoround.AutoRound, "quantize", lambda _, x: nearest.quantize(x))
             run(checkpoint, scheme.spec, tmp_path / "states")
     blocks = len(results) // 2
     for one, other in zip(results[:blocks], results[blocks:], strict=True):
         assert all(torch.equal(weight, other[name]) for name, weight in one.items())
-
-
-def partial_method(function, *arguments):
-    return lambda self, block: function(self, block, *arguments)
-
-
-def to_nearest(self, linears):
-    return parse_scheme(f"rtn-4bit:group={self.group}").quantize(linears)
 
 
 def test_it_is_nearer_to_the_output_of_a_block_than_rounding_to_nearest(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from qaudit.errors import ConfigurationError, QauditError, SourceError
+from qaudit.errors import ConfigurationError, QauditError
 from qaudit.formats.reading import Rounding
 from qaudit.formats.weights import QuantizedFolder, format_of
 from tests.support.quantized import Affine, write
@@ -30,13 +30,20 @@ def sample(kind: str) -> Affine:
     return Affine(20, 32, 96, bits, 32)
 
 
-def write_as(folder: Path, kind: str, **changes: Any) -> Path:
-    """Write one linear; `changes` are of its description's `_data`."""
+Edit = Callable[[dict[str, Tensor], dict[str, str]], None]
+
+
+def write_as(
+    folder: Path, kind: str, edit: Edit = lambda stored, texts: None, own: Any = None, **data: Any
+) -> Path:
+    """Write one linear; `data` are changes of its description, `own` another configuration."""
     one = sample(kind)
-    own = description(kind, one)
-    own["_data"] |= changes
-    texts = {"format": "pt", WEIGHT: json.dumps(own), "tensor_names": json.dumps([WEIGHT])}
-    return write(folder, tensors(kind, one, NAME), config(kind, one.bits), texts)
+    described = description(kind, one)
+    described["_data"] |= data
+    texts = {"format": "pt", WEIGHT: json.dumps(described), "tensor_names": json.dumps([WEIGHT])}
+    stored = tensors(kind, one, NAME)
+    edit(stored, texts)
+    return write(folder, stored, own or config(kind, one.bits), texts)
 
 
 def expected(kind: str) -> Tensor:
@@ -77,13 +84,15 @@ def test_scales_may_be_of_tensors_and_blocks(block: list[int], tmp_path: Path) -
     assert torch.equal(QuantizedFolder(tmp_path).read(WEIGHT), (codes_RC.float() - 1) * wide)
 
 
+def of_type(quant_type: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": quant_type}
+
+
 def test_linears_may_have_configurations_by_name(tmp_path: Path) -> None:
-    write_as(tmp_path, "int8 asymmetric")
     leaf = config("int8", 8)["quant_type"]["default"]
     tables = {"fqn_to_config": {"lm_head": None, "_default": leaf}}
-    own = {"quant_method": "torchao", "quant_type": {"default": named("FqnToConfig", tables)}}
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": own}))
-    (note,) = QuantizedFolder(tmp_path).notes
+    own = of_type({"default": named("FqnToConfig", tables)})
+    (note,) = QuantizedFolder(write_as(tmp_path, "int8 asymmetric", own=own)).notes
     assert "int8_asym_per_token" in note
     assert format_of(tmp_path) == ("torchao", 8, 16)
 
@@ -91,9 +100,40 @@ def test_linears_may_have_configurations_by_name(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- bad input
 
 
+def part(name: str, change: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
+    """Change one of the tensors, or leave it out."""
+
+    def edit(stored: dict[str, Tensor], texts: dict[str, str]) -> None:
+        new = change(stored.pop(f"{NAME}._weight_{name}"))
+        if new is not None:
+            stored[f"{NAME}._weight_{name}"] = new
+
+    return {"edit": edit}
+
+
+def header(name: str, text: str | None, **more: Tensor) -> dict[str, Any]:
+    """Leave one text in the header, or none."""
+
+    def edit(stored: dict[str, Tensor], texts: dict[str, str]) -> None:
+        texts.clear()
+        texts |= {} if text is None else {name: text}
+        stored |= more
+
+    return {"edit": edit}
+
+
+SCALED = description("int8", sample("int8"))
+SCALED["_tensor_data_names"].append("act_pre_scale")
+INPUTS = {f"{NAME}._weight_act_pre_scale": torch.ones(96)}
+EMPTY = json.dumps(named("Int8Tensor", {}))
+OLD = header("b.weight", json.dumps(named("Float8Tensor", {})), **{"b.weight:qdata": torch.ones(2)})
+DENIED = config("intx", 4)
+DENIED["quant_type"]["default"]["_data"]["mapping_type"] = named("MappingType", "SYMMETRIC")
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "match"),
-    [
+    [  # descriptions that contradict the tensors
         ("int8", {"block_size": [1, 48]}, r"`weight_scale` of shape \[32, 3\] where .* \[32, 2\]"),
         ("int8", {"block_size": [1, 50]}, "blocks of 1 by 50, which do not divide"),
         ("int8", {"block_size": [0, True]}, "which is no pair of sizes"),
@@ -102,120 +142,46 @@ def test_linears_may_have_configurations_by_name(tmp_path: Path) -> None:
         ("intx", {"activation_quantization": "x"}, "rounds activations as `none`, and .* as `x`"),
         ("int4", {"shape": [32, 48]}, r"a shape of `\[32, 48\]`"),
         ("int4", {"block_size": [2, 32]}, "blocks of 2 rows"),
+        ("intx", {"own": DENIED}, r"`SYMMETRIC`, and .* zero points"),
+        # parts that no library wrote
+        ("intx", part("qdata", lambda t: torch.full_like(t, 8)), "a code of 8, and 4 bits"),
+        ("int4", part("scale", lambda t: t[:-1]),
+         r"a `weight_scale` of shape \[2, 32\] where .* \[3, 32\]"),
+        ("int4", part("scale", lambda t: t.T), "a `weight_scale` of shape"),
+        ("int4", part("scale", lambda t: t.to(torch.float64)), "stored as `F64`"),
+        ("int4", part("scale", lambda t: t.fill_(float("nan"))), "holds NaN or infinity"),
+        ("int4", part("scale", torch.zeros_like), "scales of zero over"),
+        ("int4", part("zero_point", lambda t: t.fill_(float("inf"))), "holds NaN or infinity"),
+        ("int4", part("zero_point", lambda t: t.to(torch.int8)), "stored as `I8`"),
+        ("int4", part("zero_point", lambda t: None),
+         "is stored as qdata, scale, and its description names"),
+        ("int4", part("qdata", lambda t: t.to(torch.int32)), "stored as `I32`"),
+        ("int4", part("qdata", lambda t: t[:, :-1]), "a shape of"),
+        # what a header does not describe
+        ("int8", header(WEIGHT, None), "no description in the header"),
+        ("int8", header(WEIGHT, "[" * 3000), "no description in the header"),
+        ("int8", header(WEIGHT, '{"_type": 3, "_data": [1]}'), "no description in the header"),
+        ("int8", header(WEIGHT, json.dumps(named("Int4TilePackedTo4dTensor", {}))),
+         "`Int4TilePackedTo4dTensor` of torchao, which is not read"),
+        ("int8", header(WEIGHT, EMPTY), "its description names nothing"),
+        ("int8", header("a.experts", EMPTY), "is no `.weight` of a linear"),
+        ("int8", header("b.weight", EMPTY), "has no `qdata`"),
+        ("int8", OLD, r"torchao 0\.14.*`Int8WeightOnlyConfig` of ver"),
+        ("int8", header(WEIGHT, json.dumps(SCALED), **INPUTS),
+         "multiplies what it reads by a scale"),
     ],
-)
-def test_descriptions_that_contradict_the_tensors_are_refused(
+)  # fmt: skip
+def test_files_that_torchao_did_not_write_are_refused(
     kind: str, changes: dict[str, Any], match: str, tmp_path: Path
 ) -> None:
     with pytest.raises(QauditError, match=match) as info:
-        QuantizedFolder(write_as(tmp_path, kind, **changes))
+        QuantizedFolder(write_as(tmp_path, kind, **changes)).read(WEIGHT)
     assert info.value.hint
 
 
-def test_codes_out_of_range_are_refused(tmp_path: Path) -> None:
-    folder = write_as(tmp_path, "intx")
-    path = folder / "model.safetensors"
-    with safetensors.safe_open(path, "pt") as file:
-        texts = file.metadata()
-    stored = safetensors.torch.load_file(path)
-    stored[f"{NAME}._weight_qdata"][0, 0] = 8
-    safetensors.torch.save_file(stored, path, texts)
-    with pytest.raises(SourceError, match="a code of 8, and 4 bits"):
-        QuantizedFolder(folder).read(WEIGHT)
-
-
-def test_zero_points_that_the_mapping_denies_are_refused(tmp_path: Path) -> None:
-    write_as(tmp_path, "intx")
-    path = tmp_path / "config.json"
-    own = json.loads(path.read_text())
-    leaf = own["quantization_config"]["quant_type"]["default"]["_data"]
-    leaf["mapping_type"] = named("MappingType", "SYMMETRIC")
-    path.write_text(json.dumps(own))
-    with pytest.raises(ConfigurationError, match=r"`SYMMETRIC`, and .* zero points"):
-        QuantizedFolder(tmp_path).read(WEIGHT)
-    stored = tensors("intx", sample("intx"), NAME)
-    stored[f"{NAME}._weight_zero_point"].zero_()
-    text = json.dumps(description("intx", sample("intx")))
-    folder = write(tmp_path, stored, own["quantization_config"], {WEIGHT: text})
+def test_zero_points_of_zero_are_those_of_a_symmetric_mapping(tmp_path: Path) -> None:
+    folder = write_as(tmp_path, "intx", own=DENIED, **part("zero_point", torch.zeros_like))
     assert bool(QuantizedFolder(folder).read(WEIGHT).any())
-
-
-def _part(folder: Path, part: str, change: Any) -> Path:
-    """Write 4-bit codes of `int4` with one of their tensors changed, or left out."""
-    stored = tensors("int4", sample("int4"), NAME)
-    name = f"{NAME}._weight_{part}"
-    new = change(stored.pop(name))
-    stored |= {} if new is None else {name: new}
-    text = json.dumps(description("int4", sample("int4")))
-    return write(folder, stored, config("int4", 4), {WEIGHT: text})
-
-
-@pytest.mark.parametrize(
-    ("part", "change", "match"),
-    [
-        ("scale", lambda t: t[:-1], r"a `weight_scale` of shape \[2, 32\] where .* \[3, 32\]"),
-        ("scale", lambda t: t.T, "a `weight_scale` of shape"),
-        ("scale", lambda t: t.to(torch.float64), "stored as `F64`"),
-        ("scale", lambda t: t.clone().fill_(float("nan")), "holds NaN or infinity"),
-        ("scale", torch.zeros_like, "scales of zero over"),
-        ("zero_point", lambda t: t.clone().fill_(float("inf")), "holds NaN or infinity"),
-        ("zero_point", lambda t: t.to(torch.int8), "stored as `I8`"),
-        ("zero_point", lambda t: None, "is stored as qdata, scale, and its description names"),
-        ("qdata", lambda t: t.to(torch.int32), "stored as `I32`"),
-        ("qdata", lambda t: t[:, :-1], "a shape of"),
-    ],
-)
-def test_parts_that_no_library_wrote_are_refused(
-    part: str, change: Any, match: str, tmp_path: Path
-) -> None:
-    with pytest.raises(QauditError, match=match) as info:
-        QuantizedFolder(_part(tmp_path, part, change)).read(WEIGHT)
-    assert info.value.hint
-
-
-def _rewrite(folder: Path, name: str, text: str | None, **more: Tensor) -> Path:
-    kept = {} if text is None else {name: text}
-    stored = {**tensors("int8", sample("int8"), NAME), **more}
-    return write(folder, stored, config("int8", 8), kept)
-
-
-OTHER = json.dumps(named("Int4TilePackedTo4dTensor", {}))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "match"),
-    [
-        (WEIGHT, None, "no description in the header"),
-        (WEIGHT, "[" * 3000, "no description in the header"),
-        (WEIGHT, '{"_type": 3, "_data": [1]}', "no description in the header"),
-        (WEIGHT, OTHER, "`Int4TilePackedTo4dTensor` of torchao, which is not read"),
-        (WEIGHT, json.dumps(named("Int8Tensor", {})), "its description names nothing"),
-        ("a.experts", json.dumps(named("Int8Tensor", {})), "is no `.weight` of a linear"),
-        ("b.weight", json.dumps(named("Int8Tensor", {})), "has no `qdata`"),
-    ],
-)
-def test_what_a_header_does_not_describe_is_refused(
-    name: str, text: str | None, match: str, tmp_path: Path
-) -> None:
-    with pytest.raises(QauditError, match=match) as info:
-        QuantizedFolder(_rewrite(tmp_path, name, text))
-    assert info.value.hint
-
-
-def test_the_layout_of_older_versions_is_named(tmp_path: Path) -> None:
-    text = json.dumps(named("Float8Tensor", {}))
-    folder = _rewrite(tmp_path, "b.weight", text, **{"b.weight:qdata": torch.ones(2, 2)})
-    with pytest.raises(ConfigurationError, match=r"torchao 0\.14.*`Int8WeightOnlyConfig` of ver"):
-        QuantizedFolder(folder)
-
-
-def test_scales_of_inputs_are_refused(tmp_path: Path) -> None:
-    one = sample("int8")
-    own = description("int8", one)
-    own["_tensor_data_names"].append("act_pre_scale")
-    scale = {f"{NAME}._weight_act_pre_scale": torch.ones(96)}
-    with pytest.raises(ConfigurationError, match="multiplies what it reads by a scale"):
-        QuantizedFolder(_rewrite(tmp_path, WEIGHT, json.dumps(own), **scale))
 
 
 @pytest.mark.parametrize(
@@ -225,18 +191,14 @@ def test_scales_of_inputs_are_refused(tmp_path: Path) -> None:
         ({"default": named("UIntXWeightOnlyConfig", {})}, "`UIntXWeightOnlyConfig` of torchao"),
         ({"default": {**named("Int8WeightOnlyConfig", {}), "_version": 1}}, "is of version 1"),
         (None, "`None` of torchao is not read"),
-        (
-            {"default": {**named("IntxWeightOnlyConfig", {"weight_dtype": 4}), "_version": 2}},
-            "`weight_dtype` of the quantization configuration is `4`",
-        ),
+        ({"default": {**named("IntxWeightOnlyConfig", {"weight_dtype": 4}), "_version": 2}},
+         "`weight_dtype` of the quantization configuration is `4`"),
     ],
-)
+)  # fmt: skip
 def test_other_configurations_and_versions_are_refused(
     quant_type: Any, match: str, tmp_path: Path
 ) -> None:
-    write_as(tmp_path, "int8")
-    own = {"quant_method": "torchao", "quant_type": quant_type}
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": own}))
+    write_as(tmp_path, "int8", own=of_type(quant_type))
     for read in (QuantizedFolder, format_of):
         with pytest.raises(ConfigurationError, match=match) as info:
             read(tmp_path)
