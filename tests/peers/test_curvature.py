@@ -24,12 +24,7 @@ sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.core.spectrum import (
-    Trace,
-    estimate_trace,
-    find_ends,
-    signs,
-)
+from qaudit.core.spectrum import Ends, Trace, estimate_trace, find_ends, signs
 from qaudit.diagnostics.curvature_measure import LossHessian, cut
 from qaudit.types import Window
 
@@ -99,81 +94,54 @@ def targets_of(tokens_BT: Tensor) -> Tensor:
     return tokens_BT[:, 1:].flatten()
 
 
-# ------------------------------------------------------------------------------ curvlinops
+def ends_of(ours: LossHessian, count: int) -> Ends:
+    search = {"count": count, "steps": 120, "tolerance": 1e-3}
+    return find_ends(ours.multiply, sum(ours.sizes), ours.like, **search)
 
 
-@pytest.fixture(scope="module")
-def operator(model: nn.Module, tokens_BT: Tensor) -> object:
-    from curvlinops import HessianLinearOperator
+def test_a_product_the_trace_and_the_largest_eigenvalues_are_those_of_curvlinops(
+    ours: LossHessian, trace: Trace, model: nn.Module, tokens_BT: Tensor
+) -> None:
+    """Its eigenvalues are scipy's."""
+    from curvlinops import HessianLinearOperator, hutchinson_trace
+    from scipy.sparse.linalg import eigsh
 
-    return HessianLinearOperator(
-        Logits(model),
-        nn.CrossEntropyLoss(),
-        list(model.parameters()),
-        [(tokens_BT, targets_of(tokens_BT))],
-        check_deterministic=False,
+    data, loss = [(tokens_BT, targets_of(tokens_BT))], nn.CrossEntropyLoss()
+    operator = HessianLinearOperator(
+        Logits(model), loss, list(model.parameters()), data, check_deterministic=False
     )
-
-
-def test_a_product_is_that_of_curvlinops(ours: LossHessian, operator) -> None:
     vector_P = signs(sum(ours.sizes), 7, ours.like)
     must_agree(ours.multiply(vector_P), (operator @ vector_P).detach())
-
-
-def test_the_trace_is_that_of_curvlinops(trace: Trace, operator) -> None:
     # Both estimate; theirs takes 60 probes too, so that the two differ by sqrt(2) errors.
-    from curvlinops import hutchinson_trace
-
     torch.manual_seed(3)
     theirs = float(hutchinson_trace(operator, num_matvecs=60, distribution="rademacher"))
     assert abs(theirs - trace.interval.estimate) < 4 * 2**0.5 * trace.standard_error
+    largest = sorted(eigsh(operator.to_scipy(), k=3, which="LA", return_eigenvectors=False))
+    found = [end.value for end in ends_of(ours, 3).largest]
+    assert found == pytest.approx(largest[::-1], rel=1e-4)
 
 
-def test_the_largest_eigenvalues_are_those_of_scipy_through_curvlinops(
-    ours: LossHessian, operator
+def test_a_product_the_trace_and_the_farthest_eigenvalue_are_those_of_pyhessian(
+    ours: LossHessian, trace: Trace, model: nn.Module, tokens_BT: Tensor
 ) -> None:
-    from scipy.sparse.linalg import eigsh
-
-    theirs = sorted(eigsh(operator.to_scipy(), k=3, which="LA", return_eigenvectors=False))
-    search = {"count": 3, "steps": 120, "tolerance": 1e-3}
-    found = find_ends(ours.multiply, sum(ours.sizes), ours.like, **search)
-    assert [end.value for end in found.largest] == pytest.approx(theirs[::-1], rel=1e-4)
-
-
-# ------------------------------------------------------------------------------- PyHessian
-
-
-@pytest.fixture(scope="module")
-def peer(model: nn.Module, tokens_BT: Tensor) -> object:
     from pyhessian import hessian
+    from pyhessian.utils import hessian_vector_product
 
     for parameter in model.parameters():
         parameter.grad = None
     data = (tokens_BT, targets_of(tokens_BT))
-    return hessian(Logits(model), nn.CrossEntropyLoss(), data=data, cuda=False)
-
-
-def test_a_product_is_that_of_pyhessian(ours: LossHessian, model: nn.Module, peer) -> None:
-    from pyhessian.utils import hessian_vector_product
-
+    peer = hessian(Logits(model), nn.CrossEntropyLoss(), data=data, cuda=False)
     vector_P = signs(sum(ours.sizes), 8, ours.like)
     pieces = vector_P.split(ours.sizes)
     along = [piece.view_as(p) for piece, p in zip(pieces, peer.params, strict=True)]
     product = hessian_vector_product(peer.gradsH, peer.params, along)
     must_agree(ours.multiply(vector_P), torch.cat([part.detach().flatten() for part in product]))
-
-
-def test_the_trace_is_that_of_pyhessian(trace: Trace, peer) -> None:
     torch.manual_seed(4)
     theirs = np.array(peer.trace(maxIter=60, tol=0.0))
     error = np.hypot(trace.standard_error, theirs.std(ddof=1) / len(theirs) ** 0.5)
     assert abs(theirs.mean() - trace.interval.estimate) < 4 * error
-
-
-def test_the_eigenvalue_of_largest_magnitude_is_that_of_pyhessian(ours: LossHessian, peer) -> None:
     torch.manual_seed(5)
-    (theirs,), _ = peer.eigenvalues(maxIter=500, tol=1e-6, top_n=1)
-    search = {"count": 1, "steps": 120, "tolerance": 1e-3}
-    found = find_ends(ours.multiply, sum(ours.sizes), ours.like, **search)
+    (value,), _ = peer.eigenvalues(maxIter=500, tol=1e-6, top_n=1)
+    found = ends_of(ours, 1)
     farthest = max(found.largest[0].value, found.smallest.value, key=abs)
-    assert farthest == pytest.approx(theirs, rel=1e-3)
+    assert farthest == pytest.approx(value, rel=1e-3)

@@ -32,39 +32,34 @@ ORDERS = {
 TIES = 2  # rows, of 64 or 96: more than were ever seen
 
 
+def config_of(bits: int, group: int, sym: bool, **more):
+    from gptqmodel.quantization.config import GPTQConfig
+
+    sizes = {"bits": bits, "group_size": group, "sym": sym}
+    return GPTQConfig(**{**sizes, "act_group_aware": False, "offload_to_disk": False, **more})
+
+
+def linear_of(problem: Problem) -> torch.nn.Linear:
+    linear = torch.nn.Linear(*reversed(problem.weight_RC.shape), bias=False)
+    linear.weight.data = problem.weight_RC.clone()
+    return linear
+
+
 def solve_peer(problem: Problem, spec: str):
     """Return GPTQModel's dequantized weights and the damping it ended with."""
     from gptqmodel.quantization import GPTQ
-    from gptqmodel.quantization.config import GPTQConfig
 
     scheme = parse_scheme(spec)
-    rows, columns = problem.weight_RC.shape
-    linear = torch.nn.Linear(columns, rows, bias=False)
-    linear.weight.data = problem.weight_RC.clone()
-    config = GPTQConfig(
-        bits=scheme.bits,
-        group_size=scheme.group,
-        sym=scheme.sym,
-        desc_act=scheme.act_order,
-        act_group_aware=scheme.act_group_aware,
-        static_groups=scheme.static_groups,
-        damp_percent=scheme.damp,
-        damp_auto_increment=scheme.damp_increment,
-        offload_to_disk=False,
-    )
-    solver = GPTQ(linear, config)
+    names = ("act_group_aware", "static_groups")
+    config = config_of(
+        scheme.bits, scheme.group, scheme.sym, desc_act=scheme.act_order, damp_percent=scheme.damp,
+        damp_auto_increment=scheme.damp_increment, **{name: getattr(scheme, name) for name in names}
+    )  # fmt: skip
+    solver = GPTQ(linear_of(problem), config)
     solver.quantizer.configure(perchannel=True)
     solver.add_batch(problem.x_TC, None, batch_index=0)
     quantized_RC, *_, damp, _ = solver.quantize()
     return quantized_RC, damp
-
-
-def assert_same(problem: Problem, spec: str, ties: int) -> None:
-    ours_RC = problem.solve(spec)
-    theirs_RC, _ = solve_peer(problem, spec)
-    assert rows_differing(ours_RC, theirs_RC) <= ties
-    # Either side of a tie is as good: over all rows the objectives agree to a thousandth.
-    assert problem.objective(ours_RC) == pytest.approx(problem.objective(theirs_RC), rel=1e-3)
 
 
 def test_our_defaults_are_theirs():
@@ -82,40 +77,30 @@ def test_our_defaults_are_theirs():
     assert ours.damp_increment == pytest.approx(theirs.damp_auto_increment)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("group", [128, 32])
-@pytest.mark.parametrize("bits", [3, 4])
-def test_gptq_gives_their_weights(bits, group, order):
-    problem = make_problem(96, 512, seed=bits)
-    assert_same(problem, f"gptq-{bits}bit:group={group}:{ORDERS[order]}", TIES)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_gptq_gives_their_weights_on_asymmetric_grids(bits, order):
-    problem = make_problem(48, 256, seed=bits)
+GPTQ_CASES = [  # rows, columns, seed, what the spec ends with, and ties
+    *((96, 512, bits, f"gptq-{bits}bit:group={group}:{order}", TIES)
+      for bits in (3, 4) for group in (128, 32) for order in ORDERS.values()),
     # No ties here, but at 8 bits a step is so small that float32 decides one weight in 10,000.
-    assert_same(problem, f"gptq-{bits}bit:group=64:sym=false:{ORDERS[order]}", ties=1)
+    *((48, 256, bits, f"gptq-{bits}bit:group=64:sym=false:{order}", 1)
+      for bits in (2, 3, 4, 8) for order in ORDERS.values()),
+    # One group a row; a last group that is ragged; groups that cross blocks; damping.
+    *((96, 512, 0, f"gptq-4bit:group=-1:{ORDERS[order]}", TIES)
+      for order in ("natural", "act_order")),
+    *((64, 300, 0, f"gptq-4bit:{ORDERS[order]}", TIES)
+      for order in ("natural", "group_aware", "act_order")),
+    *((64, 384, 0, f"gptq-3bit:group={group}:{ORDERS['natural']}", TIES) for group in (48, 192)),
+    *((64, 256, 0, f"gptq-3bit:damp={damp}", TIES) for damp in (0.01, 0.1)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("order", ["natural", "act_order"])
-def test_gptq_gives_their_weights_with_one_group_a_row(order):
-    assert_same(make_problem(96, 512), f"gptq-4bit:group=-1:{ORDERS[order]}", TIES)
-
-
-@pytest.mark.parametrize("order", ["natural", "group_aware", "act_order"])
-def test_gptq_gives_their_weights_when_the_last_group_is_ragged(order):
-    assert_same(make_problem(64, 300), f"gptq-4bit:{ORDERS[order]}", TIES)
-
-
-@pytest.mark.parametrize("group", [48, 192])
-def test_gptq_takes_scales_when_they_do_for_groups_that_cross_blocks(group):
-    assert_same(make_problem(64, 384), f"gptq-3bit:group={group}:{ORDERS['natural']}", TIES)
-
-
-@pytest.mark.parametrize("damp", [0.01, 0.1])
-def test_gptq_damps_as_they_do(damp):
-    assert_same(make_problem(64, 256), f"gptq-3bit:damp={damp}", TIES)
+@pytest.mark.parametrize(("rows", "columns", "seed", "spec", "ties"), GPTQ_CASES)
+def test_gptq_gives_their_weights(rows, columns, seed, spec, ties):
+    problem = make_problem(rows, columns, seed=seed)
+    ours_RC = problem.solve(spec)
+    theirs_RC, _ = solve_peer(problem, spec)
+    assert rows_differing(ours_RC, theirs_RC) <= ties
+    # Either side of a tie is as good: over all rows the objectives agree to a thousandth.
+    assert problem.objective(ours_RC) == pytest.approx(problem.objective(theirs_RC), rel=1e-3)
 
 
 def test_gptq_raises_the_damping_as_they_do():
@@ -152,20 +137,11 @@ def test_a_group_without_negative_weights_keeps_its_range_here_and_loses_half_of
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("group", [128, -1])
 def test_rtn_gives_the_weights_of_their_quantizer(bits, symmetric, group):
-    from gptqmodel.quantization.config import GPTQConfig
     from gptqmodel.quantization.quantizer import Quantizer
 
     problem = make_problem(48, 512)
     ours_RC = problem.solve(f"rtn-{bits}bit:group={group}:sym={symmetric}")
-    quantizer = Quantizer(
-        GPTQConfig(
-            bits=bits,
-            group_size=group,
-            sym=symmetric,
-            act_group_aware=False,
-            offload_to_disk=False,
-        )
-    )
+    quantizer = Quantizer(config_of(bits, group, symmetric))
     quantizer.configure(perchannel=True)
     parts = []
     for part_RK in problem.weight_RC.split(512 if group == -1 else group, dim=1):
@@ -206,7 +182,7 @@ def test_awq_clips_as_they_do(bits):
 def test_gptaq_gives_their_weights(columns, group, order):
     from gptqmodel.looper.named_module import NamedModule
     from gptqmodel.looper.native_processor import NATIVE_INPUTS_STATE_KEY
-    from gptqmodel.quantization.config import GPTAQConfig, GPTQConfig
+    from gptqmodel.quantization.config import GPTAQConfig
     from gptqmodel.quantization.gptaq import GPTAQ
 
     problem = make_problem(96, columns, seed=1)
@@ -221,20 +197,12 @@ def test_gptaq_gives_their_weights(columns, group, order):
     linears = Linears({"linear": problem.weight_RC.clone()}, inputs.result())
     ours_RC = scheme.quantize(linears).weights["linear"]
 
-    linear = torch.nn.Linear(columns, len(problem.weight_RC), bias=False)
-    linear.weight.data = problem.weight_RC.clone()
-    module = NamedModule(linear, "linear", "model.layers.0.linear", 0)
+    module = NamedModule(linear_of(problem), "linear", "model.layers.0.linear", 0)
     module.state[NATIVE_INPUTS_STATE_KEY] = [full_TC[None]]
-    config = GPTQConfig(
-        bits=4,
-        group_size=group,
-        sym=True,
-        desc_act=scheme.act_order,
-        act_group_aware=False,
-        damp_percent=scheme.damp,
+    config = config_of(
+        4, group, True, desc_act=scheme.act_order, damp_percent=scheme.damp,
         gptaq=GPTAQConfig(alpha=scheme.alpha),
-        offload_to_disk=False,
-    )
+    )  # fmt: skip
     solver = GPTAQ(module, config)
     solver.quantizer.configure(perchannel=True)
     solver.add_batch(problem.x_TC[None], None)

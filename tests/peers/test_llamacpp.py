@@ -94,11 +94,6 @@ def log_softmax(z_NV: np.ndarray) -> np.ndarray:
     return z_NV - np.log(np.exp(z_NV).sum(1, keepdims=True))
 
 
-def _written(dense: dict[str, torch.Tensor], path: Path) -> Path:
-    write_gguf(FOLDER, path, dense=dense, words=False)
-    return path
-
-
 @pytest.mark.parametrize("name", ["rtn-4bit", "rtn-8bit", "rtn-2bit"])
 def test_evidence_is_that_of_llama_cpps_logits(name: str, tmp_path: Path) -> None:
     from tests.support.llamacpp import logits_of
@@ -118,10 +113,9 @@ def test_evidence_is_that_of_llama_cpps_logits(name: str, tmp_path: Path) -> Non
     quantized = {n: scheme.quantize(Linears({n: w}, None, None, 0)) for n, w in linears.items()}
     stored = tensors | {n: one.weights[n] for n, one in quantized.items()}
     windows = [window.tokens.tolist() for window in text.evaluation]
-    p, q = (
-        logits_of(_written(each, tmp_path / f"{k}.gguf"), windows)
-        for k, each in enumerate((tensors, stored))
-    )
+    for name, dense in (("p", tensors), ("q", stored)):
+        write_gguf(FOLDER, tmp_path / f"{name}.gguf", dense=dense, words=False)
+    p, q = (logits_of(tmp_path / f"{name}.gguf", windows) for name in "pq")
     for k, tokens in enumerate(windows):
         p_NV, q_NV = log_softmax(p[k][:-1]), log_softmax(q[k][:-1])
         kl_N = (np.exp(p_NV) * (p_NV - q_NV)).sum(1)
@@ -233,11 +227,6 @@ def test_types_and_bytes_are_those_of_llama_quantize(
     )
 
 
-def _metadata_values(key: str) -> list[object]:
-    texts = ["yarn", "none"] if key.endswith("type") else []
-    return [*texts, 0, 2, 0.5, False]
-
-
 _KEYS = {v for k in vars(gguf.Keys).values() for v in getattr(k, "__dict__", {}).values()}
 KEYS = sorted(k[7:] for k in _KEYS if isinstance(k, str) and k.startswith("{arch}."))
 OBEYED = [key for key in KEYS if re.match(r"attention\.|rope\.|(block|expert|feed)_", key)]
@@ -332,7 +321,7 @@ def test_metadata_that_changes_logits_is_refused(
     obeyed = [
         (key, value)
         for key in KEYS
-        for value in _metadata_values(key)
+        for value in (*(("yarn", "none") if key.endswith("type") else ()), 0, 2, 0.5, False)
         if not _is_refused_or_the_same(base, {key: value}, folder)
     ]
     assert not obeyed

@@ -12,7 +12,6 @@ choice must be the same. For q/k/v and gate/up it measures whole modules, as who
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -145,40 +144,37 @@ class Search:
     loss: float  # summed over outputs and tokens
 
 
-def tiny_llama(folder: Path, kv_heads: int):
-    from transformers import LlamaConfig, LlamaForCausalLM
+def oneshot_on(folder, modifiers, calibration_BT, **more):
+    """Return a tiny model that its recipe quantized."""
+    from datasets import Dataset
+    from llmcompressor import oneshot
+    from llmcompressor.pipelines.cache import IntermediatesCache
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=kv_heads,
-            vocab_size=256,
-            max_position_embeddings=128,
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = calibration_BT.tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        # Without an accelerator its pinning of memory fails; it changes nothing but speed.
+        patch.setattr(IntermediatesCache, "pin_memory", lambda self, index: None)
+        oneshot(
+            model=model,
+            processor=AutoTokenizer.from_pretrained(folder),
+            dataset=Dataset.from_dict(
+                {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
+            ),
+            recipe=modifiers,
+            max_seq_length=LENGTH,
+            num_calibration_samples=len(rows),
+            shuffle_calibration_samples=False,
+            **more,
         )
-    )
-    # Random weights give every channel the same size; a trained model's differ widely.
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
-            parameter.data.mul_(torch.exp(0.5 * torch.randn(len(parameter), 1)))
-        elif "norm" in name:
-            parameter.data.mul_(torch.exp(0.5 * torch.randn(len(parameter))))
-    model.save_pretrained(folder)
-    return LlamaForCausalLM.from_pretrained(folder).eval()  # it asks the model for its folder
+    return model
 
 
 def search_peer(monkeypatch, folder, kv_heads) -> dict[str, Search]:
     """Run its AWQ on a tiny Llama; return the searches of the first block by linear."""
-    from datasets import Dataset
-    from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import QuantizationModifier
     from llmcompressor.modifiers.transform.awq import AWQModifier
-    from llmcompressor.pipelines.cache import IntermediatesCache
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
 
     searches: dict[str, Search] = {}
     original = AWQModifier._compute_best_scale
@@ -193,33 +189,10 @@ def search_peer(monkeypatch, folder, kv_heads) -> dict[str, Search]:
             searches[mapping.balance_names[0]] = Search(weight_RC, x_TC, scale_C, loss)
         return scale_C
 
-    # Without an accelerator its pinning of memory fails; it changes nothing but speed.
-    monkeypatch.setattr(IntermediatesCache, "pin_memory", lambda self, index: None)
     monkeypatch.setattr(AWQModifier, "_compute_best_scale", record)
-    words = Tokenizer(models.WordLevel({"<unk>": 0, "<pad>": 1}, unk_token="<unk>"))
-    tokens = torch.randint(3, 256, (16, 64), generator=torch.Generator().manual_seed(1))
-    oneshot(
-        model=tiny_llama(folder, kv_heads),
-        processor=PreTrainedTokenizerFast(
-            tokenizer_object=words, pad_token="<pad>", unk_token="<unk>"
-        ),
-        dataset=Dataset.from_dict(
-            {"input_ids": tokens.tolist(), "attention_mask": torch.ones_like(tokens).tolist()}
-        ),
-        recipe=[
-            AWQModifier(),
-            QuantizationModifier(
-                ignore=["lm_head"],
-                config_groups={
-                    "all": {"targets": ["Linear"], "weights": grid_arguments(4, 64, False)}
-                },
-            ),
-        ],
-        max_seq_length=64,
-        num_calibration_samples=16,
-        shuffle_calibration_samples=False,
-        batch_size=16,
-    )
+    groups = {"all": {"targets": ["Linear"], "weights": grid_arguments(4, 64, False)}}
+    rounding = QuantizationModifier(ignore=["lm_head"], config_groups=groups)
+    oneshot_on(save(folder, "llama", kv_heads), [AWQModifier(), rounding], tokens(1), batch_size=16)
     return {
         name.rpartition(".")[2]: search for name, search in searches.items() if ".layers.0." in name
     }
@@ -248,26 +221,8 @@ def test_the_preset_of_awq_chooses_their_scales(monkeypatch, tmp_path, kv_heads)
 def whole_peer(folder, modifiers, calibration_BT):
     """Return the weights of a tiny model that its recipe quantized, norms included."""
     from compressed_tensors.quantization import fake_quantize
-    from datasets import Dataset
-    from llmcompressor import oneshot
-    from llmcompressor.pipelines.cache import IntermediatesCache
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    rows = calibration_BT.tolist()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IntermediatesCache, "pin_memory", lambda self, index: None)
-        oneshot(
-            model=model,
-            processor=AutoTokenizer.from_pretrained(folder),
-            dataset=Dataset.from_dict(
-                {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
-            ),
-            recipe=modifiers,
-            max_seq_length=LENGTH,
-            num_calibration_samples=len(rows),
-            shuffle_calibration_samples=False,
-        )
+    model = oneshot_on(folder, modifiers, calibration_BT)
     weights = {}
     for name, module in model.named_modules():
         if ".layers." not in name or not hasattr(module, "weight"):

@@ -44,17 +44,22 @@ BITS, GROUPS = [2, 3, 4, 5, 6, 8], [32, 64, 128]
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("symmetric", ["true", "false"])
 def test_mlx_dequantizes_to_the_weights_that_were_measured(bits, group, symmetric):
-    import mlx.core as mx
-
     spec = f"rtn-{bits}bit:group={group}:sym={symmetric}"
     weight_RC = torch.randn(64, 256, generator=torch.Generator().manual_seed(bits)) / 50
     quantized = parse_scheme(spec).quantize(Linears({"w": weight_RC}))
-    parts = format_named("mlx", parse_scheme(spec)).pack("a", quantized.stored["w"])
-    weight = mx.array(parts["a.weight"].view(torch.int32).numpy()).view(mx.uint32)
+    assert torch.equal(of_mlx(spec, quantized.stored["w"]), quantized.weights["w"])
+
+
+def of_mlx(spec: str, stored: IntegerCodes) -> torch.Tensor:
+    """Return the weight that mlx decodes from what is packed for it."""
+    import mlx.core as mx
+
+    parts = format_named("mlx", parse_scheme(spec)).pack("a", stored)
+    words = mx.array(parts["a.weight"].view(torch.int32).numpy()).view(mx.uint32)
     # Scales and biases hold the same numbers in float32, in which mlx then computes.
     scales, biases = (mx.array(parts[f"a.{name}"].float().numpy()) for name in ("scales", "biases"))
-    theirs = mx.dequantize(weight, scales, biases, group_size=group, bits=bits)
-    assert torch.equal(in_torch(theirs), quantized.weights["w"])
+    how = {"group_size": stored.group, "bits": stored.bits}
+    return in_torch(mx.dequantize(words, scales, biases, **how))
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,19 +79,13 @@ def test_codes_of_any_shape_are_packed_as_mlx_reads_them(
 
     So it does not matter whether a product is rounded before its bias is added.
     """
-    import mlx.core as mx
-
     drawn = torch.Generator().manual_seed(seed)
     codes_RC = torch.randint(0, 2**bits, (rows, group * groups), generator=drawn).byte()
     scales_RG = torch.rand(rows, groups, generator=drawn).add(0.5).mul(2.0**exponent).bfloat16()
     zeros_RG = torch.randint(0, 2**bits, (rows, groups), generator=drawn).byte()
     stored = IntegerCodes(codes_RC, scales_RG, None if symmetric else zeros_RG, bits, group)
     spec = f"rtn-{bits}bit:group={group}:sym={str(symmetric).lower()}"
-    parts = format_named("mlx", parse_scheme(spec)).pack("a", stored)
-    words = mx.array(parts["a.weight"].view(torch.int32).numpy()).view(mx.uint32)
-    scales, biases = (mx.array(parts[f"a.{name}"].float().numpy()) for name in ("scales", "biases"))
-    theirs = in_torch(mx.dequantize(words, scales, biases, group_size=group, bits=bits))
-    assert torch.equal(theirs, stored.decode())
+    assert torch.equal(of_mlx(spec, stored), stored.decode())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -174,16 +173,12 @@ EDITS = {
     "group_size": [32, 64, 128],
     "mode": ["affine", "mxfp4", "mxfp8", "nvfp4"],
     LINEAR: [
-        True,
-        False,
-        {"bits": 8},
-        {"group_size": 64},
-        {"group_size": 32, "bits": 4},
+        True, False, {"bits": 8}, {"group_size": 64}, {"group_size": 32, "bits": 4},
         {"group_size": 64, "bits": 2, "mode": "affine"},
         {"group_size": 32, "bits": 4, "mode": "mxfp4"},
     ],
     LINEAR.removeprefix("model."): [{"bits": 8}, False],
-}
+}  # fmt: skip
 """What tools and people write into a configuration of MLX, for all linears or one."""
 TABLES = ["quantization", "quantization_config"]
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.support import released
+from tests.support.quantized import words
 
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 _BLOCK = 16  # of fp8, small enough that matrices have several, the last one ragged
@@ -63,11 +64,9 @@ def int4(name: str, weight: Tensor) -> Coded | None:
     x = weight.unflatten(1, (-1, 32))
     scales = (x.abs().amax(-1) / 7).bfloat16()
     codes = (x / scales.float()[..., None]).round().clamp(-8, 7)
-    eights = (codes.long() + 8).flatten(1).unflatten(1, (-1, 8))
-    words = (eights << torch.arange(0, 32, 4)).sum(-1)
     base = name.removesuffix(".weight")
     stored = {
-        f"{base}.weight_packed": words.where(words < 1 << 31, words - (1 << 32)).int(),
+        f"{base}.weight_packed": words((codes.long() + 8).flatten(1), 4),
         f"{base}.weight_scale": scales,
         f"{base}.weight_shape": torch.tensor(weight.shape),
     }

@@ -14,45 +14,25 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Linears, Quantized
-from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches
-from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
-from qaudit.model.blocks import BlockModel
 from qaudit.types import Window
 from tests.support.models import save_tokenizer
+from tests.support.passes import CONFIGS, SHAPE, tallies_of
 
 LENGTH, DOCUMENTS, VOCABULARY = 64, 16, 256
-FAMILIES = ("llama", "olmo2")
+FAMILIES = tuple(CONFIGS)
 
 
 def save(folder: Path, family: str, kv_heads: int = 2) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
-
-    kinds = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "olmo2": (Olmo2Config, Olmo2ForCausalLM),
-    }
-    config, kind = kinds[family]
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    shape = {**SHAPE, **sizes, "num_key_value_heads": kv_heads, "max_position_embeddings": LENGTH}
     torch.manual_seed(0)
-    model = kind(
-        config(
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=kv_heads,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=LENGTH,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    )
+    config = CONFIGS[family](**shape, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             parameter.data.mul_(torch.exp(0.5 * torch.randn(len(parameter), 1)))
@@ -79,16 +59,10 @@ def groups_here(folder: Path, spec: str, calibration_BT: Tensor) -> list[tuple[L
         )
         groups.append((replace(linears, weights=given), replace(quantized, weights=made)))
 
-    model = BlockModel(
-        folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
-    )
     windows = [Window(k, row.numpy().astype(np.int32)) for k, row in enumerate(calibration_BT)]
     feed = Feed(make_batches(windows, LENGTH, LENGTH), make_batches(windows[:1], LENGTH, LENGTH))
-    with (
-        TemporaryDirectory() as spilled,
-        HiddenStates(Path(spilled), 10**9, torch.device("cpu")) as states,
-    ):
-        run_blocks(model, feed, parse_schemes([spec]), states, observe=observe)
+    with TemporaryDirectory() as spilled:
+        tallies_of(folder, spec, Path(spilled), feed, observe=observe)
     return groups
 
 
@@ -104,8 +78,6 @@ def quantized_here(folder: Path, spec: str, calibration_BT: Tensor) -> dict[str,
 @torch.no_grad()
 def logits(folder: Path, weights: dict[str, Tensor]) -> Tensor:
     """Return the logits of the model on text of its own, with some weights replaced."""
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for name, weight_RC in weights.items():
         module = model.get_submodule(name)

@@ -6,7 +6,7 @@ import re
 import signal
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
+from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Route
 from qaudit.engine.hidden_states import HiddenStates
@@ -51,7 +52,7 @@ def result_of(model_type: str, seconds: int = 60) -> dict[str, Any]:
             if not np.isfinite(wanted).all():
                 raise ValueError("plain transformers return no finite loss")
         except Exception as error:  # noqa: BLE001 - a type that cannot be made is not tried
-            return {"runs": "not tried", "reason": _line(error, folder)}
+            return {"runs": "not tried", "reason": line_of(error, folder)}
         early = ""
         try:
             early = _must_open(folder)
@@ -59,9 +60,9 @@ def result_of(model_type: str, seconds: int = 60) -> dict[str, Any]:
             result = _compared(plain, documents, wanted, tallies)
         except QauditError as error:
             late = "" if early else " (seen only once its weights are read)"
-            return {"runs": "refused", "reason": _line(error, folder) + late}
+            return {"runs": "refused", "reason": line_of(error, folder) + late}
         except Exception as error:  # noqa: BLE001 - nor does a crash end the others
-            return {"runs": "wrong", "reason": _line(error, folder)}
+            return {"runs": "wrong", "reason": line_of(error, folder)}
         if early:
             return {"runs": "wrong", "reason": f"runs, although the plan refuses it: {early}"}
         return result
@@ -74,15 +75,22 @@ def _must_open(folder: Path) -> str:
     try:
         must_open(folder, {name: weights.shape(name) for name in weights.names()})
     except QauditError as error:
-        return _line(error, folder)
+        return line_of(error, folder)
     return ""
 
 
 def _audit(folder: Path, scratch: Path) -> Mapping[str, Tally]:
     feed = Feed(make_batches(_CALIBRATION, _LONGEST), make_batches(_WINDOWS, _LONGEST, 160))
+    return tallies_of(folder, scratch, feed, parse_schemes(_SCHEMES))
+
+
+def tallies_of(
+    folder: Path, scratch: Path, feed: Feed, schemes: Sequence[Scheme] = ()
+) -> Mapping[str, Tally]:
+    """Measure as an audit does, by the route that it takes."""
     route = Route(folder, WeightFolder(folder), Machine(_CPU, torch.float32, 0))
     with HiddenStates(scratch, 10**9, _CPU) as states:
-        return route.follow(feed, parse_schemes(_SCHEMES), states, lambda *_: None)
+        return route.follow(feed, schemes, states, lambda *_: None)
 
 
 def _compared(
@@ -92,9 +100,12 @@ def _compared(
     linears = tallies[spec].linears
     result: dict[str, Any] = {"runs": "in blocks"}
     result["fp"] = _difference(tallies[FULL_PRECISION], wanted)
-    result["left"] = sorted({_short(name) for name in reference.left(plain, linears)})
+    left = reference.left(plain, linears)
+    result["left"] = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in left})
     result["quantized"], unknown = reference.round_in_place(plain, linears)
-    result["gptq"] = float(f"{_divergence(tallies[gptq]) / _divergence(tallies[spec]):.2f}")
+    # KL divergences to full precision, summed over tokens; padding is in both.
+    apart, most = (float(sum(kl.double().sum() for kl in tallies[s].kl)) for s in (gptq, spec))
+    result["gptq"] = float(f"{apart / most:.2f}")
     result["rtn"] = _difference(tallies[spec], reference.losses(plain, documents))
     if unknown:
         result |= {"runs": "wrong", "reason": f"no linear layer `{min(unknown)}` in transformers"}
@@ -110,16 +121,7 @@ def _difference(tally: Tally, wanted: list[float]) -> float:
     return float(f"{np.max(np.abs(losses - wanted) / np.abs(wanted)):.1e}")
 
 
-def _divergence(tally: Tally) -> float:
-    """Return the KL divergence to full precision, summed over tokens; padding is in both."""
-    return float(sum(kl.double().sum() for kl in tally.kl))
-
-
-def _short(name: str) -> str:
-    return re.sub(r"\.\d+\.", ".*.", name)
-
-
-def _line(error: Exception, folder: Path) -> str:
+def line_of(error: Exception, folder: Path) -> str:
     """Return an error in a line, without the folder that the model was in."""
     text = error.message if isinstance(error, QauditError) else f"{type(error).__name__}: {error}"
     return textwrap.shorten(text.replace(str(folder), "MODEL"), 160, placeholder=" ...")

@@ -12,7 +12,7 @@ import copy
 import json
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,16 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.engine.batches import make_batches
-from qaudit.engine.block_pass import Route
-from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.read_out import document_sums
-from qaudit.engine.tasks import Machine
 from qaudit.engine.tokens import Feed
 from qaudit.errors import QauditError
 from qaudit.model.proven import pad_until
 from qaudit.types import FULL_PRECISION, Window
 from tests.zoo import tiny
+from tests.zoo.audit import line_of, tallies_of
 
 TOLERANCE = 1e-4
-_CPU = torch.device("cpu")
 _LONGEST, _TOGETHER = 80, 192
 _Draw = Callable[[random.Random], Any]
 
@@ -53,9 +49,7 @@ def _rotation(draw: random.Random) -> dict[str, Any]:
         "dynamic": {"factor": 2.0},
         "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
         "llama3": {
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 32,
         },
         "longrope": {
@@ -63,7 +57,7 @@ def _rotation(draw: random.Random) -> dict[str, Any]:
             "long_factor": [2.0 + k for k in range(16)],
             "original_max_position_embeddings": 48,
         },
-    }
+    }  # fmt: skip
     kind = draw.choice(list(kinds))
     return {"rope_type": kind, "rope_theta": draw.choice([500.0, 10000.0]), **kinds[kind]}
 
@@ -173,10 +167,8 @@ def audited_losses(
 ) -> list[float]:
     """Return the losses of documents and of options by an audit."""
     batches = make_batches(documents, _LONGEST, _TOGETHER, pad_until([folder]))
-    route = Route(folder, WeightFolder(folder), Machine(_CPU, torch.float32, 0))
-    with HiddenStates(scratch, 10**9, _CPU) as states:
-        feed = Feed((), batches, items=[items] if items else ())
-        tally = route.follow(feed, (), states, lambda *_: None)[FULL_PRECISION]
+    feed = Feed((), batches, items=[items] if items else ())
+    tally = tallies_of(folder, scratch, feed)[FULL_PRECISION]
     losses = document_sums(batches, tally.nll, documents, len(documents))[0].tolist()
     return losses + (tally.options[0].tolist() if tally.options is not None else [])
 
@@ -204,31 +196,23 @@ def compare(
         try:
             save(folder, model_type, changes)
         except Exception as error:  # noqa: BLE001 - nobody could have trained it
-            return {"is": "not tried", "reason": f"{type(error).__name__}: {error}"[:160]}
+            return {"is": "not tried", "reason": line_of(error, folder)}
         try:
             # As files are opened, by which a `mistral` with layer types is a `ministral`.
             kind = tiny.class_of(AutoConfig.from_pretrained(folder))
             model = kind.from_pretrained(folder, dtype=torch.float32).eval()
             wanted = plain_losses(model, texts, items)
         except Exception as error:  # noqa: BLE001 - then it is refused, or runs
-            wanted, failure = [], f"{type(error).__name__}: {error}"[:160]
+            wanted, failure = [], line_of(error, folder)
         try:
             losses = audited_losses(folder, Path(temporary), texts, items)
-        except QauditError as error:
-            return {"is": "refused", "reason": error.message.replace(str(folder), "MODEL")}
         except Exception as error:  # noqa: BLE001 - a crash is a result
-            return {"is": "wrong", "reason": f"{type(error).__name__}: {error}"[:300]}
+            kind = "refused" if isinstance(error, QauditError) else "wrong"
+            return {"is": kind, "reason": line_of(error, folder)}
     if not wanted:
         return {"is": "runs", "reason": f"plain transformers do not: {failure}"}
     same = np.isclose(losses, wanted, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
     if same.all():
         return {"is": "equal"}
-    return {"is": "wrong", "reason": str(list(differing(losses, wanted, same, len(texts))))}
-
-
-def differing(
-    losses: list[float], wanted: list[float], same: np.ndarray, documents: int
-) -> Iterator[str]:
-    for k in np.flatnonzero(~same).tolist():
-        which = f"document {k}" if k < documents else f"option {k - documents}"
-        yield f"{which}: {losses[k]:.5f} for {wanted[k]:.5f}"
+    apart = [(k, losses[k], wanted[k]) for k in np.flatnonzero(~same).tolist()]
+    return {"is": "wrong", "reason": f"of {len(texts)} documents and then options: {apart}"}
