@@ -70,18 +70,6 @@ def test_an_odd_number_of_weights_keeps_its_blocks(shape, nested):
     assert float((found - values).abs().max()) < 0.2 * float(values.abs().max())
 
 
-def test_double_quantization_costs_little_and_saves_bits():
-    values = weight((64, 256))
-    plain, nested = quantized("bnb-nf4", values), quantized("bnb-nf4:double_quant=true", values)
-    assert nested.bits < plain.bits
-    assert not torch.equal(nested.weights["w"], plain.weights["w"])
-
-    def error(result):
-        return float((result.weights["w"] - values).square().sum())
-
-    assert error(nested) == pytest.approx(error(plain), rel=0.05)
-
-
 def module_int8(values, threshold):
     module = bitsandbytes.nn.Linear8bitLt(
         *values.T.shape, bias=False, has_fp16_weights=False, threshold=threshold
@@ -113,18 +101,6 @@ def test_int8_forward_equals_linear8bitlt_bit_for_bit(shape, threshold, dtype):
         # A forward holds no state: another batch between changes nothing.
         forward(torch.ones(4, shape[1], dtype=dtype))
         assert torch.equal(forward(x), expected)
-
-
-def test_outlier_columns_bypass_the_rounding_of_activations():
-    values = weight((16, 64))
-    x = outlier_inputs(64, torch.float32)[0]
-
-    def error(threshold):
-        result = quantized(f"bnb-int8:threshold={threshold}", values)
-        return float((result.forwards["w"](x) - x @ values.T)[3].norm())
-
-    # One input of 40 sets the step of its token to 40 / 127 unless it is taken apart.
-    assert error(6.0) < error(0.0) / 2
 
 
 def test_int8_notes_outliers_of_a_batch_and_refuses_weights_beyond_float16_by_name():

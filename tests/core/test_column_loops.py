@@ -94,3 +94,24 @@ def test_linears_name_the_loop_that_rounds_them(name):
     assert calls
     for linear, weight in expected.weights.items():
         assert torch.equal(quantized.weights[linear], weight)
+
+
+def test_without_triton_the_plain_loop_runs_and_a_note_says_so(monkeypatch):
+    monkeypatch.setattr("qaudit.core.column_loops.find_spec", lambda name: None)
+    plain, fused = (parse_scheme(f"gptq-4bit{more}") for more in ("", ":fused=true"))
+    assert fused.spec != plain.spec  # results of its own
+    expected, found = plain.quantize(example()), fused.quantize(example())
+    assert set(found.notes) - set(expected.notes) == {
+        "rounded by the plain loop, not the fused kernel: triton is not installed"
+    }
+    for name, weight in expected.weights.items():
+        assert torch.equal(found.weights[name], weight)
+
+
+def test_double_precision_and_weights_on_the_cpu_are_left_to_the_plain_loop(monkeypatch):
+    monkeypatch.setattr("qaudit.core.column_loops.find_spec", lambda name: name)
+    monkeypatch.setattr("qaudit.core.column_loops._is_interpreted", lambda: True)
+    assert column_loops.obstacle(torch.zeros(2)) is None
+    assert "float64" in column_loops.obstacle(torch.zeros(2, dtype=torch.float64))
+    monkeypatch.setattr("qaudit.core.column_loops._is_interpreted", lambda: False)
+    assert column_loops.obstacle(torch.zeros(2)) == "there is no CUDA device"

@@ -79,19 +79,6 @@ def test_rows_are_packed_by_themselves_in_as_many_bytes_as_ggml_has(kind):
     assert torch.equal(pack(kind, values, importance()), torch.cat(rows))
 
 
-def error(kind, weighted):
-    """Return the squared error of outputs for independent inputs of the given mean squares."""
-    values = 0.02 * torch.randn(16, 512, generator=torch.Generator().manual_seed(3))
-    power = torch.exp(2 * torch.randn(512, generator=torch.Generator().manual_seed(4)))
-    decoded = GgufBlocks(pack(kind, values, power if weighted else None), kind).decode()
-    return float(((decoded - values).square() * power).sum() / (values.square() * power).sum())
-
-
-@pytest.mark.parametrize("kind", ["Q4_0", "Q3_K", "Q4_K", "Q5_K"])
-def test_importance_lowers_the_error_of_outputs(kind):
-    assert error(kind, True) < 0.9 * error(kind, False)
-
-
 def linears(columns=512, block=0, blocks=1, tokens=7):
     generator = torch.Generator().manual_seed(0)
     names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

@@ -26,13 +26,12 @@ def objective(linears, quantized):
     return float(np.sum((error @ linears.inputs.gram_CC.double().numpy()) * error))
 
 
-def holds_the_loop(name, bits, linears, *, off, spelled, **options):
+def holds_the_loop(name, linears, off, *, spelled, **options):
     """Hold codes and weights against the published loop with the same options."""
-    codes, expected = gptq(
-        linears.weights["linear"].numpy(), linears.inputs.gram_CC.numpy(), bits=bits, **options
-    )
-    spec = ":".join([f"{name}-{bits}bit", *(f"{key}={value}" for key, value in spelled.items())])
-    quantized = parse_scheme(spec).quantize(linears)
+    scheme = parse_scheme(":".join([name, *(f"{key}={value}" for key, value in spelled.items())]))
+    weight_RC, gram_CC = linears.weights["linear"].numpy(), linears.inputs.gram_CC.numpy()
+    codes, expected = gptq(weight_RC, gram_CC, bits=scheme.bits, **options)
+    quantized = scheme.quantize(linears)
     assert np.abs(quantized.weights["linear"].numpy() - expected).max() <= off
     np.testing.assert_array_equal(quantized.stored["linear"].codes_RC.numpy(), codes)
     return quantized
@@ -51,18 +50,12 @@ def test_codes_equal_the_published_loop_in_double_precision(
     columns, group, symmetric, order, static_groups, scale_dtype
 ):
     options = {**ORDERS[order], "group": group, "static_groups": static_groups}
-    options["scale_dtype"] = scale_dtype
+    options |= {"scale_dtype": scale_dtype}
     # What is left is the rounding of scales that come from two ways to the same compensated
     # weights; scales in bfloat16 have lost it.
-    holds_the_loop(
-        "gptq",
-        3,
-        problem(24, columns, seed=columns + group),
-        off=1e-12 if scale_dtype == "float32" else 0,
-        spelled={**options, "sym": symmetric},
-        symmetric=symmetric,
-        **options,
-    )
+    off = 1e-12 if scale_dtype == "float32" else 0
+    linears, spelled = problem(24, columns, seed=columns + group), {**options, "sym": symmetric}
+    holds_the_loop("gptq-3bit", linears, off, spelled=spelled, symmetric=symmetric, **options)
 
 
 TOOLS = {  # AutoGPTQ takes scales on the way, llm-compressor from the original weights
@@ -78,7 +71,7 @@ TOOLS = {  # AutoGPTQ takes scales on the way, llm-compressor from the original 
 def test_a_preset_is_the_loop_of_its_tool(tool, bits, columns, group):
     spelled = {"preset": tool, "group": group, "scale_dtype": "float32"}
     linears = problem(16, columns, seed=columns)
-    holds_the_loop("gptq", bits, linears, off=1e-12, spelled=spelled, group=group, **TOOLS[tool])
+    holds_the_loop(f"gptq-{bits}bit", linears, 1e-12, spelled=spelled, group=group, **TOOLS[tool])
     at_once = parse_scheme(f"gptq-4bit:preset={tool}").calibration is Calibration.OWN_BLOCKS
     assert at_once == (tool == "llm-compressor")
 
@@ -100,14 +93,6 @@ def test_single_precision_flips_few_codes_and_reaches_the_same_objective(bits):
     assert objective(exact, found) == pytest.approx(objective(exact, wanted), rel=0.01)
 
 
-def test_output_error_is_well_below_that_of_rounding_to_nearest():
-    linears = problem(32, 384, seed=3)
-    ratio = objective(linears, solve("gptq-3bit:sym=false", linears)) / objective(
-        linears, solve("rtn-3bit:sym=false", linears)
-    )
-    assert ratio < 0.8
-
-
 def test_rows_of_several_linears_are_solved_as_if_alone():
     joined = problem(40, 256, seed=5)
     weight = joined.weights["linear"]
@@ -125,7 +110,7 @@ def test_dead_columns_become_zero_without_damping_and_are_noted():
     linears = problem(8, 128, seed=2, dead=(3, 77))
     spelled = {"scale_dtype": "float32"}
     options = {"group": 128, "act_group_aware": True}
-    quantized = holds_the_loop("gptq", 4, linears, off=1e-12, spelled=spelled, **options)
+    quantized = holds_the_loop("gptq-4bit", linears, 1e-12, spelled=spelled, **options)
     assert not quantized.weights["linear"][:, [3, 77]].any()
     assert quantized.weights["linear"][:, 4].any()
     assert "2 columns never see an input" in quantized.notes
@@ -226,16 +211,9 @@ def distance(linears, own, full, quantized):
 def test_gptaq_codes_equal_the_published_loop(columns, group, order, static_groups, alpha):
     linears, _, _ = streams(16, columns, seed=columns)
     options = {**ORDERS[order], "group": group, "static_groups": static_groups, "alpha": alpha}
+    spelled, drift_CC = {**options, "scale_dtype": "float32"}, linears.inputs.drift_CC.numpy()
     # Two ways to the same sums in float64, from which scales are taken.
-    holds_the_loop(
-        "gptaq",
-        3,
-        linears,
-        off=1e-11,
-        spelled={**options, "scale_dtype": "float32"},
-        drift_CC=linears.inputs.drift_CC.numpy(),
-        **options,
-    )
+    holds_the_loop("gptaq-3bit", linears, 1e-11, spelled=spelled, drift_CC=drift_CC, **options)
 
 
 @pytest.mark.parametrize("act_order", [False, True])
@@ -247,16 +225,9 @@ def test_qronos_equals_least_squares_before_and_after_every_column(
     columns, group, dead, act_order, damp
 ):
     linears, own, full = streams(8, columns, seed=columns, dead=dead)
-    expected = qronos(
-        linears.weights["linear"].numpy(),
-        own,
-        full,
-        bits=3,
-        group=group,
-        symmetric=False,
-        act_order=act_order,
-        damp=damp,
-    )
+    options = {"group": group, "act_order": act_order, "damp": damp}
+    weight_RC = linears.weights["linear"].numpy()
+    expected = qronos(weight_RC, own, full, bits=3, symmetric=False, **options)
     spec = (
         f"qronos-3bit:group={group}:sym=false:static_groups=true:damp={damp}"
         f":act_group_aware=false:act_order={act_order}:scale_dtype=float32"
@@ -267,17 +238,6 @@ def test_qronos_equals_least_squares_before_and_after_every_column(
     assert np.mean(np.isclose(result, expected, rtol=0, atol=1e-10).all(1)) > 0.7
     reached = distance(linears, own, full, result)
     assert reached == pytest.approx(distance(linears, own, full, expected), rel=0.02)
-
-
-@pytest.mark.parametrize("bits", [4, 3])
-def test_both_come_nearer_to_the_unquantized_output_than_gptq(bits):
-    linears, own, full = streams(32, 256, seed=3)
-    errors = {
-        name: distance(linears, own, full, solve(f"{name}-{bits}bit:group=64", linears))
-        for name in ("gptq", "gptaq", "qronos")
-    }
-    assert errors["gptaq"] < errors["gptq"]
-    assert errors["qronos"] < errors["gptaq"]
 
 
 @pytest.mark.parametrize("name", ["gptaq", "qronos"])

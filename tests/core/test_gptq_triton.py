@@ -9,25 +9,26 @@ Both run everything marked here; where the kernel cannot run these tests fail, t
 import os
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import example as shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qaudit.core.column_loops import obstacle, quantize_block_fused
+from qaudit.core.column_loops import _difference, quantize_block_fused
 from qaudit.core.gptq_solver import Pull, quantize_block
 from qaudit.core.grid import Grid, fit
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from tests.support.filled import filled
+from tests.support.schemes import example
 
-needs_triton = [pytest.mark.kernels, pytest.mark.gpu]
+pytestmark = [pytest.mark.kernels, pytest.mark.gpu]
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 PARTS = [field.name for field in fields(Grid)]
-EPSILON = float(np.finfo(np.float32).eps)
 
 
 class Block:
@@ -63,9 +64,6 @@ class Block:
             self.targets = options["pull"].target_BR.cpu().numpy()
         return quantized.cpu().numpy(), error.cpu().numpy()
 
-    def codes(self, quantized):
-        return np.round(quantized / self.grid.scale.numpy()[self.grid_of])
-
 
 def fused_multiply_add(a, b, c):
     """Return a * b + c in float32 with one rounding, by way of rounding to odd in float64."""
@@ -97,211 +95,144 @@ def walk(block):
     return quantized, error
 
 
-def agrees_with_a_walk(block):
+def agrees_with_a_walk(block, **options):
     """Hold what the kernel makes of a block against a walk in numpy, bit for bit."""
-    solution = block.run(quantize_block_fused, DEVICE)
+    solution = block.run(quantize_block_fused, DEVICE, **options)
     for found, expected in zip(solution, walk(block), strict=True):
         np.testing.assert_array_equal(found, expected)
     return solution
 
 
-def first_differences(codes, others):
-    """Yield (column, row) where two solutions of a row first part."""
-    for row in np.flatnonzero((codes != others).any(0)):
-        yield int(np.argmax(codes[:, row] != others[:, row])), int(row)
+@given(
+    columns=st.integers(1, 128),
+    rows=st.integers(1, 50),
+    group=st.integers(1, 128),
+    bits=st.integers(2, 8),
+    symmetric=st.booleans(),
+    tile=st.sampled_from([(4, 1), (8, 1), (8, 8), (16, 4), (32, 2)]),
+    pulls=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+@shape(columns=128, rows=37, group=32, bits=8, symmetric=True, tile=(16, 4), pulls=True, seed=0)
+@shape(columns=128, rows=32, group=128, bits=2, symmetric=False, tile=(16, 4), pulls=False, seed=0)
+@shape(columns=77, rows=17, group=32, bits=4, symmetric=True, tile=(16, 4), pulls=True, seed=0)
+@shape(columns=16, rows=16, group=16, bits=3, symmetric=False, tile=(8, 8), pulls=False, seed=0)
+@shape(columns=1, rows=1, group=1, bits=5, symmetric=True, tile=(4, 1), pulls=True, seed=0)
+@settings(max_examples=40, deadline=None)
+def test_any_shape_and_tile_give_the_bits_of_a_walk_in_numpy(tile, **shape):
+    agrees_with_a_walk(Block(**shape), tile=tile)
 
 
-def distance_from_tie(block, error, column, row):
-    """Return how far a target is from a tie, and how far rounding can move it, in steps."""
-    fed = block.lower[column, :column].double().numpy() * np.float64(error[:column, row])
-    start = float(block.target[column, row])
-    steps = (start + fed.sum()) / float(block.grid.scale[block.grid_of[column], row])
-    # A sum of n terms in float32, in any order, is off by at most n rounding errors of the sum
-    # of their sizes; the division adds one of the quotient.
-    reach = EPSILON * (column + 2) * (abs(start) + np.abs(fed).sum())
-    reach /= float(block.grid.scale[block.grid_of[column], row])
-    return abs(steps - np.floor(steps) - 0.5), reach
+@pytest.mark.parametrize("width", [1, 3, 77, 128, 300])
+def test_codes_are_those_of_the_plain_loop_except_on_ties(width):
+    assert _difference(quantize_block_fused, [width], torch.device(DEVICE)) is None
 
 
-SHAPES = [
-    # columns, rows, group
-    (128, 32, 128),
-    (128, 37, 32),
-    (128, 5, 64),
-    (77, 17, 32),
-    (24, 50, 64),
-    (16, 16, 16),
-    (3, 2, 2),
-    (1, 1, 1),
-]
+def test_what_columns_pull_with_is_what_the_plain_loop_hands_on():
+    block = Block(77, 17, 32, 4, symmetric=True, pulls=True)
+    block.run(quantize_block_fused, DEVICE)
+    targets = block.targets
+    block.run(quantize_block)
+    apart = (abs(targets - block.targets) > 1e-4 * abs(block.targets).max()).any(0)
+    assert apart.sum() <= 1  # a row with a tie
 
 
-@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
-@pytest.mark.parametrize("bits", range(2, 9))
-@pytest.mark.parametrize(("columns", "rows", "group"), SHAPES)
-class TestOneBlock:
-    pytestmark = needs_triton
-
-    def test_the_kernel_agrees_with_a_walk_in_every_bit_and_with_the_plain_loop_except_on_ties(
-        self, columns, rows, group, bits, symmetric
-    ):
-        block = Block(columns, rows, group, bits, symmetric)
-        fused, _ = agrees_with_a_walk(block)
-        plain, plain_error = block.run(quantize_block)
-        codes, others = block.codes(plain), block.codes(fused)
-        for column, row in first_differences(codes, others):
-            distance, reach = distance_from_tie(block, plain_error, column, row)
-            assert distance <= reach, (column, row)
-            assert abs(codes[column, row] - others[column, row]) == 1
-        # A tie moves the rest of its row, so allow one row of the few thousand columns here.
-        assert (codes != others).any(0).sum() <= 1
+def test_feedback_is_summed_in_the_order_of_columns_with_one_rounding_each():
+    # Codes of few bits hide the last bits of a target; on a grid this fine they are codes.
+    block = Block(128, 32, 128, 8, symmetric=True)
+    block.lower.mul_(0.1).fill_diagonal_(1)
+    block.grid.scale.fill_(2**-25)
+    block.grid.low.fill_(-(2**22))
+    block.grid.high.fill_(2**22)
+    quantized, _ = agrees_with_a_walk(block)
+    assert np.abs(quantized).max() < 2**-3  # nothing was clamped
 
 
-class TestTheKernel:
-    pytestmark = needs_triton
+def test_ties_go_to_the_even_code():
+    block = Block(1, 8, 1, 4, symmetric=True)
+    block.grid.scale.fill_(0.25)
+    block.target = 0.25 * torch.tensor([[-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 40.0]])
+    quantized, _ = block.run(quantize_block_fused, DEVICE)
+    assert (quantized / 0.25).tolist() == [[-2, -2, 0, 0, 2, 2, 4, 7]]
 
-    @given(
-        columns=st.integers(1, 128),
-        rows=st.integers(1, 40),
-        group=st.integers(1, 128),
-        bits=st.integers(2, 8),
-        symmetric=st.booleans(),
-        seed=st.integers(0, 2**16),
+
+def test_nothing_else_is_touched():
+    # Rows beside the last tile and columns behind the block belong to others.
+    block = Block(20, 19, 8, 4, symmetric=True)
+    whole = torch.full((30, 19), 7.0, device=DEVICE)
+    error, quantized = whole.clone(), whole.clone()
+    error[5:25], quantized[5:25] = block.weight.to(DEVICE), block.target.to(DEVICE)
+    grid = Grid(*(getattr(block.grid, k).to(DEVICE) for k in PARTS))
+    lower, before = block.lower.to(DEVICE), block.lower.clone()
+    quantize_block_fused(error[5:25], quantized[5:25], lower, grid, block.grid_of)
+    for array in (error, quantized):
+        assert (array[:5] == 7).all() and (array[25:] == 7).all()
+    assert torch.equal(lower.cpu(), before)
+    np.testing.assert_array_equal(quantized[5:25].cpu().numpy(), walk(block)[0])
+
+
+def test_a_target_that_is_not_a_number_stays_visible():
+    block = Block(10, 6, 5, 4, symmetric=True)
+    block.target[4, 2] = float("nan")
+    quantized, _ = block.run(quantize_block_fused, DEVICE)
+    plain, _ = block.run(quantize_block)
+    np.testing.assert_array_equal(np.isnan(quantized), np.isnan(plain))
+
+
+def test_blocks_in_another_layout_are_rounded_alike():
+    block = Block(8, 9, 8, 4, symmetric=True)
+    block.weight = block.weight.T.contiguous().T
+    agrees_with_a_walk(block)
+
+
+def linears_there(dtype=torch.float32):
+    linears = example(dtype, rows=(23, 23))
+    moments = {k: getattr(linears.inputs, k) for k in ("gram_CC", "absmean_C", "drift_CC")}
+    inputs = Inputs(tokens=600, **{name: moment.to(DEVICE) for name, moment in moments.items()})
+    return Linears({name: weight.to(DEVICE) for name, weight in linears.weights.items()}, inputs)
+
+
+@pytest.mark.parametrize("order", ["act_group_aware=true", "act_group_aware=false"])
+@pytest.mark.parametrize("static_groups", ["true", "false"], ids=["static", "dynamic"])
+@pytest.mark.parametrize("symmetric", ["true", "false"], ids=["symmetric", "asymmetric"])
+@pytest.mark.parametrize("group", [32, 64, 128, 192])
+def test_gptq_is_the_same_with_either_loop(group, symmetric, static_groups, order):
+    spec = f"gptq-3bit:group={group}:sym={symmetric}:static_groups={static_groups}:{order}"
+    linears = linears_there()  # a ragged last block of 32 columns
+    plain = parse_scheme(spec).quantize(linears)
+    fused = parse_scheme(f"{spec}:fused=true").quantize(linears)
+    assert fused.notes == (*plain.notes, "rounded by the fused kernel")
+    assert fused.bits == plain.bits
+    for name, weight in plain.weights.items():
+        # Scales come from weights that differ in their last bits, so that every value may,
+        # by 1e-5 of the largest; a code apart is a thousand times that.
+        apart = (fused.weights[name] - weight).abs() > 1e-5 * weight.abs().max()
+        assert apart.any(1).sum() <= 1
+
+
+@pytest.mark.parametrize("name", ["gptaq", "qronos"])
+def test_what_reads_both_streams_is_the_same_with_either_loop(name):
+    linears = linears_there()
+    plain, fused = (
+        parse_scheme(f"{name}-4bit:group=64:fused={fused}").quantize(linears)
+        for fused in ("false", "true")
     )
-    @settings(max_examples=20, deadline=None)
-    def test_any_shape_gives_the_bits_of_a_walk_in_numpy(
-        self, columns, rows, group, bits, symmetric, seed
-    ):
-        agrees_with_a_walk(Block(columns, rows, group, bits, symmetric, seed))
-
-    @pytest.mark.parametrize(("columns", "rows"), [(128, 37), (77, 17), (1, 1)])
-    def test_columns_that_pull_give_the_bits_of_a_walk_in_numpy(self, columns, rows):
-        block = Block(columns, rows, 32, 4, symmetric=True, pulls=True)
-        agrees_with_a_walk(block)
-        targets = block.targets
-        block.run(quantize_block)
-        apart = (abs(targets - block.targets) > 1e-4 * abs(block.targets).max()).any(0)
-        assert apart.sum() <= 1  # a row with a tie
-
-    @pytest.mark.parametrize("tile", [(4, 1), (8, 1), (8, 8), (32, 2)], ids=str)
-    def test_the_tile_changes_no_bit(self, tile):
-        block = Block(100, 45, 32, 3, symmetric=False)
-        expected = block.run(quantize_block_fused, DEVICE)
-        for ours, other in zip(
-            block.run(quantize_block_fused, DEVICE, tile=tile), expected, strict=True
-        ):
-            np.testing.assert_array_equal(ours, other)
-
-    def test_feedback_is_summed_in_the_order_of_columns_with_one_rounding_each(self):
-        # Codes of few bits hide the last bits of a target; on a grid this fine they are codes.
-        block = Block(128, 32, 128, 8, symmetric=True)
-        block.lower.mul_(0.1).fill_diagonal_(1)
-        block.grid.scale.fill_(2**-25)
-        block.grid.low.fill_(-(2**22))
-        block.grid.high.fill_(2**22)
-        quantized, _ = agrees_with_a_walk(block)
-        assert np.abs(quantized).max() < 2**-3  # nothing was clamped
-
-    def test_ties_go_to_the_even_code(self):
-        block = Block(1, 8, 1, 4, symmetric=True)
-        block.grid.scale.fill_(0.25)
-        block.target = 0.25 * torch.tensor([[-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 40.0]])
-        quantized, _ = block.run(quantize_block_fused, DEVICE)
-        assert (quantized / 0.25).tolist() == [[-2, -2, 0, 0, 2, 2, 4, 7]]
-
-    def test_nothing_else_is_touched(self):
-        # Rows beside the last tile and columns behind the block belong to others.
-        block = Block(20, 19, 8, 4, symmetric=True)
-        whole = torch.full((30, 19), 7.0, device=DEVICE)
-        error, quantized = whole.clone(), whole.clone()
-        error[5:25], quantized[5:25] = block.weight.to(DEVICE), block.target.to(DEVICE)
-        grid = Grid(*(getattr(block.grid, k).to(DEVICE) for k in PARTS))
-        lower, before = block.lower.to(DEVICE), block.lower.clone()
-        quantize_block_fused(error[5:25], quantized[5:25], lower, grid, block.grid_of)
-        for array in (error, quantized):
-            assert (array[:5] == 7).all() and (array[25:] == 7).all()
-        assert torch.equal(lower.cpu(), before)
-        np.testing.assert_array_equal(quantized[5:25].cpu().numpy(), walk(block)[0])
-
-    def test_a_target_that_is_not_a_number_stays_visible(self):
-        block = Block(10, 6, 5, 4, symmetric=True)
-        block.target[4, 2] = float("nan")
-        quantized, _ = block.run(quantize_block_fused, DEVICE)
-        plain, _ = block.run(quantize_block)
-        np.testing.assert_array_equal(np.isnan(quantized), np.isnan(plain))
-
-    def test_blocks_in_another_layout_are_rounded_alike(self):
-        block = Block(8, 9, 8, 4, symmetric=True)
-        block.weight = block.weight.T.contiguous().T
-        agrees_with_a_walk(block)
+    for linear, weight in filled(plain.weights.items()):
+        apart = (fused.weights[linear] - weight).abs() > 1e-4 * weight.abs().max()
+        assert apart.any(1).sum() <= 1
 
 
-def problem(rows, columns, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(rows + columns)
-    x = torch.randn(3 * columns, columns, generator=generator)
-    x *= torch.exp(torch.randn(columns, generator=generator))
-    x = x @ (torch.eye(columns) + 0.5 * torch.randn(columns, columns, generator=generator) / 16)
-    weights = {
-        name: (0.02 * torch.randn(rows, columns, generator=generator)).to(dtype)
-        for name in ("q_proj", "k_proj")
-    }
-    return Linears(weights, Inputs(x.T @ x, x.abs().mean(0), len(x)))
+def test_weights_of_bfloat16_are_rounded_in_float32():
+    linears = linears_there(torch.bfloat16)
+    fused = parse_scheme("gptq-4bit:group=32:fused=true").quantize(linears)
+    plain = parse_scheme("gptq-4bit:group=32").quantize(linears)
+    assert {weight.dtype for weight in fused.weights.values()} == {torch.bfloat16}
+    for name, weight in plain.weights.items():
+        assert (fused.weights[name] != weight).any(1).sum() <= 1
 
 
-def moved_to(device, linears):
-    weights = {name: weight.to(device) for name, weight in linears.weights.items()}
-    gram, absmean = linears.inputs.gram_CC.to(device), linears.inputs.absmean_C.to(device)
-    return Linears(weights, Inputs(gram, absmean, linears.inputs.tokens))
-
-
-class TestTheScheme:
-    pytestmark = needs_triton
-
-    @pytest.mark.parametrize("order", ["act_group_aware=true", "act_group_aware=false"])
-    @pytest.mark.parametrize("static_groups", ["true", "false"], ids=["static", "dynamic"])
-    @pytest.mark.parametrize("symmetric", ["true", "false"], ids=["symmetric", "asymmetric"])
-    @pytest.mark.parametrize("group", [32, 64, 128, 192])
-    def test_gptq_is_the_same_with_either_loop(self, group, symmetric, static_groups, order):
-        spec = f"gptq-3bit:group={group}:sym={symmetric}:static_groups={static_groups}:{order}"
-        linears = moved_to(DEVICE, problem(23, 300))  # a ragged last block of 44 columns
-        plain = parse_scheme(spec).quantize(linears)
-        fused = parse_scheme(f"{spec}:fused=true").quantize(linears)
-        assert fused.notes == (*plain.notes, "rounded by the fused kernel")
-        assert fused.bits == plain.bits
-        for name, weight in plain.weights.items():
-            # Scales come from weights that differ in their last bits, so that every value may,
-            # by 1e-5 of the largest; a code apart is a thousand times that.
-            apart = (fused.weights[name] - weight).abs() > 1e-5 * weight.abs().max()
-            assert apart.any(1).sum() <= 1
-
-    @pytest.mark.parametrize("name", ["gptaq", "qronos"])
-    def test_what_reads_both_streams_is_the_same_with_either_loop(self, name):
-        linears = moved_to(DEVICE, problem(23, 300))
-        inputs = linears.inputs
-        linears = replace(linears, inputs=replace(inputs, drift_CC=inputs.gram_CC.roll(1, 1) / 50))
-        plain, fused = (
-            parse_scheme(f"{name}-4bit:group=64:fused={fused}").quantize(linears)
-            for fused in ("false", "true")
-        )
-        for linear, weight in filled(plain.weights.items()):
-            apart = (fused.weights[linear] - weight).abs() > 1e-4 * weight.abs().max()
-            assert apart.any(1).sum() <= 1
-
-    def test_weights_of_bfloat16_are_rounded_in_float32(self):
-        linears = moved_to(DEVICE, problem(9, 64, torch.bfloat16))
-        fused = parse_scheme("gptq-4bit:group=32:fused=true").quantize(linears)
-        plain = parse_scheme("gptq-4bit:group=32").quantize(linears)
-        assert {weight.dtype for weight in fused.weights.values()} == {torch.bfloat16}
-        for name, weight in plain.weights.items():
-            assert (fused.weights[name] != weight).any(1).sum() <= 1
-
-
-class TestCompiledForCuda:
-    """What Triton's compiler makes of the kernel can be read without a device."""
-
-    pytestmark = needs_triton
-
-    PROGRAM = """
+# What Triton's compiler makes of the kernel can be read without a device.
+PROGRAM = """
 import sys
 from triton import compile
 from triton.backends.compiler import GPUTarget
@@ -318,54 +249,23 @@ options = {"num_warps": warps, **column_loops.EXACT}
 print(compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
 """
 
-    @pytest.mark.parametrize("width", [1, 16, 128])
-    def test_division_is_exact_and_nothing_but_feedback_is_fused(self, width, tmp_path):
-        # In a process of its own: a process that interprets cannot compile.
-        outside = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-c", self.PROGRAM, str(width)],
-            env=os.environ | outside | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        code = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("\t")]
-        arithmetic = {word for word in code if ".f32" in word and word.split(".")[0] != "mov"}
-        # `.rn` written out is a promise ptxas keeps: round to nearest and contract nothing.
-        exact = {"div.rn.f32", "mul.rn.f32", "sub.rn.f32", "add.rn.f32", "fma.rn.f32"}
-        assert exact - ({"fma.rn.f32"} if width == 1 else set()) <= arithmetic
-        assert {w for w in arithmetic if w.split(".")[0] in ("div", "mul", "sub", "fma")} <= exact
-        assert not any("approx" in word or "full" in word or "ftz" in word for word in code)
 
-
-class TestWithoutADevice:
-    """These need neither Triton nor a device."""
-
-    def test_the_plain_loop_runs_and_a_note_says_so(self, monkeypatch):
-        monkeypatch.setattr("qaudit.core.column_loops.find_spec", lambda name: None)
-        linears = problem(6, 40)
-        plain = parse_scheme("gptq-4bit").quantize(linears)
-        fused = parse_scheme("gptq-4bit:fused=true").quantize(linears)
-        assert set(fused.notes) - set(plain.notes) == {
-            "rounded by the plain loop, not the fused kernel: triton is not installed"
-        }
-        for name, weight in plain.weights.items():
-            assert torch.equal(fused.weights[name], weight)
-
-    def test_double_precision_and_weights_on_the_cpu_are_left_to_the_plain_loop(self, monkeypatch):
-        monkeypatch.setattr("qaudit.core.column_loops.find_spec", lambda name: name)
-        monkeypatch.setattr("qaudit.core.column_loops._is_interpreted", lambda: True)
-        assert obstacle(torch.zeros(2)) is None
-        assert "float64" in obstacle(torch.zeros(2, dtype=torch.float64))
-        monkeypatch.setattr("qaudit.core.column_loops._is_interpreted", lambda: False)
-        assert obstacle(torch.zeros(2)) == "there is no CUDA device"
-
-    def test_the_kernel_asked_for_by_name_has_results_of_its_own(self):
-        assert parse_scheme("gptq-4bit:fused=true").spec != parse_scheme("gptq-4bit").spec
-
-    def test_the_multiply_add_of_these_tests_rounds_once(self):
-        # 1 + 2^-12 squared is 1 + 2^-11 + 2^-24; less 1 + 2^-11, one rounding keeps 2^-24.
-        a = np.float32([1 + 2**-12])
-        assert fused_multiply_add(a, a, np.float32([-(1 + 2**-11)])) == np.float32(2**-24)
-        assert a * a - np.float32(1 + 2**-11) == 0
+@pytest.mark.parametrize("width", [1, 16, 128])
+def test_division_is_exact_and_nothing_but_feedback_is_fused(width, tmp_path):
+    # In a process of its own: a process that interprets cannot compile.
+    outside = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(width)],
+        env=os.environ | outside | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    code = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("\t")]
+    arithmetic = {word for word in code if ".f32" in word and word.split(".")[0] != "mov"}
+    # `.rn` written out is a promise ptxas keeps: round to nearest and contract nothing.
+    exact = {"div.rn.f32", "mul.rn.f32", "sub.rn.f32", "add.rn.f32", "fma.rn.f32"}
+    assert exact - ({"fma.rn.f32"} if width == 1 else set()) <= arithmetic
+    assert {w for w in arithmetic if w.split(".")[0] in ("div", "mul", "sub", "fma")} <= exact
+    assert not any("approx" in word or "full" in word or "ftz" in word for word in code)

@@ -1,7 +1,8 @@
+from dataclasses import fields
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from qaudit.core.registry import (
@@ -16,64 +17,44 @@ from qaudit.errors import SchemeError
 from qaudit.settings import DEFAULT_SCHEMES
 
 PAPER_A = "act_order=true:act_group_aware=false"
-BITS, FLAG, STEPS, KEEP = st.integers(2, 8), st.booleans(), st.integers(0, 99), st.integers(0, 999)
-GROUP, SHARE = st.just(-1) | st.integers(1, 4096), st.floats(1e-9, 0.999, allow_nan=False)
-TIES = st.sampled_from(["fused", "none"])
-ACT = st.sampled_from([4, 8, 16])
-FUSED = st.sampled_from(["auto", "true", "false"])
-BLOCKS = {"blocksize": st.sampled_from([32, 64, 1024]), "double_quant": FLAG}
-RULE = {"rule": st.sampled_from(["even", "floor"]), "rotate": FLAG}
-PARAMETERS = {
-    "rtn": {"bits": BITS, "group": GROUP, "sym": FLAG},
-    "gptq": {
-        "bits": BITS, "group": GROUP, "sym": FLAG, "static_groups": FLAG, "act_group_aware": FLAG,
-        "damp": SHARE, "damp_increment": SHARE, "fused": FUSED,
-    },
-    "awq": {"bits": BITS, "group": GROUP, "zero_point": FLAG, "clip": FLAG, "unfolded": FLAG},
-    "bnb-nf4": BLOCKS,
-    "bnb-fp4": BLOCKS,
-    "bnb-int8": {"threshold": st.floats(0, 1e6)},
-    "fp8": {"blocks": FLAG},
-    "gptaq": {"bits": BITS, "group": GROUP, "alpha": SHARE, "fused": FUSED},
-    "qronos": {"bits": BITS, "damp": SHARE, "static_groups": FLAG},
-    "hqq": {"bits": BITS, "group": GROUP},
-    "int8": {},
-    "smoothquant": {"alpha": st.floats(0, 1)},
-    "gguf-q8_0": {},
-    **{f"gguf-q{one}": {"importance": FLAG} for one in ("4_0", "3_k", "4_k", "5_k", "6_k")},
-    **{f"gguf-q{one}_k_m": {"importance": FLAG} for one in (3, 4)},
-    "mxfp4": RULE,
-    "mxfp4a16": RULE,
-    "quarot": {"bits": BITS, "act": ACT, "rotate": FLAG},
-    "quarot-rtn": {"bits": BITS, "act": ACT, "clip": SHARE},
-    "nvfp4": {"rotate": FLAG},
-    "nvfp4a16": {"rotate": FLAG},
-    "mr-gptq": {"format": st.sampled_from(["nvfp4", "mxfp4"]), "act": st.sampled_from([4, 16])},
-    "base-q-w4a4": {"steps": STEPS},
-    "flatquant": {"bits": BITS, "steps": STEPS},
-    "spinquant": {"bits": BITS, "steps": STEPS},
-    "ostquant": {"bits": BITS, "steps": STEPS, "act": ACT},
-    "quik": {"bits": BITS, "keep": KEEP, "down": st.sampled_from([4, 8])},
-    "atom": {"bits": BITS, "group": GROUP, "keep": KEEP, "clip": SHARE},
-    "duquant": {"bits": BITS, "block": GROUP, "alpha": SHARE},
-    **{f"{name}-mix": {"budget": st.floats(3, 9), "group": GROUP} for name in ("rtn", "hqq")},
-    "gptq-mix": {
-        "budget": st.floats(2, 9), "members": st.just("28"), "tie": TIES, "damp": SHARE
-    },
-    "awq-mix": {"budget": st.floats(3, 9), "clip": FLAG, "table": st.just("abc")},
-    "gguf-mix": {"budget": st.floats(4, 7), "members": st.just("46"), "tie": TIES},
-}  # fmt: skip
+SHARE = st.floats(1e-9, 0.999, allow_nan=False)
+VALUES = {  # of parameters, besides all that are true or false
+    "act": st.sampled_from([4, 8, 16]),
+    "alpha": SHARE,
+    "bits": st.integers(2, 8),
+    "block": st.just(-1) | st.integers(1, 4096),
+    "blocksize": st.sampled_from([32, 64, 1024]),
+    "budget": st.floats(4, 7),
+    "damp": SHARE,
+    "damp_increment": SHARE,
+    "down": st.sampled_from([4, 8]),
+    "format": st.sampled_from(["nvfp4", "mxfp4"]),
+    "fused": st.sampled_from(["auto", "true", "false"]),
+    "group": st.just(-1) | st.integers(1, 4096),
+    "keep": st.integers(0, 999),
+    "members": st.sampled_from(["46", "468"]),
+    "rule": st.sampled_from(["even", "floor"]),
+    "steps": st.integers(0, 99),
+    "threshold": st.floats(0, 1e6),
+    "tie": st.sampled_from(["fused", "none"]),
+}
 
 
 @st.composite
 def any_scheme(draw):
-    name = draw(st.sampled_from(sorted(PARAMETERS)))
-    return schemes()[name](**{key: draw(value) for key, value in PARAMETERS[name].items()})
+    plugin = schemes()[draw(st.sampled_from(sorted(schemes().built_in)))]
+    values = {
+        field.name: draw(st.booleans() if isinstance(field.default, bool) else VALUES[field.name])
+        for field in fields(plugin)
+        if field.name in VALUES or isinstance(field.default, bool)
+    }
+    try:
+        return plugin(**values)
+    except SchemeError:  # two that exclude each other
+        reject()
 
 
 def test_every_scheme_is_found_and_named_in_a_registry_that_cannot_be_changed() -> None:
-    assert set(schemes().built_in) == set(PARAMETERS)
-    assert "mean" in merges()
     for registry in (schemes(), merges()):
         assert not hasattr(registry, "__setitem__")
         assert isinstance(registry.built_in, MappingProxyType)
@@ -253,24 +234,23 @@ def test_lists_keep_their_order_and_may_be_split_either_way():
 
 
 def test_settings_of_a_published_study_say_what_was_inferred():
-    assert "inferred" in (parse_scheme("gptq-4bit:preset=paper-a").remark or "")
-    paper_b = parse_scheme("rtn-4bit:sym=false:scale_dtype=float32")
-    assert "paper-b" in (paper_b.remark or "")
-    assert parse_scheme("rtn-4bit:sym=false").remark is None  # scales in bfloat16
-    assert parse_scheme("gptq-4bit").remark is None
+    for text, words in {
+        "gptq-4bit:preset=paper-a": "inferred",
+        "rtn-4bit:sym=false:scale_dtype=float32": "paper-b",
+    }.items():
+        assert words in parse_scheme(text).remark
+    for text in ("rtn-4bit:sym=false", "gptq-4bit"):  # scales in bfloat16; no study's
+        assert parse_scheme(text).remark is None
 
 
 # ------------------------------------------------------------------------------------------ sets
 
 
-@pytest.mark.parametrize("name", scheme_sets())
-def test_a_set_is_its_schemes(name):
-    expected = [parse_scheme(text) for text in scheme_sets()[name]]
-    assert list(parse_schemes([name])) == expected
-    assert len(set(expected)) == len(expected) > 1
-
-
-def test_sets_and_schemes_mix_and_may_overlap():
+def test_a_set_is_its_schemes_and_mixes_with_others_that_may_overlap():
+    for name, texts in scheme_sets().items():
+        expected = [parse_scheme(text) for text in texts]
+        assert list(parse_schemes([name])) == expected
+        assert len(set(expected)) == len(expected) > 1
     shorts = [scheme.short for scheme in parse_schemes(["w4a4,nvfp4", "ship-2026", "rtn-2bit"])]
     assert len(shorts) == len(set(shorts))
     assert set(scheme_sets()["w4a4"]) | set(scheme_sets()["ship-2026"]) < set(shorts)

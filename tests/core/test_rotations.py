@@ -30,7 +30,7 @@ from qaudit.core.schemes.quarot import BaseQ, Basis, Turns, round_columns
 from tests.support.filled import filled
 from tests.support.reference import plain_gptq
 from tests.support.reference.plain_gptq import stored_scale
-from tests.support.schemes import COLUMNS, LEARNED, TRANSFORMS, example
+from tests.support.schemes import COLUMNS, LEARNED, TRANSFORMS, example, output_error
 
 
 @given(st.integers(1, 300), st.integers(0, 99))
@@ -41,9 +41,6 @@ def test_rotations_are_orthogonal_symmetric_and_flat_and_made_of_two_small_produ
     assert float(matrix.abs().max()) <= (2 / n) ** 0.5 + 1e-12
     x = torch.randn(3, n, generator=torch.Generator().manual_seed(seed)).double()
     assert torch.allclose(rotate(x), x @ matrix, atol=1e-11)
-
-
-def test_powers_of_two_are_scipys_hadamard():
     assert np.allclose(rotation(64).numpy() * 8, hadamard(64))
 
 
@@ -75,14 +72,6 @@ def test_activations_are_cut_and_rounded_as_published():
     assert torch.allclose(quantized.inputs(x), (x / scale).round().clamp(-8, 7) * scale)
 
 
-def output_error(linears, spec, x):
-    quantized = parse_scheme(spec).quantize(linears)
-    return sum(
-        float((quantized.inputs(x) @ quantized.weights[n].T - x @ w.T).square().sum())
-        for n, w in linears.weights.items()
-    )
-
-
 def test_turning_helps_where_columns_stand_out():
     linears = example()
     x = torch.randn(200, COLUMNS, generator=torch.Generator().manual_seed(1))
@@ -104,13 +93,6 @@ def learned(name, linears, steps=20):
     scheme = parse_scheme(f"{name}-4bit:steps={steps}")
     (turn,) = learn(alone(linears, name), scheme._start, scheme._goal, steps)
     return scheme, turn
-
-
-def held_out(linears):
-    """Other tokens with the same second moments."""
-    x = torch.randn(600, COLUMNS, generator=torch.Generator().manual_seed(3)).double()
-    gram = linears.inputs.gram_CC.double() / linears.inputs.tokens
-    return (x @ torch.linalg.cholesky(gram).T).float()
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -206,7 +188,10 @@ def test_what_is_learned_with_is_what_is_made():
 @pytest.mark.parametrize("name", LEARNED)
 def test_learning_helps_on_text_that_was_not_seen(name):
     linears = example()
-    x = held_out(linears)
+    # Other tokens with the same second moments.
+    x = torch.randn(600, COLUMNS, generator=torch.Generator().manual_seed(3)).double()
+    gram = linears.inputs.gram_CC.double() / linears.inputs.tokens
+    x = (x @ torch.linalg.cholesky(gram).T).float()
     spec = name if name.startswith("base-q") else f"{name}-4bit"
     start, end = (output_error(linears, f"{spec}:steps={n}", x) for n in (0, 60))
     assert end < start
@@ -280,6 +265,9 @@ def test_the_whole_transformation_is_orthogonal(columns, block, seed):
 
 def test_learned_shares_are_plain_rounding_and_come_nearer():
     scheme, linears = parse_scheme("duquant-4bit:lwc=true"), example()
+    assert "lwc" not in parse_scheme("duquant-4bit").spec
+    assert parse_scheme(scheme.spec) == scheme
+    assert scheme.calibration is Calibration.WHOLE_BLOCK
     block, clips = alone(linears, "duquant"), Clips(scheme, linears)
     before = total_error(block, [clips])
     assert descend(block, [clips], 30)
@@ -301,13 +289,6 @@ def test_learned_shares_are_plain_rounding_and_come_nearer():
         # Turned in float32: about one weight in 1e5 is so near to a tie that it falls otherwise.
         assert (off[alive] > 1e-4).sum() <= 2
         assert not clips.stored(name).decode()[~torch.from_numpy(alive)].any()
-
-
-def test_a_scheme_that_learns_its_shares_is_named_and_one_that_does_not_keeps_its_name():
-    assert "lwc" not in parse_scheme("duquant-4bit").spec
-    learned = parse_scheme("duquant-4bit:lwc=true")
-    assert parse_scheme(learned.spec) == learned
-    assert learned.calibration is Calibration.WHOLE_BLOCK
 
 
 # --------------------------------------------------------------------------------------------------
@@ -345,39 +326,34 @@ def small_block():
         "down": {"fold_C": torch.arange(INNER), "fold_source": FoldSource("up", is_norm=False)},
     }
     x = drawn(TOKENS, HIDDEN, seed=6) * torch.linspace(0.3, 3, HIDDEN).double() + 0.5
+    reads = {}
 
     def run(hidden, quantized):
-        now, read = dict(weights), {}
+        now, changed = dict(weights), {}
         for part in quantized:
             now |= part.weights
-            read |= dict.fromkeys(part.weights, part.inputs)
+            changed |= dict.fromkeys(part.weights, part.inputs)
 
         def linear(name, x):
-            return read.get(name, lambda x: x)(x) @ now[name].to(x).T
+            reads.setdefault(name, x[0])  # the first run is that of full precision
+            return changed.get(name, lambda x: x)(x) @ now[name].to(x).T
 
-        v = linear("v", hidden * norm_C)
-        o = linear("o", v.unflatten(-1, (VALUES, WIDTH)).repeat_interleave(shared, -2).flatten(-2))
-        return o + linear(
-            "down",
-            torch.tanh(linear("v", hidden * norm_C)).sum(-1, keepdim=True)
-            * linear("up", hidden * norm_C),
-        )
+        v, up = linear("v", hidden * norm_C), linear("up", hidden * norm_C)
+        heads = v.unflatten(-1, (VALUES, WIDTH)).repeat_interleave(shared, -2).flatten(-2)
+        down = linear("down", torch.tanh(v).sum(-1, keepdim=True) * up)
+        return linear("o", heads) + down
 
-    def inputs(x):
-        return Inputs((x.T @ x).float(), x.abs().mean(0).float(), len(x))
-
-    v = x * norm_C @ weights["v"].T
-    reads = {
-        "v": x * norm_C,
-        "o": v.unflatten(-1, (VALUES, WIDTH)).repeat_interleave(shared, -2).flatten(-2),
-        "up": x * norm_C,
-        "down": torch.tanh(v).sum(-1, keepdim=True) * (x * norm_C @ weights["up"].T),
-    }
-    groups = tuple(
-        Linears({name: weight}, inputs(reads[name]), rows=rows, **folds[name])
-        for name, weight in weights.items()
-    )
     batch = MiniBatch(x[None], run(x[None], ()), torch.ones(1, TOKENS, dtype=torch.bool))
+    groups = tuple(
+        Linears(
+            {name: weight},
+            Inputs((x.T @ x).float(), x.abs().mean(0).float(), len(x)),
+            rows=rows,
+            **folds[name],
+        )
+        for name, weight in weights.items()
+        for x in [reads[name]]
+    )
     return WholeBlock(groups, (batch,), lambda: groups, run), reads
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from qaudit.core.linears import Inputs, Linears
-from qaudit.core.registry import schemes
+from qaudit.core.registry import parse_scheme, schemes
 from qaudit.errors import SchemeError
 
 COLUMNS = 160
@@ -80,6 +80,16 @@ def example(dtype=torch.float32, *, fold=False, seed=0, rows=(12, 7)):
     }
     weights = {name: weight.clone() for name, weight in linears.weights.items()}
     return dataclasses.replace(linears, weights=weights, inputs=Inputs(**inputs))
+
+
+def output_error(linears, spec, x):
+    """Return the squared error of what linears make of inputs, under a scheme."""
+    quantized = parse_scheme(spec).quantize(linears)
+    read = x if quantized.inputs is None else quantized.inputs(x)
+    return sum(
+        float((read @ quantized.weights[name].T - x @ weight.T).double().square().sum())
+        for name, weight in linears.weights.items()
+    )
 
 
 @functools.cache
