@@ -210,14 +210,7 @@ def test_a_row_that_alone_is_far_is_the_one_that_it_is_beside_another(seed):
 
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"),
-    [
-        (1, None, 1),
-        (0.7, 5, 1),
-        (1.3, None, 0.6),
-        (0.6, 20, 0.95),
-        (1, 1, 1),
-        (1, None, 1e-6),
-    ],
+    [(1, None, 1), (0.7, 5, 1), (1.3, None, 0.6), (0.6, 20, 0.95), (1, 1, 1), (1, None, 1e-6)],
 )
 def test_what_is_left_is_what_transformers_leaves(
     temperature: float, top_k: int | None, top_p: float

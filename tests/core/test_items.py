@@ -81,15 +81,6 @@ def test_mcnemar_is_the_exact_test_less_half_of_what_equals_the_observation(b: i
     assert found == pytest.approx(1.0 if b == c else exact - equal, abs=1e-12)
 
 
-def test_mid_p_rejects_as_often_as_it_says() -> None:
-    random = np.random.default_rng(0)
-    rejected = [
-        items.mcnemar(int(b), int(60 - b)) < 0.05 for b in random.binomial(60, 0.5, size=4000)
-    ]
-    # 4,000 draws: a standard error of 0.34 points; mid-p is between 4.4 and 5.8 % here.
-    assert 0.035 < np.mean(rejected) < 0.065
-
-
 def test_the_interval_of_a_mean_over_tasks_holds_the_truth() -> None:
     random = np.random.default_rng(1)
     truths, held = [0.02, 0.05, 0.0], 0
@@ -108,23 +99,17 @@ def test_the_interval_of_a_mean_over_tasks_holds_the_truth() -> None:
     assert 0.92 < held / 400 < 0.98
 
 
-def test_items_that_decide() -> None:
-    interval = Interval(0.02, -0.01, 0.05)
-    needed = items_to_detect(interval, 400, 0.0)
-    assert needed is not None
-    # 1.96 + 0.84 standard errors of 0.0153 * sqrt(400 / n) are 0.02
-    assert needed == pytest.approx(400 * (0.03 / 1.959964 * 2.801585 / 0.02) ** 2, abs=1)
-    assert items_to_detect(interval, 400, 0.02) is None
-
-
-def test_a_margin_factor_is_a_median_and_its_interval_that_of_order_statistics() -> None:
+def test_a_margin_factor_is_a_median_between_order_statistics_and_so_many_items_decide() -> None:
     ratios = np.arange(1.0, 22.0)
     found = items.margin_factor(ratios, 0.95)
     assert found is not None
     assert (found.estimate, found.low, found.high) == (11.0, 6.0, 16.0)  # ranks 6 and 16 of 21
-    inside = stats.binom.cdf(15, 21, 0.5) - stats.binom.cdf(5, 21, 0.5)
-    assert inside >= 0.95
     assert items.margin_factor(ratios[:5], 0.95) is None
+    interval = Interval(0.02, -0.01, 0.05)
+    # 1.96 + 0.84 standard errors of 0.0153 * sqrt(400 / n) are 0.02
+    expected = 400 * (0.03 / 1.959964 * 2.801585 / 0.02) ** 2
+    assert items_to_detect(interval, 400, 0.0) == pytest.approx(expected, abs=1)
+    assert items_to_detect(interval, 400, 0.02) is None
 
 
 def test_flips_count_both_ways_and_a_mean_weighs_tasks_alike() -> None:
@@ -174,7 +159,7 @@ def weighed(rng: np.random.Generator, p: Array, q: Array) -> ExpectedScore:
     return expected_score(mark.ravel(), log_weight.ravel(), groups)
 
 
-@pytest.mark.parametrize("damage", [0.02, 0.15, 0.3])
+@pytest.mark.parametrize("damage", [0.02, 0.3])
 def test_at_least_93_percent_of_intervals_hold_what_generation_gives(damage: float) -> None:
     rng = np.random.default_rng(7)
     every = chains(rng, 20_000, damage)

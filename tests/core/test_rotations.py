@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
@@ -88,17 +89,18 @@ def test_turning_helps_where_columns_stand_out():
 # Learned transformations: exact in themselves, repeatable, and better than where they start.
 
 
-def learned(name, linears, steps=20):
-    """Return a scheme and what it learns of a group."""
-    scheme = parse_scheme(f"{name}-4bit:steps={steps}")
-    (turn,) = learn(alone(linears, name), scheme._start, scheme._goal, steps)
+@cache
+def learned(name):
+    """Return a scheme and what it learns of the example."""
+    scheme = parse_scheme(f"{name}-4bit:steps=20")
+    (turn,) = learn(alone(example(), name), scheme._start, scheme._goal, 20)
     return scheme, turn
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_the_transformation_alone_leaves_the_product(name):
     linears = example()
-    scheme, turn = learned(name, linears)
+    scheme, turn = learned(name)
     x = linears.inputs.sample_TC
     assert not torch.equal(turn.right_BB, scheme._start(linears).right_BB)
     for weight in linears.weights.values():
@@ -124,7 +126,7 @@ def in_double(turn, linears):
 
 def test_flatquant_is_plain_rounding_behind_its_matrix():
     linears = example()
-    scheme, turn = learned("flatquant", linears)
+    scheme, turn = learned("flatquant")
     quantized = scheme._apply(linears, turn)
     matrix, turned = in_double(turn, linears)
     for name, weight in turned.items():
@@ -145,7 +147,7 @@ def test_flatquant_is_plain_rounding_behind_its_matrix():
 @pytest.mark.parametrize("name", ["spinquant", "ostquant"])
 def test_rotated_weights_are_plain_gptq_behind_their_matrix(name, monkeypatch):
     linears = example(torch.float64)
-    scheme, turn = learned(name, example())
+    scheme, turn = learned(name)
     wide = Transform(
         *(one.double() for one in (turn.left_AA, turn.right_BB, turn.scale_C, turn.token_clip)), {}
     )
@@ -175,7 +177,7 @@ def test_a_cayley_step_is_orthogonal_and_goes_down(size, angle, seed):
 
 def test_what_is_learned_with_is_what_is_made():
     linears = example()
-    scheme, turn = learned("flatquant", linears)
+    scheme, turn = learned("flatquant")
     course = LearningCourse(linears, turn, replace(scheme._goal, clipping=False))
     expected, made = course.quantized(), scheme._apply(linears, turn)
     x = linears.inputs.sample_TC
@@ -256,6 +258,7 @@ def test_zigzag_deals_every_column_once_and_blocks_are_alike(columns, block, see
 
 
 @given(st.integers(2, 90), st.sampled_from([-1, 7, 16, 128]), st.integers(0, 9))
+@settings(max_examples=10)
 def test_the_whole_transformation_is_orthogonal(columns, block, seed):
     sample = torch.randn(12, columns, generator=torch.Generator().manual_seed(seed)).double()
     identity = torch.eye(columns).double()

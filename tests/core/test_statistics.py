@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchmarks.coverage import GENERATORS, PROMISED, coverage, lognormal
+from benchmarks.coverage import coverage, lognormal
 from qaudit.core import statistics
 from qaudit.core.statistics import BINS, counts_of, quantile, quantile_interval
 from qaudit.types import Interval
@@ -38,7 +38,7 @@ def test_loss_is_the_sum_of_nll_over_the_sum_of_tokens_and_has_other_units() -> 
     assert statistics.bits_per_byte([math.log(2) * 8, 0.0], [10, 6]) == pytest.approx(0.5)
 
 
-def test_differences_subtract_in_the_order_that_favours_a_when_negative() -> None:
+def test_differences_favour_a_when_negative_and_equal_models_differ_by_exactly_nothing() -> None:
     full, quantized, tokens = documents(40)
     worse = quantized + 0.1 * tokens
     assert statistics.absolute_change(quantized, worse, tokens).estimate == pytest.approx(-0.1)
@@ -47,15 +47,11 @@ def test_differences_subtract_in_the_order_that_favours_a_when_negative() -> Non
     assert did.estimate == pytest.approx(-0.1)
     relative = statistics.interval(sums, statistics.excess_difference)
     assert relative.estimate == pytest.approx(-0.1 * tokens.sum() / full.sum())
+    assert statistics.relative_error(full, full) == Interval(0.0, 0.0, 0.0)
+    assert statistics.absolute_change(full, full, tokens) == Interval(0.0, 0.0, 0.0)
 
 
 # ------------------------------------------------------------------ intervals
-
-
-def test_equal_models_differ_by_exactly_nothing() -> None:
-    full, _, tokens = documents(30)
-    assert statistics.relative_error(full, full) == Interval(0.0, 0.0, 0.0)
-    assert statistics.absolute_change(full, full, tokens) == Interval(0.0, 0.0, 0.0)
 
 
 def test_intervals_agree_with_a_slow_jackknife() -> None:
@@ -79,31 +75,8 @@ def test_intervals_agree_with_a_slow_jackknife() -> None:
     assert skewness > 0
     assert found.low == pytest.approx(ratio(list(range(n))) - error * half, rel=1e-9)
     assert found.high == pytest.approx(ratio(list(range(n))) + error * (half + shift), rel=1e-9)
-
-
-def test_intervals_agree_with_a_bootstrap_where_there_are_many_documents() -> None:
-    # With 2,000 documents every correction is small: 5 % of the width is left for it, and
-    # 3 % for the noise of 2,000 resamples.
-    full, quantized, tokens = documents(2000, seed=1)
-    found = statistics.absolute_change(quantized, full, tokens)
-    reference = stats.bootstrap(
-        (quantized, full, tokens),
-        lambda q, f, t, axis=-1: (q.sum(axis=axis) - f.sum(axis=axis)) / t.sum(axis=axis),
-        paired=True, vectorized=True, n_resamples=2000, batch=200, method="BCa",
-        rng=np.random.default_rng(0),
-    ).confidence_interval  # fmt: skip
-    width = reference.high - reference.low
-    assert abs(found.low - reference.low) < 0.08 * width
-    assert abs(found.high - reference.high) < 0.08 * width
-
-
-def test_a_skewed_interval_reaches_further_to_the_side_of_the_tail() -> None:
-    full = np.full(40, 100.0)
-    damage = np.exp(np.random.default_rng(0).standard_normal(40))
-    found = statistics.relative_error(full + damage, full)
-    mirrored = statistics.relative_error(full - damage, full)
-    assert found.high - found.estimate > 1.2 * (found.estimate - found.low)
-    assert mirrored.low == pytest.approx(-found.high)
+    mirrored = statistics.relative_error(2 * full - quantized, full)
+    assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low))
 
 
 @given(
@@ -131,54 +104,29 @@ def test_intervals_hold_their_estimate_and_know_no_order(
 
 # Ranges are those promised, with 3.5 Monte-Carlo standard errors of 1,000 simulations (2.4
 # points) on either side: a method that covers 90 % fails. `benchmarks/coverage.py` is the
-# same with more simulations.
+# same with more simulations and generators.
 
 
-@pytest.mark.parametrize("generator", PROMISED)
+@pytest.mark.parametrize("generator", ["skewed", "heavy", "twins"])
 @pytest.mark.parametrize(("count", "low", "high"), [(15, 0.93, 1.0), (50, 0.93, 0.97)])
 def test_intervals_cover_the_truth(generator: str, count: int, low: float, high: float) -> None:
     for share in coverage(generator, count, simulations=1000, seed=11).values():
         assert low - 0.024 < share < high + 0.024
 
 
-def test_the_plain_jackknife_covers_less() -> None:
-    # The reason for the corrections, and proof that the simulation can tell.
-    full = quantized = held = 0.0
-    parts = [GENERATORS["skewed"](np.random.default_rng(900 + k), 10**6) for k in range(2)]
-    full, quantized = (sum(part[k].sum() for part in parts) for k in (0, 1))
-    draw = np.random.default_rng(11)
-    for _ in range(1500):
-        f, q, _ = GENERATORS["skewed"](draw, 20)
-        ratio = q.sum() / f.sum()
-        error = math.sqrt(((q - ratio * f) ** 2).sum() * 20 / 19) / f.sum()
-        held += abs(ratio - quantized / full) < stats.t.ppf(0.975, 19) * error
-    assert held / 1500 < 0.92
-
-
 # ------------------------------------------------------------------ items
 
 
-def test_a_median_is_between_ranks_that_cover_it() -> None:
+def test_a_median_is_between_ranks_that_cover_it_and_accuracy_has_wilsons_interval() -> None:
     values = np.arange(1.0, 12.0)[::-1]  # of 11 values 2 to 10 cover by 98.8, 3 to 9 by 93.5 %
     assert statistics.median(values) == Interval(6.0, 2.0, 10.0)
     assert statistics.median(values, 0.93) == Interval(6.0, 3.0, 9.0)
     assert statistics.median([2.0, np.inf]) == Interval(2.0, -np.inf, np.inf)
     assert statistics.median([np.inf, 1.0, np.inf]).estimate == np.inf
-
-
-def test_the_interval_of_a_median_covers_it() -> None:
-    random = np.random.default_rng(2)
-    samples = random.exponential(size=(2000, 40))
-    inside = [i.low <= np.log(2) <= i.high for i in map(statistics.median, samples)]
-    assert 0.95 <= np.mean(inside) <= 0.985
-
-
-def test_accuracy_has_wilsons_interval() -> None:
-    found = statistics.accuracy([True] * 17 + [False] * 3)
+    found = statistics.accuracy([True] * 17 + [False] * 3)  # Wilson's
     reference = stats.binomtest(17, 20).proportion_ci(method="wilson")
-    assert (found.estimate, found.low, found.high) == pytest.approx(
-        (0.85, reference.low, reference.high)
-    )
+    expected = (0.85, reference.low, reference.high)
+    assert (found.estimate, found.low, found.high) == pytest.approx(expected)
 
 
 # ------------------------------------------------------------------ verdicts
@@ -190,18 +138,8 @@ def test_a_spread_makes_the_interval_it_was_read_from_and_simultaneous_ones_shar
     assert statistics.simultaneous(0.95, 5) == pytest.approx(0.99)
     assert statistics.simultaneous(0.95, 1) == pytest.approx(0.95)
     assert statistics.widening(0.95, 1, 50) == 1.0
-
-
-def test_intervals_widened_for_all_hold_all_at_once():
-    # Forty quantities over the same sixty documents: none may lie outside, in 95 % of the trials.
-    rng, documents, quantities, trials = np.random.default_rng(3), 60, 40, 400
-    factor = statistics.widening(0.95, quantities, documents)
-    held = 0
-    for _ in range(trials):
-        values = rng.standard_normal((quantities, documents))
-        half = factor * 2.0010 * values.std(axis=1, ddof=1) / np.sqrt(documents)  # t(0.975, 59)
-        held += bool((np.abs(values.mean(axis=1)) <= half).all())
-    assert held / trials >= 0.92  # 400 trials have an error of 1.1 points
+    alone, all_of_them = stats.t.ppf([0.975, 1 - 0.025 / 40], 59)
+    assert statistics.widening(0.95, 40, 60) == pytest.approx(all_of_them / alone)
 
 
 # ------------------------------------------------------------------ quantiles
@@ -245,7 +183,7 @@ def test_a_quantile_that_the_text_does_not_reach_beyond_has_no_upper_bound():
     assert 0 < known.low <= known.estimate < math.inf
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("share", [0.5, 0.99])
 def test_the_interval_covers_the_quantile_of_documents_that_differ(share):
     """64 documents of 200 tokens; a document's level scatters as much as a third of its tokens'."""
     draw = np.random.default_rng(1)

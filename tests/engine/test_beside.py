@@ -57,15 +57,12 @@ def must_be_equal(read, expected):
         np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
 
-@torch.no_grad()
-def test_losses_in_full_precision_are_those_of_the_whole_model(folder, in_memory):
-    expected = plain_losses(plain_model(folder))
-    np.testing.assert_allclose(in_memory[FULL_PRECISION], expected, rtol=1e-5)
-
-
-def test_spilling_and_entering_a_block_for_each_group_change_no_bit(
+def test_losses_are_the_whole_models_and_spilling_and_entering_by_group_change_no_bit(
     folder, in_memory, tmp_path, monkeypatch
 ):
+    np.testing.assert_allclose(
+        in_memory[FULL_PRECISION], plain_losses(plain_model(folder)), rtol=1e-5
+    )
     must_be_equal(run(folder, SCHEMES, tmp_path, limit=0)[0], in_memory)
     monkeypatch.setattr(Tokens, "may_wait_inside", lambda *_: False)
     monkeypatch.setattr(streams, "groups_in_passing", None)

@@ -15,7 +15,7 @@ from qaudit.cli.app import app
 from qaudit.core.registry import schemes
 from qaudit.core.schemes.nearest import RoundToNearest
 from qaudit.engine import doctor
-from qaudit.engine.doctor import EXAMPLE_REPO, DeviceCheck, Fact, _one_block, check_device, examine
+from qaudit.engine.doctor import EXAMPLE_REPO, DeviceCheck, _one_block, check_device, examine
 from qaudit.planning import price
 from tests.support.hub import Hub
 from tests.support.pretended_device import pretended
@@ -34,31 +34,28 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     return Hub(tmp_path / "hub", tokens={"hf_secret": "bob"})
 
 
-def about(name: str, facts: tuple[Fact, ...]) -> Fact:
-    return next(fact for fact in facts if fact.name == name)
-
-
-def test_a_hub_that_answers_is_reached_whatever_it_answers(
+def test_a_hub_is_reached_whatever_it_answers_none_is_no_fault_and_each_scheme_quantizes(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with hub.running():
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        facts = examine()
-        assert about("endpoint", facts).value == hub.url
-    assert about("reached", facts).value.startswith("yes")
-    assert EXAMPLE_REPO in about("reached", facts).value  # it is not there, and that is said
-    assert about("token", facts).value == "present"
+        facts = {fact.name: fact for fact in examine()}
+        assert facts["endpoint"].value == hub.url
+    assert facts["reached"].value.startswith("yes")
+    assert EXAMPLE_REPO in facts["reached"].value  # it is not there, and that is said
+    assert facts["token"].value == "present"
     assert "hf_secret" not in repr(facts)
     assert len(hub.log) == 1
-
-
-def test_a_hub_that_is_not_there_is_no_fault_of_this_machine(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    reached = about("reached", examine())
+    there = examine()
+    (reached,) = (fact for fact in there if fact.name == "reached")
     assert reached.state == "without"
     assert "127.0.0.1:9" in reached.value
+    missing = [f for f in there if f.about == "libraries" and f.state == "without"]
+    assert all("pip install" in f.hint or "torch" in f.hint for f in missing)
+    (quantizes,) = (fact for fact in there if fact.about == "schemes")
+    assert quantizes.value.split(", ") == sorted(n for n, s in schemes().items() if not s.extra)
+    assert {"gptq", "awq", "smoothquant", "spinquant"} <= {*quantizes.value.split(", ")}
 
 
 def test_a_scheme_that_does_not_run_is_a_fault_and_the_exit_code(
@@ -73,15 +70,6 @@ def test_a_scheme_that_does_not_run_is_a_fault_and_the_exit_code(
     facts = json.loads(answer.stdout)["facts"]
     assert {f["name"] for f in facts if f["state"] == "fault"} == {"rtn", "rtn-mix"}
     assert next(f for f in facts if f["name"] == "reached")["state"] == "without"  # offline here
-
-
-def test_one_scheme_of_each_kind_quantizes_and_what_is_missing_says_how_to_install_it() -> None:
-    facts = examine()
-    missing = [f for f in facts if f.about == "libraries" and f.state == "without"]
-    assert all("pip install" in f.hint or "torch" in f.hint for f in missing)
-    (quantizes,) = (fact for fact in facts if fact.about == "schemes")
-    assert quantizes.value.split(", ") == sorted(n for n, s in schemes().items() if not s.extra)
-    assert {"gptq", "awq", "smoothquant", "spinquant"} <= {*quantizes.value.split(", ")}
 
 
 HERE = torch.device("cuda"), torch.bfloat16
@@ -130,16 +118,13 @@ def test_doctor_says_what_a_7b_would_take_or_what_is_wrong(
     assert (fact.state, fact.value) == (state, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "rate"),
-    [
+def test_a_gpu_is_priced_by_its_name() -> None:
+    for name, dtype, rate in (
         ("NVIDIA H100 80GB HBM3", "bfloat16", 4.9e14),
         ("NVIDIA GeForce RTX 4090", "bfloat16", 0.8e14),
         ("NVIDIA L4", "float32", 1.5e13),
         ("NVIDIA L40S", "bfloat16", 1.8e14),
         ("a name of tomorrow", "bfloat16", 1e14),
         (None, "float32", 2e13),
-    ],
-)
-def test_a_gpu_is_priced_by_its_name(name: str | None, dtype: str, rate: float) -> None:
-    assert price.gpu_rate(name, dtype) == pytest.approx(rate, rel=0.05)
+    ):
+        assert price.gpu_rate(name, dtype) == pytest.approx(rate, rel=0.05)

@@ -192,10 +192,8 @@ def watched():
 
 def measure_draws(folder):
     """Measure three draws of both subjects, and how rounding moves the last."""
-    tasks, store = (
-        tasks_of(series(folder), drawn_corpus(), SCHEMES),
-        ResultStore(folder / "evidence"),
-    )
+    tasks = tasks_of(series(folder), drawn_corpus(), SCHEMES)
+    store = ResultStore(folder / "evidence")
     before = floor_of(tasks, MACHINE, store)
     with watched() as passes:
         filed = [measure_each(some, MACHINE, store) for some in tasks]
@@ -209,10 +207,8 @@ def drawn(once):
 
 def of(filed, scheme, seed):
     """Return the result of a scheme in a draw."""
-    found = (
-        f for f in filed if (f.measurement.scheme, f.measurement.calibration_seed) == (scheme, seed)
-    )
-    return next(found)
+    named = {(f.measurement.scheme, f.measurement.calibration_seed): f for f in filed}
+    return named[scheme, seed]
 
 
 def test_only_what_calibrates_is_measured_again_and_the_last_alone_is_perturbed(drawn):
@@ -263,13 +259,16 @@ def test_every_measurement_is_found_again_by_itself(drawn, tmp_path):
         assert passes == [expected]
 
 
-def test_more_draws_later_measure_only_those(subjects, store):
-    again = ("step20", "gptq", "awq")
+def test_more_draws_later_measure_only_those_and_progress_names_each(subjects, store):
+    said, again = [], ("step20", "gptq", "awq")
     first = [("step20", "fp", "gptq", "rtn", "awq"), ("step20", "fp", "gptq", "awq")]
     for draws, expected in ((1, first), (2, [again]), (3, [again])):
         with watched() as passes:
-            measure_each(tasks_of(subjects, drawn_corpus(draws), SCHEMES)[1], MACHINE, store)
+            for one in tasks_of(subjects, drawn_corpus(draws), SCHEMES)[1]:
+                measure(one, MACHINE, store, lambda done, total, what: said.append(what))
         assert passes == expected
+    heard = dict.fromkeys(what.partition(",")[2].strip() for what in said)
+    assert list(heard) == ["", "rounded otherwise", "calibration seed 5", "calibration seed 6"]
 
 
 def test_the_floor_is_the_first_draw_perturbed_and_no_measurement(drawn):
@@ -284,15 +283,6 @@ def test_the_floor_is_the_first_draw_perturbed_and_no_measurement(drawn):
     apart = abs(first.nll_sum.sum() - other.nll_sum.sum()) / first.tokens.sum()
     assert 0 < moved["step20", DRAWN[0].short].nats < 2 * apart
     assert 0 <= moved["step20", "fp"].nats < 1e-6
-
-
-def test_progress_names_the_pass(subjects, store):
-    said = []
-    (*_, some) = tasks_of(subjects, drawn_corpus(2), parse_schemes(["gptq-4bit"]))
-    for one in some:
-        measure(one, MACHINE, store, lambda done, total, what: said.append(what))
-    heard = dict.fromkeys(what.partition(",")[2].strip() for what in said)
-    assert list(heard) == ["", "calibration seed 5", "rounded otherwise"]
 
 
 def test_rounding_moves_what_calibrates_and_hardly_what_does_not(subjects, store):
@@ -494,9 +484,17 @@ def same_tasks(some, others):
 
 
 def test_rounds_change_no_loss_and_quantize_once(subject, tmp_path, parts):
-    whole = measure_items(tmp_path, subject)
+    whole = measure_items(tmp_path / "whole", subject)
     store, results, calls = parts
     assert len(in_rounds(with_items(), trees=True)) == 1
+    for most in (1, ROUND):  # at least a task, and documents in the first
+        with mock.patch.object(measuring, "ROUND_TOKENS", most):
+            rounds = in_rounds(with_items(4), trees=True)
+        assert [(len(part.items), bool(part.evaluation)) for part in rounds] == [(2, 1), (2, 0)]
+        assert [w.document for part in rounds for w in part.item_windows] == [*range(6)] * 2
+    with mock.patch.object(measuring, "ROUND_TOKENS", ROUND):  # whatever tasks are beside one
+        measure_items(tmp_path / "one", subject, ("task-3",))
+        assert same_tasks(parts[1], measure_items(tmp_path / "one", subject))
     # gptq and awq alone: rtn needs no calibration
     assert calls["_read_group"] == 5 * calls["save_tensors"] > 0
     assert len(whole) == len(results) == 4
@@ -573,11 +571,6 @@ def test_a_process_that_is_killed_between_rounds_loses_nothing_that_was_measured
     assert same_tasks(parts[1], resumed)
 
 
-def test_what_a_task_costs_does_not_depend_on_the_tasks_beside_it(subject, tmp_path, short, parts):
-    measure_items(tmp_path, subject, ("task-3",))
-    assert same_tasks(parts[1], measure_items(tmp_path, subject))
-
-
 def test_weights_that_changed_between_rounds_lose_that_round_alone(tmp_path, short, monkeypatch):
     subject, send, sent = subject_in(save_model(tmp_path / "model", 2)), measuring.send, []
 
@@ -592,15 +585,6 @@ def test_weights_that_changed_between_rounds_lose_that_round_alone(tmp_path, sho
         measure_items(tmp_path / "store", subject)
     # Of the first two rounds, for four streams.
     assert len(files_of_tasks(tmp_path / "store")) == 2 * 4
-
-
-def test_a_round_has_at_least_a_task_and_the_documents_are_in_the_first(monkeypatch):
-    for most in (1, ROUND):
-        monkeypatch.setattr(measuring, "ROUND_TOKENS", most)
-        parts = in_rounds(with_items(4), trees=True)
-        assert [len(part.items) for part in parts] == [2, 2]
-        assert [bool(part.evaluation) for part in parts] == [True, False]
-        assert [w.document for part in parts for w in part.item_windows] == [*range(6)] * 2
 
 
 # --------------------------------------------------------------------- bytes of a whole model
@@ -630,8 +614,9 @@ def linears_of(folder):
     }
 
 
-@pytest.mark.parametrize("family", ["llama", "olmo2", "gpt2", "gpt_neox"])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("family", "tied"), [("llama", False), ("gpt2", True), ("gpt_neox", True), ("gpt_neox", False)]
+)
 def test_bytes_are_those_of_the_files_less_the_linears(tmp_path, store, family, tied):
     folder = tiny.make(tmp_path / "step1", family, tie_word_embeddings=tied)
     tensors = load_file(folder / "model.safetensors")
@@ -655,9 +640,7 @@ def test_each_tensor_counts_in_the_dtype_that_it_is_stored_in(tmp_path, store):
     rest = sum(4 * t.numel() for n, t in mixed.items() if n not in linears)
     assert full.nbytes == rest + 2 * sum(linears.values())
     assert low.nbytes == rest + sum(linears.values()) * (4 + 16 / GROUP) / 8
-
-
-def test_names_of_another_layout_count_by_their_one_dtype():
+    # Names of another layout count by their one dtype.
     tally = Tally(bits=400, weights=100, linears={"q_proj"})
     elements = {"fused.weight": 120, "embeddings": 80}
     for nbytes, expected in (((240, 160), 400 - 200 + 50), ((240, 320), None)):

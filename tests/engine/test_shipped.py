@@ -114,6 +114,9 @@ def test_a_file_has_the_losses_of_the_library_with_its_weights(checkpoint, files
 
 def test_files_change_nothing_of_the_streams_beside_them_whatever_is_wrong(files, finished):
     _, tallies, config = files
+    file = shipped("model-GPTQ-Int4", bits=3)  # written and read like a scheme
+    assert parse_scheme(file.spec) == file
+    assert (file.short, file.bit_class) == ("model-GPTQ-Int4", "3")
     for name in (FULL_PRECISION, spec_of(BESIDE)):
         assert np.array_equal(tallies[name], finished.losses[name])
     assert not any("own configuration" in note for note in tallies["same"].notes)
@@ -126,12 +129,6 @@ def test_files_change_nothing_of_the_streams_beside_them_whatever_is_wrong(files
     (note,) = broken_notes(tallies["v2"])
     assert "zero points look wrong" in note
     assert "21 of 21 linears" in note
-
-
-def test_a_shipped_file_is_written_and_read_like_a_scheme():
-    file = shipped("model-GPTQ-Int4", bits=3)
-    assert parse_scheme(file.spec) == file
-    assert (file.short, file.bit_class) == ("model-GPTQ-Int4", "3")
 
 
 # ---------------------------------------------------------------- how far from the base it is
@@ -328,14 +325,6 @@ def write_fp8(folder, scale, **config):
     return folder
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_fixed_scale_is_read_from_the_file(dtype, tmp_path):
-    folder = write_fp8(tmp_path / "a", torch.tensor([0.25]).to(dtype), activation_scheme="static")
-    opened = QuantizedFolder(folder)
-    assert opened.linears["a.weight"].rounding == Rounding("fp8 fixed", 0.25)
-    assert opened.notes == ()
-
-
 @pytest.mark.parametrize(
     ("scale", "match"),
     [
@@ -350,8 +339,14 @@ def test_scales_of_activations_that_are_none_are_refused(scale, match, tmp_path)
         QuantizedFolder(write_fp8(tmp_path / "a", scale, activation_scheme="static"))
 
 
-def test_what_is_not_run_is_noted(tmp_path):
+def test_a_fixed_scale_is_read_from_the_file_and_what_is_not_run_noted(tmp_path):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        scale = torch.tensor([0.25]).to(dtype)
+        opened = QuantizedFolder(
+            write_fp8(tmp_path / str(dtype), scale, activation_scheme="static")
+        )
+        assert opened.linears["a.weight"].rounding == Rounding("fp8 fixed", 0.25)
+        assert opened.notes == ()
     config = {"activation_scheme": "dynamic", "weight_block_size": [64, 64]}
-    folder = write_fp8(tmp_path / "a", None, **config)
-    (note,) = QuantizedFolder(folder).notes
+    (note,) = QuantizedFolder(write_fp8(tmp_path / "a", None, **config)).notes
     assert note.startswith("weights only: the file also quantizes activations (fp8, dynamic")

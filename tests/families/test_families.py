@@ -10,14 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from qaudit.errors import RecipeError
-from qaudit.families import (
-    Family,
-    all_families,
-    families_in,
-    learning_rate_of,
-    load,
-    load_file,
-)
+from qaudit.families import Family, all_families, families_in, learning_rate_of, load, load_file
 from qaudit.families.family import Inferred
 from tests.house.source import ROOT
 
