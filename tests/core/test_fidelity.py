@@ -17,6 +17,7 @@ from qaudit.core.fidelity import (
     divergence,
     draw,
     drawn_log_probability,
+    head_rows,
     log_probabilities,
     losses,
     row_parts,
@@ -185,6 +186,9 @@ def test_a_row_does_not_depend_on_how_many_are_processed_at_once(elements, noise
     monkeypatch.setattr("qaudit.core.fidelity.CORE_ELEMENTS", elements)
     for column, expected in zip(in_parts(p_NV, q_NV, targets_N), whole, strict=True):
         assert torch.equal(column, expected)
+    for vocabulary in (256, 50_304, 262_144):  # a chunk of logits stays small
+        assert 16 <= head_rows(vocabulary, "cpu") <= 256
+        assert head_rows(vocabulary, "cpu") * vocabulary * 4 < 2**25
     assert torch.equal(losses(q_NV, targets_N), whole[1])
 
 

@@ -118,7 +118,7 @@ def agrees_with_a_walk(block, **options):
 @shape(columns=77, rows=17, group=32, bits=4, symmetric=True, tile=(16, 4), pulls=True, seed=0)
 @shape(columns=16, rows=16, group=16, bits=3, symmetric=False, tile=(8, 8), pulls=False, seed=0)
 @shape(columns=1, rows=1, group=1, bits=5, symmetric=True, tile=(4, 1), pulls=True, seed=0)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_shape_and_tile_give_the_bits_of_a_walk_in_numpy(tile, **shape):
     agrees_with_a_walk(Block(**shape), tile=tile)
 

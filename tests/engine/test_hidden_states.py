@@ -5,8 +5,9 @@ Copies have the CPU's numbers, and wrong ones without any one wait.
 
 import errno
 import linecache
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -82,20 +83,12 @@ def test_what_is_renamed_or_put_again_takes_the_place_of_what_was_there(tmp_path
 
 
 def test_a_full_disk_is_a_sentence_and_not_a_traceback(tmp_path, monkeypatch):
-    class FullFile:
-        def seek(self, offset):
-            return offset
-
-        def write(self, data):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        def close(self):
-            pass
-
+    full = mock.Mock()
+    full.write.side_effect = OSError(errno.ENOSPC, "No space left on device")
     with HiddenStates(tmp_path, IN_FILES, CPU) as streams:
         streams.put("a", 0, torch.zeros(1, 2, 2))
         streams._files["a"]._file.close()
-        monkeypatch.setattr(streams._files["a"], "_file", FullFile())
+        monkeypatch.setattr(streams._files["a"], "_file", full)
         with pytest.raises(MachineError, match="no space left on device") as caught:
             streams.put("a", 1, torch.zeros(1, 2, 2))
     assert "stream_memory=" in caught.value.hint
@@ -121,13 +114,22 @@ def test_a_stream_leaves_a_full_gpu_for_the_host_and_then_for_the_disk(tmp_path)
         assert states.nbytes_spilled == 1200
 
 
-def test_a_batch_is_on_its_way_while_another_is_computed():
+def test_a_batch_is_on_its_way_while_another_is_computed(tmp_path):
     with pretended() as device:
         copies = Copies(CUDA)
         batches = [copies.to_host(torch.full((8,), float(k), device="cuda")) for k in range(3)]
         sums = [copies.to_device(batch).sum() for batch in batches]
         assert not device.waits
         assert [total.item() for total in sums] == [0, 8, 16]
+    with pretended(), HiddenStates(tmp_path, IN_FILES, CUDA) as states:
+        for k in range(3):  # what is still written can be read and replaced
+            states.put("a", 0, torch.full((8,), float(k), device="cuda"))
+            assert states.get("a", 0).tolist() == [k] * 8
+        states.put("a", 1, torch.zeros(8, device="cuda"))
+        states.rename("a", "b")
+        assert states.get("b", 1).tolist() == [0] * 8
+        states.drop("b")
+        assert not list(tmp_path.iterdir())
 
 
 def test_few_copies_are_under_way_at_once():
@@ -144,36 +146,12 @@ def test_few_copies_are_under_way_at_once():
         assert device.reserved <= (_UNDER_WAY + 2) * nbytes
 
 
-def test_a_batch_that_is_still_written_can_be_read_and_replaced(tmp_path):
-    with pretended(), HiddenStates(tmp_path, IN_FILES, CUDA) as states:
-        for k in range(3):
-            states.put("a", 0, torch.full((8,), float(k), device="cuda"))
-            assert states.get("a", 0).tolist() == [k] * 8
-        states.put("a", 1, torch.zeros(8, device="cuda"))
-        states.rename("a", "b")
-        assert states.get("b", 1).tolist() == [0] * 8
-        states.drop("b")
-        assert not list(tmp_path.iterdir())
-
-
-class AtOnce:
+class AtOnce(ThreadPoolExecutor):
     """Threads that have done what they were given before anything else happens."""
 
-    def __init__(self, *_):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def shutdown(self):
-        pass
-
     def submit(self, function, *args):
-        future = Future()
-        future.set_result(function(*args))
+        future = super().submit(function, *args)
+        wait([future])
         return future
 
 

@@ -48,18 +48,7 @@ def a_pass(checkpoint, spill, limit=10**9):
         yield opened(checkpoint), states, hashes
 
 
-def go(
-    checkpoint,
-    spill,
-    path,
-    *,
-    stop_at=99,
-    key="k",
-    limit=10**9,
-    given=None,
-    files=(),
-    texts=SCHEMES,
-):
+def go(checkpoint, spill, path, stop_at=99, limit=10**9, given=None, files=(), texts=SCHEMES):
     """Run a pass that is kept at `path`; return its tallies, its hashes and the blocks it ran."""
     ran = []
 
@@ -69,7 +58,7 @@ def go(
             raise StoppedError
 
     with a_pass(checkpoint, spill, limit) as (model, states, hashes):
-        schemes, kept = [*parse_schemes([texts]), *files], KeptPass(path, key, hashes)
+        schemes, kept = [*parse_schemes([texts]), *files], KeptPass(path, "k", hashes)
         fed = given or feed()
         tallies = run_blocks(model, fed, schemes, states, progress, hashes.observe, kept)
         return dict(tallies), hashes.state(), sorted(set(ran))
@@ -181,42 +170,32 @@ def test_items_and_rollouts_go_on_where_they_were(checkpoint, tmp_path):
 
 
 @on_llama
-def test_linears_that_were_left_in_earlier_blocks_are_still_named(checkpoint, tmp_path):
-    path = tmp_path / "step.kept"
+def test_linears_that_were_left_are_still_named_and_a_pass_with_a_failed_file_is_kept_no_more(
+    checkpoint, tmp_path
+):
+    path, stream = tmp_path / "step.kept", Stream()
     with a_pass(checkpoint, tmp_path / "a") as (model, states, hashes):
         model.left["model.layers.0.mlp.gate"] = "it routes"
         KeptPass(path, "k", hashes).keep(1, states, [], model)
+        stream.name, stream.tally = "file", Tally(error=SourceError("cut"))
+        KeptPass(tmp_path / "failed.kept", "k", hashes).keep(1, states, [stream], model)
+    assert not (tmp_path / "failed.kept").exists()
     with a_pass(checkpoint, tmp_path / "b") as (model, states, hashes):
         assert KeptPass(path, "k", hashes).resume(states, [], model) == 1
         assert model.left == {"model.layers.0.mlp.gate": "it routes"}
 
 
 @on_llama
-def test_a_pass_with_a_file_that_failed_is_kept_no_more(checkpoint, tmp_path):
-    stream = Stream()
-    stream.name, stream.tally = "file", Tally(error=SourceError("cut"))
-    with a_pass(checkpoint, tmp_path / "spill") as (model, states, hashes):
-        KeptPass(tmp_path / "step.kept", "k", hashes).keep(1, states, [stream], model)
-    assert not (tmp_path / "step.kept").exists()
-
-
-@on_llama
-@pytest.mark.parametrize("damage", ["another key", "cut", "flipped", "no header"])
-def test_what_was_kept_of_something_else_or_is_damaged_is_as_nothing(
-    checkpoint, stopped, tmp_path, damage
-):
+def test_what_was_kept_of_something_else_or_is_damaged_is_as_nothing(checkpoint, stopped, tmp_path):
     path = tmp_path / "step.kept"
-    kept = {
-        "another key": stopped,
-        "cut": stopped[:-1],
-        "flipped": stopped[:-1000] + bytes([stopped[-1000] ^ 1]) + stopped[-999:],
-        "no header": b"\x00\n",
-    }[damage]
-    path.write_bytes(kept)
-    key = "other" if damage == "another key" else "k"
-    with a_pass(checkpoint, tmp_path / "spill") as (model, states, hashes):
-        assert KeptPass(path, key, hashes).resume(states, [], model) == 0
-        assert states.listed() == [] and hashes.state() == {}
+    flipped = stopped[:-1000] + bytes([stopped[-1000] ^ 1]) + stopped[-999:]
+    for key, kept in (
+        ("other", stopped), ("k", stopped[:-1]), ("k", flipped), ("k", b"\x00\n")
+    ):  # fmt: skip
+        path.write_bytes(kept)
+        with a_pass(checkpoint, tmp_path / "spill") as (model, states, hashes):
+            assert KeptPass(path, key, hashes).resume(states, [], model) == 0
+            assert states.listed() == [] and hashes.state() == {}
 
 
 @on_llama

@@ -180,26 +180,17 @@ def test_sums_by_position_add_up_to_those_of_documents(tallies):
         assert places.tokens.tolist() == expected
         if stored.fidelity is not None:
             np.testing.assert_allclose(places.kl_sum.sum(1), stored.fidelity.kl_sum)
+    for context, *edges in ((1,), (16,), (17, 16), (2048, 16, 64, 256, 1024)):  # grow fourfold
+        assert position_edges(context).tolist() == [0, *edges, context]
 
 
-@pytest.mark.parametrize(
-    ("context", "edges"),
-    [(1, [0, 1]), (16, [0, 16]), (17, [0, 16, 17]), (2048, [0, 16, 64, 256, 1024, 2048])],
-)
-def test_bins_of_positions_grow_fourfold_up_to_the_context(context, edges):
-    assert position_edges(context).tolist() == edges
-
-
-def test_streams_share_the_seconds_of_what_they_do_together(monkeypatch):
+def test_another_vocabulary_is_not_compared_and_streams_share_the_seconds(monkeypatch):
     clock = iter([1.0, 4.0])
     monkeypatch.setattr("qaudit.engine.tally.time.perf_counter", lambda: next(clock))
     tallies = Tally(), Tally()
     with timed(CPU, *tallies):
         pass
     assert [tally.seconds for tally in tallies] == [1.5, 1.5]
-
-
-def test_another_vocabulary_is_not_compared_and_the_note_names_both():
     tally, targets_N = Tally(), torch.tensor([1, 0])
     reference, logits_NV = Reference.of(torch.randn(2, 8), targets_N), torch.randn(2, 9)
     rows = rows_of(tally, reference, logits_NV, targets_N)

@@ -20,6 +20,7 @@ from qaudit.engine.tokens import Feed
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.formats import arithmetic as floats
 from qaudit.formats import compressed_tensors as groups
+from qaudit.formats.packing import format_named
 from qaudit.formats.reading import Rounding
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import FULL_PRECISION
@@ -33,7 +34,7 @@ from tests.support.passes import (
     tallies_of,
 )
 from tests.support.problems import make_problem
-from tests.support.quantized import Rounded, ct_config, is_linear, quantized_copy
+from tests.support.quantized import Rounded, is_linear, quantized_copy
 from tests.support.torchao import INSTALLED
 
 KINDS = ("gptq", "awq", "compressed-tensors", *(("torchao",) if INSTALLED else ()))
@@ -185,67 +186,20 @@ def test_scales_of_other_groups_and_shifted_codes_are_explained_by_no_codes(bits
 # ---------------------------------------------------------------- activations
 
 
-def _bytes(stored):
-    return {"weight": stored.codes_RC, "weight_scale": stored.scales}
+WRITTEN = ("fp8", "fp8:blocks=true", "int8", "nvfp4", "mxfp4")
 
 
-def _signed(stored):
-    codes_RC = (stored.codes_RC.int() - 128).to(torch.int8)
-    return {"weight": codes_RC, "weight_scale": stored.scales_RG}
-
-
-def _halves(codes_RC):
-    return codes_RC[:, ::2] | codes_RC[:, 1::2] << 4
-
-
-def _nvfp4(stored):
-    return {
-        "weight_packed": _halves(stored.codes_RC),
-        "weight_scale": stored.scales_RG,
-        "weight_global_scale": stored.tensor_scale.reshape(1).clone(),
-        "input_global_scale": stored.input_scale.reshape(1).clone(),
-    }
-
-
-def _mxfp4(stored):
-    return {"weight_packed": _halves(stored.codes_RC), "weight_scale": stored.exponents_RG}
-
-
-DYNAMIC = {"num_bits": 8, "strategy": "token", "dynamic": True}
-WRITTEN = {
-    "fp8": ("float-quantized", {"num_bits": 8}, {**DYNAMIC, "type": "float"}, _bytes),
-    "fp8:blocks=true": (
-        "float-quantized", {"num_bits": 8, "block_structure": [128, 128]},
-        {**DYNAMIC, "type": "float", "strategy": "group", "group_size": 128}, _bytes,
-    ),
-    "int8": ("int-quantized", {"num_bits": 8}, {**DYNAMIC, "type": "int"}, _signed),
-    "nvfp4": (
-        "nvfp4-pack-quantized", {"num_bits": 4},
-        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
-         "dynamic": "local"}, _nvfp4,
-    ),
-    "mxfp4": (
-        "mxfp4-pack-quantized", {"num_bits": 4},
-        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "dynamic": True},
-        _mxfp4,
-    ),
-}  # fmt: skip
-
-
-def write_as(base, folder, spec, stored):
+def write_as(base, folder, scheme, stored):
     """Write what a scheme stored of every linear as compressed-tensors has it."""
-    form, weights, inputs, written = WRITTEN[spec]
-    folder.mkdir()
-    tensors = {}
+    packing, tensors = format_named("compressed-tensors", scheme), {}
     for name, tensor in safetensors.torch.load_file(base / "model.safetensors").items():
         stem = name.removesuffix(".weight")
-        parts = written(stored[stem]) if is_linear(name) else {"weight": tensor}
-        tensors |= {f"{stem}.{part}": value.contiguous() for part, value in parts.items()}
+        tensors |= packing.pack(stem, stored[stem]) if is_linear(name) else {name: tensor}
+    own = packing.config(("lm_head",), symmetric=True)
+    config = packing.whole_config(json.loads((base / "config.json").read_text()), own)
+    folder.mkdir()
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
-    config = ct_config(weights, form)
-    config["config_groups"]["group_0"]["input_activations"] = inputs
-    base_config = json.loads((base / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**base_config, "quantization_config": config}))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -259,8 +213,8 @@ def test_a_file_runs_as_the_scheme_that_made_it(checkpoint, tmp_path):
 
     schemes = [*map(parse_scheme, WRITTEN)]
     tallies = tallies_of(checkpoint, schemes, tmp_path / "states", observe=observe)
-    for name, (text, scheme) in enumerate(zip(WRITTEN, schemes, strict=True)):
-        folder = write_as(checkpoint, tmp_path / str(name), text, stored[scheme.spec])
+    for scheme in schemes:
+        folder = write_as(checkpoint, tmp_path / scheme.short, scheme, stored[scheme.spec])
         bits = QuantizedFolder(folder).bits
         files[shipped(scheme.short, "compressed-tensors", bits, act=8)] = folder
     by_file = run(checkpoint, files, tmp_path / "states")

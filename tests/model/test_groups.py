@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Quantized
@@ -16,7 +16,6 @@ from qaudit.model.blocks import Block, BlockModel
 from qaudit.model.structure import (
     Fold,
     Heads,
-    Structure,
     candidates,
     find_structure,
     leaves_unchanged,
@@ -26,13 +25,12 @@ from qaudit.model.structure import (
 from tests.support import tiny
 from tests.support.filled import filled
 
-Once = Callable[..., Path]
 QKV, OUT = "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj", "self_attn.o_proj"
 GATE_UP, DOWN = "mlp.gate_proj+mlp.up_proj", "mlp.down_proj"
 GATED = [QKV, OUT, GATE_UP, DOWN]
 
 # family -> groups in order of execution, True where a scale folds
-FOUND: dict[str, dict[str, bool]] = {
+FOUND = {
     "llama": dict.fromkeys(GATED, True),
     "qwen2": dict.fromkeys(GATED, True),  # with biases on q, k and v
     "qwen3": dict.fromkeys(GATED, True),  # with norms on q and k
@@ -53,12 +51,8 @@ FOUND: dict[str, dict[str, bool]] = {
         "mlp.dense_h_to_4h": True,
         "mlp.dense_4h_to_h": False,
     },
-    "opt": {
-        "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj": True,
-        "self_attn.out_proj": True,
-        "fc1": True,
-        "fc2": True,  # a ReLU lets a positive scale through
-    },
+    # A ReLU lets a positive scale through.
+    "opt": {QKV: True, "self_attn.out_proj": True, "fc1": True, "fc2": True},
 }
 
 
@@ -68,12 +62,11 @@ def blocks_of(folder: Path, dtype: torch.dtype = torch.float32) -> Iterator[Bloc
     return model.blocks()
 
 
-CASES = [(family, torch.float32) for family in FOUND]
-CASES += [("llama", torch.bfloat16), ("olmo2", torch.bfloat16)]
-
-
-@pytest.mark.parametrize(("family", "dtype"), CASES, ids=str)
-def test_groups_and_folds_of_a_family(family: str, dtype: torch.dtype, once: Once) -> None:
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [*((n, torch.float32) for n in FOUND), ("llama", torch.bfloat16), ("olmo2", torch.bfloat16)],
+)
+def test_groups_and_folds_of_a_family(family, dtype, once):
     for block in filled(blocks_of(once(tiny.make, family), dtype)):
         found = {group.name: group.fold_C is not None for group in block.groups}
         assert list(found.items()) == list(FOUND[family].items())  # in order of execution
@@ -86,18 +79,9 @@ def test_groups_and_folds_of_a_family(family: str, dtype: torch.dtype, once: Onc
     ("query", "key_value", "width"), [(4, 2, 16), (40, 8, 4), (6, 1, 8), (4, 4, 16)]
 )
 @torch.no_grad()
-def test_one_scale_is_shared_by_the_query_heads_of_a_kv_channel(
-    query: int, key_value: int, width: int, tmp_path: Path
-) -> None:
-    folder = tiny.make(
-        tmp_path,
-        "olmo2",
-        num_attention_heads=query,
-        num_key_value_heads=key_value,
-        head_dim=width,
-        hidden_size=query * width,
-    )
-    blocks = blocks_of(folder)
+def test_one_scale_is_shared_by_the_query_heads_of_a_kv_channel(query, key_value, width, tmp_path):
+    shape = {"head_dim": width, "hidden_size": query * width, "num_attention_heads": query}
+    blocks = blocks_of(tiny.make(tmp_path, "olmo2", **shape, num_key_value_heads=key_value))
     index_C = {group.name: group.fold_C for group in next(blocks).groups}[OUT]
     assert index_C is not None
     # Written out from the definition: head by head, channel by channel.
@@ -110,7 +94,7 @@ def test_one_scale_is_shared_by_the_query_heads_of_a_kv_channel(
 
 
 @torch.no_grad()
-def test_a_found_fold_leaves_the_whole_block_unchanged(once: Once) -> None:
+def test_a_found_fold_leaves_the_whole_block_unchanged(once):
     """The folds of OLMo 2, applied by hand, without any of the code that found them."""
     hidden_BTD = torch.randn(1, 24, 64)
     blocks = blocks_of(once(tiny.make, "olmo2"))
@@ -134,34 +118,24 @@ def test_a_found_fold_leaves_the_whole_block_unchanged(once: Once) -> None:
 # ---------------------------------------------------------------------------- on plain blocks
 
 
-class Reused(nn.Module):
-    """Frees the first linear's input before the second's is made, so that addresses repeat."""
+def test_an_address_used_again_does_not_make_a_group():
+    linears, x = nn.ModuleDict({name: nn.Linear(8, 8) for name in "abc"}), torch.randn(2, 8)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(8, 8) for _ in range(3))
+    def run(block):  # the first linear's input is freed before the second's is made
+        return block["c"](block["b"](block["a"](x * 1) * 2) * 3)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.a(x * 1)
-        out = self.b(out * 2)
-        return self.c(out * 3)
-
-
-def test_an_address_used_again_does_not_make_a_group() -> None:
-    x = torch.randn(2, 8)
-    structure = find_structure(Reused(), lambda block: block(x))
-    assert structure.readers == (("a",), ("b",), ("c",))
+    assert find_structure(linears, run).readers == (("a",), ("b",), ("c",))
 
 
 class Mlp(nn.Module):
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind):
         super().__init__()
         torch.manual_seed(0)
         self.kind = kind
         self.norm = nn.LayerNorm(8)
         self.gate, self.up, self.down = nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 8)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = self.norm(x)
         gate, up = self.gate(h), self.up(h)
         mixed = {
@@ -171,30 +145,18 @@ class Mlp(nn.Module):
             "clipped": lambda: torch.sigmoid(gate) * up.clamp(-0.5, 0.5),
             "leaking": lambda: torch.sigmoid(gate) * up,
         }[self.kind]()
-        out: Tensor = x + self.down(mixed)
-        return out + 0.1 * h if self.kind == "leaking" else out  # the norm is read by another
+        leak = 0.1 * h if self.kind == "leaking" else 0  # the norm is read by another
+        return x + self.down(mixed) + leak
 
 
-@pytest.mark.parametrize(
-    ("kind", "down", "gate_up"),
-    [
-        ("gated", True, True),
-        ("added", False, True),
-        ("shifted", False, True),
-        ("clipped", False, True),
-        ("leaking", True, False),
-    ],
-)
+@pytest.mark.parametrize("kind", ["gated", "added", "shifted", "clipped", "leaking"])
 @torch.no_grad()
-def test_only_exact_folds_are_believed(kind: str, down: bool, gate_up: bool) -> None:
+def test_only_exact_folds_are_believed(kind):
+    down, gate_up = kind in ("gated", "leaking"), kind != "leaking"
     block, x = Mlp(kind), torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(1))
 
-    def run(module: nn.Module) -> Tensor:
-        out: Tensor = module(x)
-        return out
-
     before = {name: p.clone() for name, p in block.named_parameters()}
-    structure = find_structure(block, run)
+    structure = find_structure(block, run := lambda module: module(x))
     guesses = list(candidates(block, structure, Heads(0, 0, 0)))
     found = {fold.linears: fold.source for fold in true_folds(block, run, guesses)}
     expected = ({("gate", "up"): "norm"} if gate_up else {}) | ({("down",): "up"} if down else {})
@@ -203,10 +165,10 @@ def test_only_exact_folds_are_believed(kind: str, down: bool, gate_up: bool) -> 
 
 
 @torch.no_grad()
-def test_a_fold_onto_the_wrong_channels_or_that_cannot_be_proved_is_not_believed() -> None:
+def test_a_fold_onto_the_wrong_channels_or_that_cannot_be_proved_is_not_believed():
     block, x = Mlp("gated"), torch.randn(1, 16, 8)
 
-    def is_true(fold: Fold) -> bool:
+    def is_true(fold):
         return leaves_unchanged(block, lambda module: module(x), fold, block(x))
 
     right = Fold(("down",), "up", 0, torch.arange(12))
@@ -216,16 +178,16 @@ def test_a_fold_onto_the_wrong_channels_or_that_cannot_be_proved_is_not_believed
     assert not is_true(right)
 
 
-def test_a_fold_lost_in_a_later_block_is_dropped_there_and_noted(once: Once) -> None:
+def test_a_fold_lost_in_a_later_block_is_dropped_there_and_noted(once):
     folder = once(tiny.make, "llama")
     weights = WeightFolder(folder)
     read = weights.read
 
-    def with_a_dead_matrix(name: str) -> Tensor:
+    def with_a_dead_matrix(name):
         dead = name == "model.layers.1.mlp.down_proj.weight"
         return read(name) * 0 if dead else read(name)
 
-    weights.read = with_a_dead_matrix  # type: ignore[method-assign]
+    weights.read = with_a_dead_matrix
     model = BlockModel(folder, weights, dtype=torch.float32, device=torch.device("cpu"))
     notes, folds = {}, {}
     for block in model.blocks():
@@ -243,23 +205,22 @@ def test_a_fold_lost_in_a_later_block_is_dropped_there_and_noted(once: Once) -> 
 class Odd(nn.Module):
     """A linear that runs, one that does not, and weights in no linear."""
 
-    def __init__(self, others: int, *, idle: bool) -> None:
+    def __init__(self, others, *, idle):
         super().__init__()
         self.used = nn.Linear(10, 10)
         if idle:
             self.idle = nn.Linear(10, 10)
         self.others = nn.Parameter(torch.zeros(others, 10, 10))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.used(x)
-        return out
+    def forward(self, x):
+        return self.used(x)
 
 
-def structure_of(block: nn.Module) -> Structure:
+def structure_of(block):
     return find_structure(block, lambda module: module(torch.ones(1, 10)))
 
 
-def test_weights_no_scheme_would_see_are_refused() -> None:
+def test_weights_no_scheme_would_see_are_refused():
     block = Odd(0, idle=False)
     must_be_linear(block, "block 0", structure_of(block))
     for others in (1, 4):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def load(folder, **leave):
 
 @torch.no_grad()
 def logits(model):
-    return model(input_ids=TOKENS_T[None]).logits[0]  # type: ignore[operator, no-any-return]
+    return model(input_ids=TOKENS_T[None]).logits[0]
 
 
 def must_compute(folder, tensors, factor=1):
@@ -79,8 +80,10 @@ def run(folder, tmp_path, schemes="rtn-4bit:group=32"):
 # ----------------------------------------------------------------------------------- permission
 
 
-def test_without_leave_nothing_of_it_is_imported(folder, tmp_path, mark):
-    own_code.make(folder, mark)
+def test_without_leave_nothing_of_it_is_imported_and_with_it_it_computes_what_it_says(
+    folder, tmp_path, mark
+):
+    tensors = own_code.make(folder, mark)
     for attempt in (
         lambda: read_config(folder),
         lambda: build_skeleton(folder, WeightFolder(folder), torch.float32),
@@ -93,13 +96,13 @@ def test_without_leave_nothing_of_it_is_imported(folder, tmp_path, mark):
         assert "--trust-remote-code" in caught.value.hint
     assert not mark.exists()
     assert not (tmp_path / "modules").exists()
-
-
-def test_with_leave_it_computes_what_it_says(folder, mark):
-    tensors = own_code.make(folder, mark)
     # The frequencies are computed and not stored: built without memory they would be lost.
     must_compute(folder, tensors)
     assert {"configuration first", "modeling first"} == set(mark.read_text().splitlines())
+    # What was copied for an earlier run and changed since is not run.
+    (copied,) = (tmp_path / "modules").rglob("modeling_own.py")
+    copied.write_text(copied.read_text().replace("logits=1.0", "logits=9.0"))
+    must_compute(folder, tensors)
 
 
 def test_a_family_the_library_knows_never_runs_code_beside_it(folder, tmp_path, mark):
@@ -143,14 +146,12 @@ def test_a_module_that_only_imports_another_is_told_apart(tmp_path, mark):
     load(one, trust_remote_code=True)
     load(other, trust_remote_code=True)
     assert mark.read_text() == (tmp_path / "other").read_text()
-
-
-def test_what_was_copied_for_an_earlier_run_and_changed_since_is_not_run(folder, tmp_path, mark):
-    tensors = own_code.make(folder, mark)
-    load(folder, trust_remote_code=True)
-    (copied,) = (tmp_path / "modules").rglob("modeling_own.py")
-    copied.write_text(copied.read_text().replace("logits=1.0", "logits=9.0"))
-    must_compute(folder, tensors)
+    assert code_sha256(one) != code_sha256(other)
+    before = code_sha256(shutil.copytree(one, tmp_path / "copy"))
+    assert code_sha256(one) == before
+    (one / "sub").mkdir()
+    (one / "sub" / "late.py").write_text("")  # all of its files are the code
+    assert code_sha256(one) != before
 
 
 def test_code_that_registers_itself_is_forgotten(tmp_path, mark):
@@ -177,15 +178,6 @@ def test_code_in_the_shared_cache_is_read_through_its_links(tmp_path, mark):
     must_compute(folder, tensors)
 
 
-def test_code_is_identified_by_all_of_its_files(tmp_path, mark):
-    own_code.make(tmp_path / "a", mark)
-    own_code.make(tmp_path / "b", mark)
-    assert code_sha256(tmp_path / "a") == code_sha256(tmp_path / "b")
-    (tmp_path / "b" / "sub").mkdir()
-    (tmp_path / "b" / "sub" / "late.py").write_text("")
-    assert code_sha256(tmp_path / "a") != code_sha256(tmp_path / "b")
-
-
 # ------------------------------------------------------------------------------------ how it runs
 
 
@@ -193,10 +185,18 @@ def losses(tally):
     return float(sum(nll.sum() for nll in tally.nll))
 
 
-@pytest.mark.parametrize("poses_as", ["own", "llama"])
-def test_it_is_streamed_once_the_stream_is_shown_to_be_the_same(tmp_path, mark, poses_as):
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"poses_as": "own"},
+        {"poses_as": "llama"},  # what it calls itself proves nothing
+        {"ties": ["lm_head.weight"]},  # written for version 4
+    ],
+)
+def test_it_is_streamed_once_the_stream_is_shown_to_be_the_same(tmp_path, mark, made):
     folder = tmp_path / "snapshots" / COMMIT
-    tensors = own_code.make(folder, mark, poses_as=poses_as)  # what it calls itself proves nothing
+    tensors = own_code.make(folder, mark, **made)
+    must_compute(folder, tensors)
     tallies = run(folder, tmp_path)
     expected = torch.nn.functional.cross_entropy(
         own_code.logits(tensors, TOKENS_T)[:-1], TOKENS_T[1:], reduction="sum"
@@ -218,12 +218,6 @@ def test_it_is_refused_where_its_stream_is_another_or_fails(tmp_path, mark, monk
     )
     with pytest.raises(ModelError, match="of a `own`, run one at a time, give other logits"):
         run(tmp_path / "model", tmp_path)
-
-
-def test_ties_written_for_version_4_are_made(folder, tmp_path, mark):
-    tensors = own_code.make(folder, mark, ties=["lm_head.weight"])
-    must_compute(folder, tensors)
-    assert any("bit-identical" in note for note in run(folder, tmp_path)[FULL_PRECISION].notes)
 
 
 def test_a_tensor_that_is_not_there_is_named(folder, mark):
