@@ -155,7 +155,7 @@ def test_clipping_takes_every_nth_token_of_all_batches_where_modules_are_compare
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("chunk", [2**27, 2**13, 1], ids=["all rows", "some rows", "a row"])
+@pytest.mark.parametrize("chunk", [2**13, 1], ids=["some rows", "a row"])
 def test_a_gpu_tries_candidates_together_and_chooses_the_same(chunk, monkeypatch):
     linears, _ = problem(
         ("v_proj", "up_proj"), rows=40, columns=80, fold=np.arange(80), dtype=torch.float32

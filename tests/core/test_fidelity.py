@@ -100,13 +100,10 @@ def on_gpu(p_NV, q_NV, targets_N):
         return replace(compared, kl_N=compared.kl_N.cpu(), same_top_N=compared.same_top_N.cpu())
 
 
-@pytest.mark.parametrize("noise", [1e-4, 0.01, 1.0])
-def test_a_gpu_compares_without_a_wait(noise):
-    p_NV, q_NV, targets_N = rows(5, count=40, noise=noise)
-    holds_the_definition(on_gpu(p_NV, q_NV, targets_N), p_NV, q_NV, targets_N)
-
-
-def test_a_gpu_compares_rows_that_are_not_finite():
+def test_a_gpu_compares_without_a_wait_what_is_not_finite_too():
+    for noise in (1e-4, 0.01, 1.0):
+        p_NV, q_NV, targets_N = rows(5, count=40, noise=noise)
+        holds_the_definition(on_gpu(p_NV, q_NV, targets_N), p_NV, q_NV, targets_N)
     inf, nan = torch.inf, torch.nan
     p_NV = torch.tensor([[0, 1, -inf], [0, 1, -inf], [500, 0, 0], [0, 1, 2], [0, nan, 1]])
     q_NV = torch.tensor([[0, 1, -50], [0, 1, -inf], [0, 500, 0], [0, -inf, 2], [0, 0, 0.0]])
@@ -115,14 +112,12 @@ def test_a_gpu_compares_rows_that_are_not_finite():
     torch.testing.assert_close(kl_N, expected_N, equal_nan=True, atol=1e-6, rtol=1e-6)
 
 
-def test_a_small_divergence_keeps_its_digits_where_the_definition_in_float32_has_none():
+def test_a_small_divergence_keeps_its_digits():
     p_NV, q_NV, targets_N = rows(2, vocabulary=100_000, noise=1e-4)
     exact_N = plain(p_NV, q_NV, targets_N)[0]
     kl_N = Reference.of(p_NV, targets_N).compare(q_NV, targets_N).kl_N.double().numpy()
-    naive_NV = p_NV.log_softmax(-1).exp() * (p_NV.log_softmax(-1) - q_NV.log_softmax(-1))
     assert exact_N.max() < 1e-8
     np.testing.assert_allclose(kl_N, exact_N, rtol=0.02)  # logits are 1e-4 apart and 1e-6 exact
-    assert (abs(naive_NV.sum(-1).double().numpy() - exact_N) > exact_N).any()
 
 
 @given(st.integers(0, 10**6), st.sampled_from([1e-6, 1e-3, 0.3, 3.0, 40.0]), st.floats(0.01, 30))
@@ -216,9 +211,7 @@ def test_a_row_that_alone_is_far_is_the_one_that_it_is_beside_another(seed):
     ("temperature", "top_k", "top_p"),
     [(1, None, 1), (0.7, 5, 1), (1.3, None, 0.6), (0.6, 20, 0.95), (1, 1, 1), (1, None, 1e-6)],
 )
-def test_what_is_left_is_what_transformers_leaves(
-    temperature: float, top_k: int | None, top_p: float
-) -> None:
+def test_what_is_left_is_what_transformers_leaves(temperature, top_k, top_p):
     logits = torch.randn(16, 64, generator=torch.Generator().manual_seed(1)) * 3
     processors = [TemperatureLogitsWarper(float(temperature))] if temperature != 1 else []
     processors += [TopKLogitsWarper(top_k)] if top_k else []
@@ -253,16 +246,14 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 
 def test_a_token_that_was_drawn_was_kept() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
-    sampler, row = (1.0, 2, 1.0), torch.tensor([0])
-    third = torch.tensor([2])
-    assert drawn_log_probability(logits, third, row, sampler, wrote=False)[0].isneginf().all()
-    drawn, _ = drawn_log_probability(logits, third, row, sampler, wrote=True)
-    kept = torch.tensor([3.0, 2.0, 1.0]).log_softmax(0)[2]
-    assert torch.allclose(drawn, kept[None])
-    second = torch.tensor([1])
-    for wrote in (False, True):
-        found, _ = drawn_log_probability(logits, second, row, sampler, wrote=wrote)
-        assert torch.allclose(found, torch.tensor([3.0, 2.0]).log_softmax(0)[1:])
+    for token, wrote, expected in (
+        (2, False, -torch.inf),
+        (2, True, torch.tensor([3.0, 2.0, 1.0]).log_softmax(0)[2]),
+        *((1, wrote, torch.tensor([3.0, 2.0]).log_softmax(0)[1]) for wrote in (False, True)),
+    ):
+        given = logits, torch.tensor([token]), torch.tensor([0]), (1.0, 2, 1.0)
+        found, _ = drawn_log_probability(*given, wrote=wrote)
+        assert found.tolist() == pytest.approx([float(expected)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -270,9 +261,7 @@ def test_a_token_that_was_drawn_was_kept() -> None:
     "sampler",
     [(0.8, None, 1.0), (0.8, 50, 1.0), (1.0, None, 0.9), (0.6, 20, 0.95), (1.0, 5000, 0.99)],
 )
-def test_what_was_drawn_has_the_probability_that_it_is_drawn_with(
-    sampler: tuple[float, int | None, float], dtype: torch.dtype
-) -> None:
+def test_what_was_drawn_has_the_probability_that_it_is_drawn_with(sampler, dtype):
     """Rows that keep one token, hundreds and thousands, with ties in bfloat16."""
     random = torch.Generator().manual_seed(4)
     scale = torch.tensor([0.1, 1.0, 3.0, 9.0]).repeat(5)[:, None]
@@ -297,9 +286,7 @@ def test_what_was_drawn_has_the_probability_that_it_is_drawn_with(
 
 
 @pytest.mark.parametrize("sampler", [(1.0, None, 1.0), (0.7, 20, 1.0), (1.3, None, 0.99)])
-def test_entropy_is_that_of_the_distribution_that_is_drawn_from(
-    sampler: tuple[float, int | None, float],
-) -> None:
+def test_entropy_is_that_of_the_distribution_that_is_drawn_from(sampler):
     logits = 4 * torch.randn(30, 700, generator=torch.Generator().manual_seed(2))
     logits[:, 5] = -torch.inf
     rows = torch.tensor([3, 4, 9, 29])

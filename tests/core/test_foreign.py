@@ -88,9 +88,7 @@ def test_any_text_is_yaml_or_refused_in_words(text: str) -> None:
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_yaml_of_other_editors_says_the_same_and_an_alias_lies_under_other_keys(
-    ending: str, mark: str
-) -> None:
+def test_yaml_of_other_editors_says_the_same_and_an_alias_lies_under_other_keys(ending, mark):
     assert yaml_of(f"{mark}a: &x [1]{ending}b: *x{ending}") == {"a": [1], "b": [1]}
     text = f"{mark}a: &a {{x: 1, y: 2}}{ending}b: {{<<: *a, y: 3}}{ending}"
     assert yaml_of(text)["b"] == {"x": 1, "y": 3}
@@ -148,9 +146,7 @@ assert torch.float32 is sys.modules["torch"].float32
 """
 
 
-def test_the_lazy_name_loads_torch_late_and_is_torch_patched_or_not(
-    monkeypatch,
-) -> None:
+def test_the_lazy_name_loads_torch_late_and_is_torch_patched_or_not(monkeypatch):
     subprocess.run([sys.executable, "-c", LOADS_LATE], check=True)
     assert lazy.torch.nn is torch.nn
     monkeypatch.setattr(torch, "zeros", lambda *size: "patched")

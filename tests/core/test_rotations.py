@@ -55,17 +55,6 @@ def test_second_moments_are_those_of_rotated_inputs():
     assert torch.equal(gram, gram.T)
 
 
-@pytest.mark.parametrize("name", ["quarot", "quarot-rtn", "duquant"])
-def test_eight_bits_and_unrounded_inputs_leave_the_product(name):
-    linears = example()
-    cut = ":weight_clip=1.0" if name == "duquant" else ""
-    quantized = parse_scheme(f"{name}-8bit:act=16{cut}").quantize(linears)
-    x = linears.inputs.sample_TC
-    for key, weight in filled(linears.weights.items()):
-        exact, output = x @ weight.T, quantized.inputs(x) @ quantized.weights[key].T
-        assert float((output - exact).norm() / exact.norm()) < 0.02  # 1/255 of a row's range
-
-
 def test_activations_are_cut_and_rounded_as_published():
     x = torch.randn(6, COLUMNS, generator=torch.Generator().manual_seed(1))
     quantized = parse_scheme("quarot-rtn-4bit:rotate=false").quantize(example())

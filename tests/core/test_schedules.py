@@ -24,9 +24,7 @@ from qaudit.core.schedules import KINDS, Schedule, build
 
 
 @given(n=st.floats(0, 2e6), kind=st.sampled_from(sorted(KINDS)))
-def test_a_schedule_stays_between_zero_and_its_peak_and_is_spelled_as_it_is_built(
-    n: float, kind: str
-) -> None:
+def test_a_schedule_stays_between_zero_and_its_peak_and_is_spelled_as_it_is_built(n, kind):
     schedule = _typical(kind)
     assert 0 <= schedule.at(n) <= schedule.peak * (1 + 1e-12)
     assert build(**spell(schedule)) == schedule

@@ -1,4 +1,7 @@
-"""Sums of documents, their intervals, and quantiles from histograms."""
+"""Sums of documents, their intervals, quantiles from histograms, and paired accuracy.
+
+Against statsmodels' and scipy's formulas, and by simulation.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from benchmarks.coverage import coverage, lognormal
-from qaudit.core import statistics
-from qaudit.core.statistics import BINS, counts_of, quantile, quantile_interval
+from qaudit.core import items, statistics
+from qaudit.core.items import ExpectedScore, Marked, effective_size, expected_score
+from qaudit.core.statistics import BINS, counts_of, items_to_detect, quantile, quantile_interval
 from qaudit.types import Interval
 
 Array = npt.NDArray[np.float64]
@@ -83,9 +87,7 @@ def test_intervals_agree_with_a_slow_jackknife() -> None:
     st.lists(st.tuples(st.floats(1, 1e4), st.floats(-0.5, 2.0)), min_size=2, max_size=40),
     st.randoms(use_true_random=False),
 )
-def test_intervals_hold_their_estimate_and_know_no_order(
-    pairs: list[tuple[float, float]], random
-) -> None:
+def test_intervals_hold_their_estimate_and_know_no_order(pairs, random):
     full = np.array([loss for loss, _ in pairs])
     quantized = full * (1 + np.array([damage for _, damage in pairs]))
     found = statistics.relative_error(quantized, full)
@@ -199,3 +201,207 @@ def test_the_interval_covers_the_quantile_of_documents_that_differ(share):
     held = sum(one.low <= truth <= one.high for one in known) / runs
     # Three standard errors of 300 runs are 3.8 points; 95 % is promised.
     assert 0.912 <= held <= 0.995
+
+
+# --------------------------------------------------------------------------------- paired accuracy
+
+
+def pair(both: int, lost: int, won: int, neither: int) -> Marked:
+    cells = [(1, 1)] * both + [(0, 1)] * lost + [(1, 0)] * won + [(0, 0)] * neither
+    right, full = np.array(cells, dtype=np.bool_).reshape(-1, 2).T
+    return Marked(right, full)
+
+
+CELLS = st.tuples(*(st.integers(0, 60),) * 4).filter(lambda cells: sum(cells) > 5)
+
+
+def drop_of(right: npt.ArrayLike, full: npt.ArrayLike) -> Interval | None:
+    one = Marked(np.array(right, dtype=np.bool_), np.array(full, dtype=np.bool_))
+    return items.drop([one], 0.95, normalized=True)
+
+
+def test_a_normalized_drop_is_a_share_of_what_was_wrong_and_never_certain() -> None:
+    found = drop_of([1, 1, 0, 0, 0], [1, 1, 1, 0, 0])
+    assert found is not None
+    assert found.estimate == pytest.approx((0.6 - 0.4) / (1 - 0.6))
+    no_flip = drop_of([1, 1, 0, 0] * 5, [1, 1, 0, 0] * 5)
+    assert no_flip is not None
+    assert no_flip.low < 0 < no_flip.high
+    assert drop_of([1, 0], [1, 1]) is None
+
+
+@pytest.mark.parametrize("count", [40, 200])
+def test_intervals_of_the_drop_cover_the_truth(count: int) -> None:
+    # 2,000 simulations, 3.5 standard errors (1.7 points) below 93 %.
+    draw, held = np.random.default_rng(5), 0
+    for _ in range(2000):
+        full = draw.random(count) < 0.6
+        found = drop_of(np.where(full, draw.random(count) < 0.93, draw.random(count) < 0.05), full)
+        assert found is not None
+        held += found.low <= (0.6 * 0.07 - 0.4 * 0.05) / 0.4 <= found.high
+    assert held / 2000 > 0.93 - 0.017
+
+
+@given(CELLS)
+def test_a_drop_in_points_is_the_interval_of_agresti_and_min(cells):
+    _, lost, won, _ = cells
+    count = sum(cells)
+    found = items.drop([pair(*cells)], 0.95, normalized=False)
+    assert found is not None
+    b, c, n = lost + 0.5, won + 0.5, count + 2
+    error = math.sqrt(b + c - (b - c) ** 2 / n) / n
+    half = stats.t.ppf(0.975, count + 1) * error
+    center = (b - c) / n
+    assert found.estimate == pytest.approx((lost - won) / count)
+    assert found.low == pytest.approx(min(found.estimate, center - half), abs=1e-9)
+    assert found.high == pytest.approx(max(found.estimate, center + half), abs=1e-9)
+
+
+@given(st.integers(0, 80), st.integers(0, 80))
+def test_mcnemar_is_the_exact_test_less_half_of_what_equals_the_observation(b: int, c: int) -> None:
+    found = items.mcnemar(b, c)
+    if b + c == 0:
+        assert found == 1.0
+        return
+    exact = stats.binomtest(min(b, c), b + c, 0.5).pvalue
+    equal = stats.binom.pmf(min(b, c), b + c, 0.5)  # half of it in each of two tails
+    assert found == pytest.approx(1.0 if b == c else exact - equal, abs=1e-12)
+
+
+def test_the_interval_of_a_mean_over_tasks_holds_the_truth() -> None:
+    random = np.random.default_rng(1)
+    truths, held = [0.02, 0.05, 0.0], 0
+    for _ in range(400):
+        tasks = []
+        for truth, count in zip(truths, (120, 300, 80), strict=True):
+            full = random.random(count) < 0.6
+            flip = random.random(count)
+            right = np.where(full, flip > 0.06 + truth / 0.6, flip < 0.09)
+            tasks.append(Marked(right, full))
+        found = items.drop(tasks, 0.95, normalized=False)
+        assert found is not None
+        expected = np.mean([0.6 * (0.06 + truth / 0.6) - 0.4 * 0.09 for truth in truths])
+        held += found.low <= expected <= found.high
+    # 400 draws: a standard error of 1.1 points.
+    assert 0.92 < held / 400 < 0.98
+
+
+def test_a_margin_factor_is_a_median_between_order_statistics_and_so_many_items_decide() -> None:
+    ratios = np.arange(1.0, 22.0)
+    found = items.margin_factor(ratios, 0.95)
+    assert found is not None
+    assert (found.estimate, found.low, found.high) == (11.0, 6.0, 16.0)  # ranks 6 and 16 of 21
+    assert items.margin_factor(ratios[:5], 0.95) is None
+    interval = Interval(0.02, -0.01, 0.05)
+    # 1.96 + 0.84 standard errors of 0.0153 * sqrt(400 / n) are 0.02
+    expected = 400 * (0.03 / 1.959964 * 2.801585 / 0.02) ** 2
+    assert items_to_detect(interval, 400, 0.0) == pytest.approx(expected, abs=1)
+    assert items_to_detect(interval, 400, 0.02) is None
+
+
+def test_flips_count_both_ways_and_a_mean_weighs_tasks_alike() -> None:
+    found = items.flips([pair(80, 10, 10, 0), pair(10, 0, 0, 0)], 0.95)
+    assert found.estimate == pytest.approx(0.1)
+    assert items.flips([pair(80, 10, 10, 0)], 0.95).estimate == pytest.approx(0.2)
+
+
+# --------------------------------------------------------------------------------------------------
+# Expected scores under weights cover what generation would give, or are not said.
+
+
+TOKENS, LENGTH, PROMPTS, SAMPLES = 4, 10, 64, 12
+
+
+def chains(rng: np.random.Generator, prompts: int, damage: float) -> tuple[Array, Array]:
+    """Return next-token probabilities of p and q: a Markov chain of its own for each prompt."""
+    logits = rng.normal(size=(prompts, TOKENS, TOKENS)) * 1.5
+    noise = rng.standard_t(3, size=logits.shape) * damage
+    both = [np.exp(values) for values in (logits, logits + noise)]
+    return both[0] / both[0].sum(-1, keepdims=True), both[1] / both[1].sum(-1, keepdims=True)
+
+
+def brute_force(chain: Array) -> float:
+    """Return the exact share of answers that end in the last token, over all prompts."""
+    state = np.zeros((len(chain), TOKENS))
+    state[:, 0] = 1
+    for _ in range(LENGTH):
+        state = np.einsum("gi,gij->gj", state, chain)
+    return float(state[:, -1].mean())
+
+
+def weighed(rng: np.random.Generator, p: Array, q: Array) -> ExpectedScore:
+    """Draw answers from p, mark them, and weigh them by q."""
+    prompts = np.arange(len(p))[:, None]
+    state = np.zeros((len(p), SAMPLES), dtype=np.int64)
+    log_weight = np.zeros(state.shape)
+    for _ in range(LENGTH):
+        cumulative = p[prompts, state].cumsum(-1)
+        after = (cumulative < rng.random((*state.shape, 1))).sum(-1).clip(max=TOKENS - 1)
+        log_weight += np.log(q[prompts, state, after] / p[prompts, state, after])
+        state = after
+    mark = (state == TOKENS - 1).astype(np.float64)
+    groups = np.repeat(np.arange(len(p)), SAMPLES)
+    return expected_score(mark.ravel(), log_weight.ravel(), groups)
+
+
+@pytest.mark.parametrize("damage", [0.02, 0.3])
+def test_at_least_93_percent_of_intervals_hold_what_generation_gives(damage: float) -> None:
+    rng = np.random.default_rng(7)
+    every = chains(rng, 20_000, damage)
+    before, truth = map(brute_force, every)
+    results = [weighed(rng, *chains(rng, PROMPTS, damage)) for _ in range(300)]
+    said = [(r.score, r.change) for r in results if r.score is not None and r.change is not None]
+    assert len(said) > 150
+    scores = [score.low <= truth <= score.high for score, _ in said]
+    changes = [change.low <= truth - before <= change.high for _, change in said]
+    assert np.mean(scores) >= 0.93
+    assert np.mean(changes) >= 0.93
+
+
+def test_nothing_is_said_of_answers_that_a_scheme_would_not_write() -> None:
+    rng = np.random.default_rng(3)
+    for damage in (1.5, 3.0):
+        results = [weighed(rng, *chains(rng, PROMPTS, damage)) for _ in range(20)]
+        assert all(r.score is None and r.change is None for r in results)
+        assert all("generate" in r.reason for r in results)
+
+
+def test_equal_weights_are_the_plain_mean_and_answers_that_cannot_be_written_have_none() -> None:
+    score = (np.random.default_rng(0).random(400) < 0.3).astype(np.float64)
+    weights, prompts = np.zeros(400), np.repeat(np.arange(100), 4)
+    result = expected_score(score, weights, prompts)
+    assert result.score is not None
+    assert result.change is not None
+    assert result.score.estimate == pytest.approx(score.mean())
+    assert (result.change.estimate, result.change.high) == pytest.approx((0, 0))
+    assert result.effective == pytest.approx(400)
+    weights[:4] = -np.inf
+    result = expected_score(np.arange(400.0) % 2, weights, prompts)
+    assert result.effective == pytest.approx(396)
+    assert result.score is not None
+
+
+@pytest.mark.parametrize(
+    ("count", "weight", "groups", "reason"),
+    [
+        (80, 0.0, 80, "the effective sample size is 80 of 80, below 100: generate"),
+        (200, 0.0, 5, "5 prompts are fewer than 10"),
+        (0, 0.0, 0, "no sampled rollout has a mark"),
+        (200, math.nan, 200, "probabilities are not finite"),
+    ],
+)
+def test_too_few_samples_prompts_and_marks_are_refused(count, weight, groups, reason) -> None:
+    prompts = np.repeat(np.arange(groups), count // max(1, groups))
+    result = expected_score(np.ones(count), np.full(count, weight), prompts)
+    assert result.reason == reason
+    assert result.score is None
+
+
+def test_tokens_that_only_the_scheme_takes_are_seen_in_the_mean_of_the_weights() -> None:
+    rng = np.random.default_rng(2)
+    # A top-p that cut a token off which the scheme would take a third of the time.
+    weights = np.log(rng.uniform(0.5, 0.8, 1000))
+    result = expected_score(rng.random(1000), weights, np.repeat(np.arange(100), 10))
+    assert result.score is None
+    assert "weights average 0.65" in result.reason
+    assert effective_size(weights) > 900

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -165,16 +166,11 @@ def test_then_in_smaller_batches_with_a_note_and_then_the_subject_fails(
 
 
 def test_a_host_without_memory_is_not_tried_again(checkpoint, tmp_path, monkeypatch):
-    calls = []
-
-    def run_out(*_, **__):
-        calls.append(1)
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
+    run_out = mock.Mock(side_effect=RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     monkeypatch.setattr("qaudit.engine.block_pass.run_blocks", run_out)
     with pytest.raises(RuntimeError, match="can't allocate"):
         on_gpu(checkpoint, tmp_path, MACHINE)
-    assert len(calls) == 1
+    assert run_out.call_count == 1
 
 
 # What the pass holds on the host, set against plain transformers: `benchmarks/memory.py`.

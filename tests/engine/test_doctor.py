@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -58,12 +57,8 @@ def test_a_hub_is_reached_whatever_it_answers_none_is_no_fault_and_each_scheme_q
     assert {"gptq", "awq", "smoothquant", "spinquant"} <= {*quantizes.value.split(", ")}
 
 
-def test_a_scheme_that_does_not_run_is_a_fault_and_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(self: object, linears: object) -> None:
-        raise RuntimeError("no kernel image")
-
+def test_a_scheme_that_does_not_run_is_a_fault_and_the_exit_code(monkeypatch):
+    broken = mock.Mock(side_effect=RuntimeError("no kernel image"))
     monkeypatch.setattr(RoundToNearest, "quantize", broken)
     answer = run.invoke(app, ["doctor", "--json"])
     assert answer.exit_code == 4
@@ -110,9 +105,7 @@ def test_a_sound_device_has_the_cpus_losses_and_a_rate() -> None:
         ),
     ],
 )
-def test_doctor_says_what_a_7b_would_take_or_what_is_wrong(
-    check: Any, state: str, value: str
-) -> None:
+def test_doctor_says_what_a_7b_would_take_or_what_is_wrong(check, state, value):
     with mock.patch.object(doctor, "check_device", check):
         fact = _one_block(*HERE)
     assert (fact.state, fact.value) == (state, value)

@@ -22,12 +22,13 @@ from qaudit.engine.tokens import REFERENCE, Feed
 from qaudit.errors import ModelError
 from qaudit.model.blocks import ExpertOptions
 from qaudit.saved.arrays import arrays_of
-from qaudit.types import Corpus, EvaluationDocument, Protocol
+from qaudit.types import Corpus, Protocol
 from tests.support import passes, released
 from tests.support.filled import filled
 from tests.support.passes import (
     CALIBRATION,
     CONTEXT,
+    CORPUS,
     EVALUATION,
     feed,
     losses,
@@ -278,10 +279,8 @@ def test_the_preset_of_llm_compressor_calibrates_every_expert_on_all_tokens(save
 
 
 def routing_in(tally):
-    documents = tuple(EvaluationDocument(f"{k}", f"{k}", 1) for k in range(len(EVALUATION)))
-    corpus = Corpus(Protocol(CONTEXT, CONTEXT), (), tuple(EVALUATION), documents)
     rows = [{"nll_N": nll_BT} for nll_BT in tally.nll]
-    return evidence_of(corpus, feed(), replace(tally, rows=rows)).routing
+    return evidence_of(CORPUS, feed(), replace(tally, rows=rows)).routing
 
 
 def chosen(model, window, replayed=None):

@@ -118,6 +118,7 @@ def stops_and_goes_on(folder, place, stop_at=1, whole=None, **fed):
     return after
 
 
+@on_llama
 @pytest.mark.parametrize(("stop_at", "limit"), [(2, 10**9), (2, 0), (3, 10**9)])
 def test_a_pass_goes_on_at_the_block_or_the_head(checkpoint, whole, tmp_path, stop_at, limit):
     stops_and_goes_on(checkpoint, tmp_path, stop_at, whole, limit=limit)

@@ -41,8 +41,6 @@ from qaudit.saved.results import ResultStore, read_measurement
 from qaudit.settings import Recipe
 from qaudit.types import (
     Checkpoint,
-    Corpus,
-    EvaluationDocument,
     Item,
     Price,
     Protocol,
@@ -151,18 +149,18 @@ SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16", "awq-4bit:gr
 DRAWN = [scheme for scheme in SCHEMES if scheme.name != "rtn"]
 
 
-def windows(seed, count=4):
+def windows(seed):
     random = np.random.default_rng(seed)
+    lengths = range(12, 32, 5)
     return tuple(
-        Window(k, random.integers(3, 290, 12 + 5 * k).astype(np.int32)) for k in range(count)
+        Window(k, random.integers(3, 290, n).astype(np.int32)) for k, n in enumerate(lengths)
     )
 
 
 def drawn_corpus(draws=3):
-    documents = tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(4))
     protocol = Protocol(context=32, calibration_seed=4)
     further = tuple(windows(k) for k in range(2, draws + 1))
-    return Corpus(protocol, windows(1), windows(0), documents, further=further)
+    return replace(corpus(), protocol=protocol, calibration=windows(1), further=further)
 
 
 def series(folder):

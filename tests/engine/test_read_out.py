@@ -18,17 +18,20 @@ from qaudit.engine.read_out import evidence_of, position_edges, rows_of
 from qaudit.engine.tally import Tally, timed
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
-from qaudit.types import FULL_PRECISION, ROLES, UNSCORED, Corpus, EvaluationDocument, Protocol
+from qaudit.types import FULL_PRECISION, ROLES, UNSCORED
 from tests.support.filled import filled
-from tests.support.passes import CONTEXT, CPU, EVALUATION, feed, on_llama, plain_model, tallies_of
+from tests.support.passes import (
+    CONTEXT,
+    CORPUS,
+    CPU,
+    EVALUATION,
+    feed,
+    on_llama,
+    plain_model,
+    tallies_of,
+)
 
 SCHEMES = parse_schemes(["rtn-4bit:group=32,rtn-2bit:group=32"])
-CORPUS = Corpus(
-    Protocol(CONTEXT, CONTEXT),
-    (),
-    tuple(EVALUATION),
-    tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(len(EVALUATION))),
-)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,20 +14,10 @@ from qaudit.core.fidelity import log_probabilities as log_probabilities_under
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_rollout_batches
 from qaudit.engine.read_out import evidence_of
-from qaudit.types import (
-    FULL_PRECISION,
-    ROLES,
-    UNSCORED,
-    Corpus,
-    EvaluationDocument,
-    Protocol,
-    RolloutChoices,
-    RolloutText,
-    Window,
-)
+from qaudit.types import FULL_PRECISION, ROLES, UNSCORED, RolloutChoices, RolloutText, Window
 from tests.support import passes
 from tests.support.filled import filled
-from tests.support.passes import CONTEXT, EVALUATION, feed, opened, plain_model, tallies_of
+from tests.support.passes import CORPUS, feed, opened, plain_model, tallies_of
 
 WRITTEN, ENDS = 20, (("turn", (2, 17)), ("reasoning", (5,)))
 READ, SAMPLER = 12, (0.8, 40, 0.95)
@@ -47,13 +37,6 @@ def generated(model, *, sampled=False):
     mask_BT = torch.ones_like(prompts_BT)
     more = {"max_new_tokens": WRITTEN, "do_sample": sampled, "pad_token_id": 0}
     return model.generate(prompts_BT, attention_mask=mask_BT, **more)
-
-
-class Scored(NamedTuple):
-    """Rollouts, and what the engine makes of them."""
-
-    rows: torch.Tensor  # greedy ones first
-    evidence: dict[str, Any]
 
 
 def roles_of_row(k):
@@ -78,9 +61,7 @@ def corpus_of(rows_BT):
         read=np.full(len(rows_BT), READ),
         sampler=SAMPLER,
     )
-    documents = tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(len(EVALUATION)))
-    protocol = Protocol(CONTEXT, CONTEXT)
-    return Corpus(protocol, (), tuple(EVALUATION), documents, rollouts=rollouts)
+    return replace(CORPUS, rollouts=rollouts)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +72,8 @@ def scored(checkpoint, once):
 def score(spill, checkpoint):
     """Generate rollouts, and read them out in a pass."""
     rows_BT = written_by(plain_model(checkpoint))
-    return Scored(rows_BT, evidence_in(spill, checkpoint, corpus_of(rows_BT)))
+    evidence = evidence_in(spill, checkpoint, corpus_of(rows_BT))
+    return SimpleNamespace(rows=rows_BT, evidence=evidence)  # greedy ones first
 
 
 def written_by(model):

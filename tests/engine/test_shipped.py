@@ -100,6 +100,7 @@ def broken_notes(tally):
     return [note for note in tally.notes if note.startswith(LOOKS_BROKEN)]
 
 
+@on_llama
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_has_the_losses_of_the_library_with_its_weights(checkpoint, files, kind):
     dense, tallies, _ = files
@@ -113,6 +114,7 @@ def test_a_file_has_the_losses_of_the_library_with_its_weights(checkpoint, files
     assert not broken_notes(tallies[kind])
 
 
+@on_llama
 def test_files_change_nothing_of_the_streams_beside_them_whatever_is_wrong(files, finished):
     _, tallies, config = files
     file = shipped("model-GPTQ-Int4", bits=3)  # written and read like a scheme
@@ -204,7 +206,9 @@ def write_as(base, folder, scheme, stored):
 
 
 @on_llama
-def test_a_file_runs_as_the_scheme_that_made_it(checkpoint, tmp_path):
+def test_a_file_runs_as_the_scheme_that_made_it(checkpoint, tmp_path, monkeypatch):
+    # Runtimes read full blocks alone, and this model has none.
+    monkeypatch.setattr(groups.CompressedTensors, "_must_be_run_so", lambda *_: None)
     stored, files = {spec_of(text): {} for text in WRITTEN}, {}
 
     def observe(scheme, linears, quantized):

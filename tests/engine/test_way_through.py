@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 import qaudit
 from qaudit.core.linears import Linears, Quantized
@@ -19,9 +16,7 @@ FRAMES = 11
 """It only falls."""
 
 
-def test_the_way_from_scan_to_a_scheme_is_listed_and_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_way_from_scan_to_a_scheme_is_listed_and_short(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     series, _, calibration, _, evaluation, *_ = demo(tmp_path)
     frames: list[str] = []

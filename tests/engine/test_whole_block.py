@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from qaudit.core.linears import Linears, Quantized, alone
+from qaudit.core.linears import Quantized
 from qaudit.core.registry import parse_schemes
 from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.nearest import RoundToNearest
@@ -27,7 +27,6 @@ from tests.support.passes import (
     run,
     tallies_of,
 )
-from tests.support.schemes import example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,19 +188,6 @@ def test_a_block_with_its_own_weights_is_itself_and_is_left_as_it_was(checkpoint
         assert all(group.inputs.tokens == tokens for group in filled(groups))
     plain = watched(checkpoint, tmp_path, feed()).weights
     assert all(torch.equal(weight, plain[at]) for at, weight in filled(scheme.weights.items()))
-
-
-def test_a_group_alone_is_a_block_of_its_products():
-    linears: Linears = example()
-    block = alone(linears, "rtn")
-    (batch,) = block.batches
-    x = linears.inputs.sample_TC
-    expected = torch.cat([x @ weight.T for weight in linears.weights.values()], 1)
-    assert torch.equal(batch.target_BTD[0], expected)
-    hidden = batch.hidden_BTD
-    torch.testing.assert_close(block.run(hidden, ())[0], expected)
-    halved = Quantized({n: w / 2 for n, w in linears.weights.items()}, 0, inputs=lambda x: 2 * x)
-    torch.testing.assert_close(block.run(hidden, [halved])[0], expected)
 
 
 @pytest.mark.slow

@@ -48,9 +48,7 @@ allenai/Olmo-Hybrid-7B stage3-step1000 stage3 - 1000
 allenai/OLMo-2-0425-1B-early-training stage1-step0-tokens0B stage1 - 0
 allenai/OLMo-2-1124-7B step150-tokens1B stage1 - 150
 allenai/OLMo-2-1124-7B stage1-step1000-tokens5B stage1 - 1000 0.00015 4194304000
-allenai/OLMo-2-1124-7B stage1-step100000-tokens420B stage1 - 100000 0.0002955077
 allenai/OLMo-2-1124-7B stage1-step928000-tokens3893B stage1 - 928000 6.149879e-05
-allenai/OLMo-2-1124-7B stage1-step928646-tokens3896B stage1 - 928646 6.135114e-05
 allenai/OLMo-2-1124-7B stage2-ingredient1-step11931-tokens50B stage2 1 11931 0
 allenai/OLMo-2-1124-7B stage2-ingredient3-step6000-tokens26B stage2 3 6000 3.054554e-05
 allenai/OLMo-2-1124-7B stage2-ingredient3-step11931-tokens50B stage2 3 11931 ? 3945065873408
@@ -80,20 +78,16 @@ allenai/Olmo-3-1125-32B main stage3 - -
 HuggingFaceTB/SmolLM3-3B-checkpoints stage1-step-40000 stage1 - 40000
 HuggingFaceTB/SmolLM3-3B-checkpoints stage2-step-3480000 stage2 - 3480000
 HuggingFaceTB/SmolLM3-3B-checkpoints stage3-step-4200000 stage3 - 4200000 0.0001992341
-HuggingFaceTB/SmolLM3-3B-checkpoints stage3-step-4240000 stage3 - 4240000 0.0001839084
 HuggingFaceTB/SmolLM3-3B-checkpoints stage3-step-4480000 stage3 - 4480000 9.195441e-05
 HuggingFaceTB/SmolLM3-3B-checkpoints stage3-step-4720000 stage3 - 4720000 0 11135877120000
 HuggingFaceTB/SmolLM3-3B-checkpoints lc-4k-to-32k-step-4000 lc-4k-to-32k - 4000 1.879474e-05 -
-HuggingFaceTB/SmolLM3-3B-checkpoints lc-4k-to-32k-step-12000 lc-4k-to-32k - 12000 7.545145e-06
 HuggingFaceTB/SmolLM3-3B-checkpoints lc-4k-to-32k-step-20000 lc-4k-to-32k - 20000 0
 HuggingFaceTB/SmolLM3-3B-checkpoints lc-32k-to-64k-step-4000 lc-32k-to-64k - 4000 1.900969e-05
-HuggingFaceTB/SmolLM3-3B-checkpoints lc-32k-to-64k-step-20000 lc-32k-to-64k - 20000 4.442719e-07
 HuggingFaceTB/SmolLM3-3B-checkpoints it-mid-training - - -
 HuggingFaceTB/SmolLM3-3B-checkpoints it-SFT - - - - -
 HuggingFaceTB/SmolLM3-3B-Base main lc-32k-to-64k - 22000
 HuggingFaceTB/SmolLM2-1.7B-intermediate-checkpoints step-125000 pretraining - 125000 0.0005
 HuggingFaceTB/SmolLM2-1.7B-intermediate-checkpoints step-4750000 pretraining - 4750000 0.0004675573
-HuggingFaceTB/SmolLM2-1.7B-intermediate-checkpoints step-5000000 pretraining - 5000000 0.0002290076
 HuggingFaceTB/SmolLM2-1.7B-intermediate-checkpoints step-5125000 pretraining - 5125000 0.0001097328
 HuggingFaceTB/SmolLM2-1.7B-intermediate-checkpoints main - - -
 HuggingFaceTB/SmolLM2-360M-intermediate-checkpoints step-40000 pretraining - 40000 3e-3 62914560000
@@ -101,7 +95,6 @@ HuggingFaceTB/SmolLM2-135M-intermediate-checkpoints step-240000 pretraining - 24
 swiss-ai/Apertus-8B-2509 step50000-tokens210B pretraining - 50000 0.00011
 swiss-ai/Apertus-8B-2509 step1700000-tokens7232B pretraining - 1700000 ? 7222591488000
 swiss-ai/Apertus-8B-2509 step2429920 pretraining - 2429920 0.0001098802
-swiss-ai/Apertus-8B-2509 step2500000-tokens13953B pretraining - 2500000 5.098559e-05
 swiss-ai/Apertus-8B-2509 step2600000-tokens14792B pretraining - 2600000 1.806368e-05
 swiss-ai/Apertus-8B-2509 step2627139-tokens15T pretraining - 2627139 1.100009e-05
 swiss-ai/Apertus-8B-2509 longctx-step125 longctx - 125 ? -
@@ -112,7 +105,6 @@ swiss-ai/Apertus-70B-2509 step1100000 pretraining - 1100000 4.071994e-06
 swiss-ai/Apertus-70B-2509 step1150000-tokens14920B pretraining - 1150000 1.270039e-06
 swiss-ai/Apertus-70B-2509 longctx-step50 longctx - 50
 open-sci/open-sci-ref-v0.01-1.7b-nemotron-hq-1T-4096 iter_0002000 pretraining - 2000 ? 8257536000
-open-sci/open-sci-ref-v0.01-1.7b-nemotron-hq-1T-4096 iter_0030000 pretraining - 30000 0.004
 open-sci/open-sci-ref-v0.01-1.7b-nemotron-hq-1T-4096 iter_0190000 pretraining - 190000 0.004
 open-sci/open-sci-ref-v0.01-1.7b-nemotron-hq-1T-4096 iter_0218000 pretraining - 218000 0.001998679
 open-sci/open-sci-ref-v0.01-1.7b-nemotron-hq-1T-4096 iter_0242000 pretraining - 242000 1.684558e-05
@@ -122,8 +114,6 @@ open-sci/open-sci-ref-v0.01-1.7b-c4-300B-4096 iter_0060000 pretraining - 60000 0
 open-sci/open-sci-ref-v0.01-1.7b-c4-300B-4096 iter_0072000 pretraining - 72000 0.0001819433
 LLM360/Amber ckpt_000 pretraining - 762 0.0001143
 LLM360/Amber ckpt_100 pretraining - 76962 0.0002525878
-LLM360/Amber ckpt_200 pretraining - 153162 0.0001417521
-LLM360/Amber ckpt_300 pretraining - 229362 4.77542e-05
 LLM360/Amber ckpt_358 pretraining - 273558 3.000522e-05
 LLM360/Amber main pretraining - 274320 ? 1258448486400
 LLM360/CrystalCoder CrystalCoder_phase1_checkpoint_055500 phase1 - 55500
@@ -133,7 +123,6 @@ LLM360/K2 ckpt_100 pretraining - - - -
 LLM360/K2 main - - -
 EleutherAI/pythia-160m-deduped step512 pretraining - 512 0.0002148252
 EleutherAI/pythia-160m-deduped step10000 pretraining - 10000 0.0005946985
-EleutherAI/pythia-160m-deduped step71000 pretraining - 71000 0.0003127163
 EleutherAI/pythia-160m-deduped main pretraining - 143000 ? 299892736000
 EleutherAI/pythia-160m-deduped step143000 pretraining - 143000 6e-05
 EleutherAI/pythia-2.8b-v0 step1000 pretraining - 1000 -

@@ -95,18 +95,12 @@ def test_one_scale_is_shared_by_the_query_heads_of_a_kv_channel(query, key_value
 
 @torch.no_grad()
 def test_a_found_fold_leaves_the_whole_block_unchanged(once):
-    """The folds of OLMo 2, applied by hand, without any of the code that found them."""
-    hidden_BTD = torch.randn(1, 24, 64)
-    blocks = blocks_of(once(tiny.make, "olmo2"))
+    """A fold of OLMo 2, applied by hand, without any of the code that found it."""
+    hidden_BTD, blocks = torch.randn(1, 24, 64), blocks_of(once(tiny.make, "olmo2"))
     block = next(blocks)
-    before = block.forward(hidden_BTD)
+    before, scale, v = block.forward(hidden_BTD), torch.rand(32) + 0.5, "self_attn.v_proj"
     index_C = {group.name: group.fold_C for group in block.groups}[OUT]
-    assert index_C is not None
-    scale = torch.rand(32) + 0.5
-    install = {
-        "self_attn.v_proj": block.weight("self_attn.v_proj") / scale[:, None],
-        "self_attn.o_proj": block.weight("self_attn.o_proj") * scale[index_C],
-    }
+    install = {v: block.weight(v) / scale[:, None], OUT: block.weight(OUT) * scale[index_C]}
     block.install(Quantized(install, bits=0))
     # fp32 rounding of sums of 64 terms of size one; the scales alone move the output by 0.1.
     assert torch.allclose(block.forward(hidden_BTD), before, rtol=0, atol=1e-5)

@@ -206,21 +206,6 @@ def test_what_is_beside_hidden_states_is_cut_as_windows_are(dtype):
 
 
 @torch.no_grad()
-def test_a_block_of_a_model_gives_the_same_again(once):
-    model = opened(once(tiny.make, "gemma4_text"))
-    hidden_BTD = model.embed(tiny.tokens(2, 20))
-    for block in filled(model.blocks()):
-        before = {name: tensor.clone() for name, tensor in beside(hidden_BTD).items()}
-        out_BTD, again_BTD = block.forward(hidden_BTD), block.forward(hidden_BTD)
-        assert torch.equal(out_BTD, again_BTD)
-        assert all(
-            torch.equal(beside(hidden_BTD)[name], tensor) for name, tensor in filled(before.items())
-        )
-        assert (not beside(out_BTD)) == (block.index == 3)
-        hidden_BTD = out_BTD
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
 def test_a_plan_knows_what_waits_beside_hidden_states(family, once):
     folder = once(tiny.make, family)

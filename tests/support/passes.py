@@ -18,7 +18,7 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.read_out import document_sums
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
-from qaudit.types import Window
+from qaudit.types import Corpus, EvaluationDocument, Protocol, Window
 
 CPU = torch.device("cpu")
 
@@ -67,6 +67,8 @@ def windows(count, seed):
 
 
 EVALUATION, CALIBRATION = windows(7, 1), windows(9, 2)
+DOCUMENTS = (EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(len(EVALUATION)))
+CORPUS = Corpus(Protocol(CONTEXT, CONTEXT), (), tuple(EVALUATION), tuple(DOCUMENTS))
 
 
 def feed(tokens_per_batch=160):
