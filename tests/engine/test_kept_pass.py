@@ -226,16 +226,13 @@ RTN, AWQ = parse_scheme("rtn-4bit"), parse_scheme("awq-4bit:exact_fold=true")
 WEIGHT_RC = torch.arange(12.0).reshape(3, 4)
 
 
-def test_each_linear_of_each_block_has_the_hash_of_its_weight():
+def test_each_linear_of_each_block_has_its_hash_and_scales_are_hashed_as_a_file_holds_them():
     with LinearHashes() as hashes:
         for block in (0, 1):
             linears = Linears({"w": WEIGHT_RC}, block=block)
             hashes.observe(RTN, linears, Quantized({"w": WEIGHT_RC + block}, 0))
     expected = {f"{block}.w": sha256_of(WEIGHT_RC + block) for block in (0, 1)}
     assert (hashes.of(RTN.spec), hashes.of(AWQ.spec)) == (expected, {})
-
-
-def test_scales_of_columns_are_hashed_as_a_file_holds_them():
     scale_C, out_RC = torch.tensor([2.0, 0.5, 4.0]), torch.ones(2, 3)
     source = FoldSource("v", is_norm=False, offset=0)
     with LinearHashes() as hashes:

@@ -29,17 +29,6 @@ def fed(tables=None):
     return SimpleNamespace(calibration=batches, column_loop="plain", tables=tables or {})
 
 
-def options(folder, scheme, tmp_path):
-    with HiddenStates(tmp_path / "spill", 10**9, CPU) as states, torch.no_grad():
-        scores = scores_of(scheme, scheme.widths, opened(folder), fed(), states, lambda *_: None)
-    return tied(scores, scheme)
-
-
-def drawn(chances, count, *, generator):
-    """Take the likeliest label in place of a draw, as the slow way does."""
-    return chances.argmax(-1, keepdim=True)
-
-
 def slow_nats(folder, scheme):
     """Return what a change of each linear adds, from whole windows, one token after another."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
@@ -75,8 +64,11 @@ def slow_nats(folder, scheme):
 def test_scores_are_those_of_a_slow_computation_on_the_whole_model(once, tmp_path, monkeypatch):
     folder = once(tiny.make, "llama")
     scheme = parse_scheme("rtn-mix:budget=4:group=32:tie=none:members=248")
-    monkeypatch.setattr(torch, "multinomial", drawn)
-    made, named = options(folder, scheme, tmp_path)
+    # The likeliest label in place of a draw, as the slow way takes it.
+    monkeypatch.setattr(torch, "multinomial", lambda chances, *_, **__: chances.argmax(-1)[:, None])
+    with HiddenStates(tmp_path / "spill", 10**9, CPU) as states, torch.no_grad():
+        scores = scores_of(scheme, scheme.widths, opened(folder), fed(), states, lambda *_: None)
+    made, named = tied(scores, scheme)
     wanted = slow_nats(folder, scheme)
     assert len(made) == len(named) == 3 * 7
     for (block, name), option in made.items():
