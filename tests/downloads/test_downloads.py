@@ -122,9 +122,7 @@ def test_a_subject_is_not_ready_before_all_its_members_are(fake: Fake, downloads
 
 
 @pytest.mark.parametrize("error", [UnreachableError("silence"), MachineError("the disk is full")])
-def test_what_ends_the_scan_ends_it_once_everything_there_is_measured(
-    fake: Fake, downloads: Make, error: MachineError
-) -> None:
+def test_what_ends_a_scan_ends_it_late(fake: Fake, downloads: Make, error: MachineError) -> None:
     fake.refused["c"], fake.silent = error, True
     measured = []
     with (
@@ -138,9 +136,7 @@ def test_what_ends_the_scan_ends_it_once_everything_there_is_measured(
     assert measured == ["a", "b"]
 
 
-def test_two_that_do_not_come_in_a_row_or_an_unforeseen_error_end_the_scan(
-    fake: Fake, downloads: Make
-) -> None:
+def test_two_that_do_not_come_in_a_row_end_the_scan(fake: Fake, downloads: Make) -> None:
     fake.refused |= {label: UnreachableError(f"`{label}` broke off") for label in ("b", "c")}
     every = [subject(one) for one in (A, B, C, D)]
     ends = pytest.raises(UnreachableError, match="`c` broke off")
@@ -153,9 +149,7 @@ def test_two_that_do_not_come_in_a_row_or_an_unforeseen_error_end_the_scan(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_interrupt_stops_a_transfer_and_evicts_nothing(
-    fake: Fake, downloads: Make, error: type[BaseException]
-) -> None:
+def test_an_interrupt_evicts_none(fake: Fake, downloads: Make, error: type[BaseException]) -> None:
     fake.gates["b"] = threading.Event()  # never opened
     with (
         pytest.raises(error),
@@ -187,9 +181,7 @@ def test_subjects_nobody_asks_for_hold_nothing_up(fake: Fake, downloads: Make) -
     assert fake.disk == set()
 
 
-def test_two_names_for_one_content_are_fetched_once_by_that_which_has_it(
-    fake: Fake, downloads: Make
-) -> None:
+def test_two_names_for_one_content_are_fetched_once(fake: Fake, downloads: Make) -> None:
     with downloads(subject(A), subject(TWIN), contents=1) as supplied:
         for each in supplied.order:
             with supplied.ready(each):
@@ -208,9 +200,7 @@ def test_two_names_for_one_content_are_fetched_once_by_that_which_has_it(
     assert fake.done()[4:] == ["fetch final"]
 
 
-def test_the_next_one_comes_while_one_is_measured_and_may_share_files_with_it(
-    fake: Fake, downloads: Make
-) -> None:
+def test_the_next_one_comes_while_one_is_measured(fake: Fake, downloads: Make) -> None:
     with downloads(subject(A), subject(B), contents=2) as supplied:
         with supplied.ready(subject(A)):
             assert fake.until("fetch b")
@@ -220,9 +210,7 @@ def test_the_next_one_comes_while_one_is_measured_and_may_share_files_with_it(
     assert fake.kept == {"a": {"b"}, "b": set()}
 
 
-def test_what_a_killed_scan_brought_is_evicted_and_what_lay_there_is_not(
-    fake: Fake, downloads: Make, tmp_path: Path
-) -> None:
+def test_what_a_killed_scan_left_is_evicted(fake: Fake, downloads: Make, tmp_path: Path) -> None:
     record = tmp_path / "fetched.json"
     fake.disk.add("b")  # was there before
     with (
@@ -240,9 +228,7 @@ def test_what_a_killed_scan_brought_is_evicted_and_what_lay_there_is_not(
     assert not record.exists()
 
 
-def test_a_damaged_record_evicts_nothing_and_a_budget_below_one_subject_is_refused(
-    fake: Fake, downloads: Make, tmp_path: Path
-) -> None:
+def test_a_damaged_record_evicts_nothing(fake: Fake, downloads: Make, tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="`a\\+b` needs 20 bytes of disk"):
         downloads(subject(A), subject(A, B), contents=1)
     assert fake.log == []  # before anything is fetched

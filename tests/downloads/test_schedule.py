@@ -100,9 +100,7 @@ def words(steps: Sequence[Step]) -> str:
 
 
 @given(schedules())
-def test_everything_is_there_when_it_is_measured_within_the_budget_and_no_byte_comes_in_vain(
-    schedule: DownloadSchedule,
-) -> None:
+def test_everything_is_there_when_it_is_measured(schedule: DownloadSchedule) -> None:
     steps = schedule.steps(schedule.order)
     states = walked(schedule, steps)
     measured = [s.position for s in steps if s.kind == "measure"]
@@ -140,9 +138,7 @@ def test_what_is_never_needed_again_goes_at_once(schedule: DownloadSchedule) -> 
 
 
 @given(schedules(subjects=5))
-def test_a_larger_budget_never_costs_more_for_contents_of_one_size(
-    schedule: DownloadSchedule,
-) -> None:
+def test_a_larger_budget_never_costs_more(schedule: DownloadSchedule) -> None:
     one = dict.fromkeys(KEYS, 1)
     larger = [
         DownloadSchedule(schedule.needs, one, schedule.cached, schedule.present, budget)
@@ -172,9 +168,6 @@ def test_a_series_with_a_soup_of_scattered_members_is_fetched_once() -> None:
     for budget in (3, 4, 5):
         steps = itinerary(["a", "x", "b", "y", "c", "z", "abc"], budget)
         assert sum(step.kind == "fetch" for step in steps) == 6
-
-
-# -------------------------------------------------------------------------------------- shapes
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,7 @@ def in_words(text: str) -> tuple[str, list[float]]:
 
 
 @pytest.mark.slow
-def test_the_notebook_shows_what_it_was_committed_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_shows_the_same_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
     shown = results(CELLS)

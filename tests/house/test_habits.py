@@ -136,9 +136,7 @@ def test_skypilot_takes_the_task_and_no_misspelled_one() -> None:
     assert task["envs"].keys() == {"PART", "PARTS"}
 
 
-def test_jobs_of_the_hub_call_the_client_with_what_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_jobs_of_the_hub_give_the_client_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     run_job = create_autospec(huggingface_hub.run_job)  # refuses arguments that it does not have
     run_job.side_effect = lambda **given: type("Job", (), {"id": given["command"][-1]})
     monkeypatch.setattr(huggingface_hub, "run_job", run_job)

@@ -103,9 +103,6 @@ def test_no_file_speaks_of_the_machine_it_was_written_on() -> None:
     assert found == []
 
 
-# ------------------------------------------------------------------ schemes are named nowhere else
-
-
 SETS = {"settings.py", "core/registry.py"}
 """Default sets, and hints for names of other projects."""
 
@@ -156,9 +153,6 @@ def test_no_scheme_is_named_outside_its_file() -> None:
         if not path.startswith("core/schemes/") and path not in SETS:
             seen += mentions(path, parsed(file.read_text(encoding="utf-8")))
     assert seen == []
-
-
-# ------------------------------------------------------------------ phrases
 
 
 PHRASES = re.compile(

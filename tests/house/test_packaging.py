@@ -48,9 +48,7 @@ def wheel(wheel_file: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_the_recipes_and_nothing_else(
-    wheel: set[str],
-) -> None:
+def test_the_wheel_holds_the_package_the_recipes_and_nothing_else(wheel: set[str]) -> None:
     files = [path for path in PACKAGE.rglob("*") if path.is_file()]
     needed = {
         path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts
@@ -201,9 +199,7 @@ def test_every_hint_to_install_names_an_extra_of_this_distribution() -> None:
     assert [each for each in hints if not OWN.match(each[1])] == []
 
 
-def test_a_wheel_without_dependencies_names_the_lock_inside_it(
-    wheel_file: Path, tmp_path: Path
-) -> None:
+def test_a_wheel_alone_names_the_lock_inside_it(wheel_file: Path, tmp_path: Path) -> None:
     assert lock_file() == LOCK  # of a checkout
     assert wheel_file.name.startswith("qaudit_llm-")
     assert wheel_file.stat().st_size < 27e6
@@ -282,9 +278,7 @@ def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_the_client_installs_describes_and_runs_the_extension(
-    github: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_client_runs_the_extension(github: Path, capfd: pytest.CaptureFixture[str]) -> None:
     owner, repo, short = extensions._normalize_repo_id(REPO)
     made = extensions._install_extension(owner=owner, repo_name=repo, short_name=short)
     assert (made.type, made.short_name, made.commit_sha) == ("python", "qaudit", COMMIT)

@@ -174,8 +174,6 @@ def test_pages_that_do_not_end_are_refused(hub: Hub, monkeypatch: pytest.MonkeyP
     assert client.requests == 21
 
 
-# ----------------------------------------------- faults injected into downloads -> what happened
-
 RESOLVE, CDN = "GET /alice/tiny/resolve", "GET /cdn/"
 DUE = len(WEIGHTS) + len("step1")
 
@@ -290,9 +288,7 @@ def test_an_error_says_which_and_what_to_do(hub: Hub, caplog: pytest.LogCaptureF
         assert (token or BOB) not in shown
 
 
-def test_a_server_that_repeats_the_token_does_not_make_us_say_it(
-    hub: Hub, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_repeats_the_token(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     echo = {"X-Error-Message": f"no: Bearer {BOB}\x1b[31m" + "x" * 999, "X-Error-Code": "Other"}
     for status in (400, 401, 403, 404, 409, 451, 503):
@@ -344,9 +340,7 @@ def test_a_question_that_is_led_elsewhere_takes_no_token_along(root: Path, hub: 
         assert [line["auth"] for line in other.log] == [False, False, True]
 
 
-def test_a_file_that_lies_elsewhere_is_fetched_there_without_the_token_and_by_the_hubs_word(
-    root: Path, hub: Hub
-) -> None:
+def test_a_file_that_lies_elsewhere_is_fetched_without_the_token(root: Path, hub: Hub) -> None:
     client = Watched(hub.url, token=BOB).client
     commit, file = weights(client)
     with Hub(root).running() as other:
@@ -588,9 +582,7 @@ def test_a_wait_is_read_from_what_the_server_says() -> None:
 
 
 @given(st.integers(1, 50), st.text(), st.sampled_from([None, 429, 503]))
-def test_waits_grow_are_bounded_and_repeatable(
-    failures: int, call: str, status: int | None
-) -> None:
+def test_waits_grow_bounded_and_repeatable(failures: int, call: str, status: int | None) -> None:
     dropped = DroppedError("it broke", status=status)
     wait = wait_seconds(dropped, failures, call, "")
     assert 0.0 < wait <= LONGEST_WAIT_SECONDS

@@ -55,9 +55,7 @@ def tree(cache: Path) -> dict[str, str]:
     }
 
 
-def test_the_client_sees_a_sound_cache_as_its_own_and_fetches_only_the_rest(
-    desk: Desk, cache: Path, tmp_path: Path
-) -> None:
+def test_the_client_fetches_only_the_rest(desk: Desk, cache: Path, tmp_path: Path) -> None:
     checkpoint = desk.checkpoint("step3")
     desk.fetcher.settings(checkpoint)
     desk.fetcher.weights(checkpoint)
@@ -77,9 +75,7 @@ def test_the_client_sees_a_sound_cache_as_its_own_and_fetches_only_the_rest(
     assert desk.requests(CDN) == 0
 
 
-def test_what_the_client_fetched_is_verified_mended_and_never_evicted(
-    desk: Desk, cache: Path
-) -> None:
+def test_what_the_client_fetched_is_verified_and_never_evicted(desk: Desk, cache: Path) -> None:
     checkpoint = desk.checkpoint("step3")
     theirs(desk.hub, cache, checkpoint)
     desk.requests()
@@ -121,9 +117,7 @@ def test_a_file_that_is_no_link_is_used_where_it_lies(desk: Desk, cache: Path) -
     assert desk.fetcher.evict(checkpoint) == 0
 
 
-def test_a_blob_that_lies_in_a_store_of_all_repositories_is_used_and_replaced_here_alone(
-    desk: Desk, cache: Path, tmp_path: Path
-) -> None:
+def test_a_blob_of_a_store_is_replaced_here_alone(desk: Desk, cache: Path, tmp_path: Path) -> None:
     """The client links blobs into such a store where files come by their xet hash."""
     checkpoint = desk.checkpoint("step1")
     stored, blob = tmp_path / "stored", Snapshot(REPO).blob(sha256(STEP1))
@@ -139,9 +133,7 @@ def test_a_blob_that_lies_in_a_store_of_all_repositories_is_used_and_replaced_he
     assert stored.read_bytes() == b"damaged"
 
 
-def test_a_cache_that_may_only_be_read_serves_what_it_has(
-    desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_only_to_be_read(desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = desk.checkpoint("step1")
     theirs(desk.hub, cache, checkpoint)
 
@@ -213,9 +205,7 @@ def test_a_blob_that_revisions_share_or_that_is_needed_goes_last(desk: Desk, cac
     assert desk.fetcher.evict(same) == NBYTES
 
 
-def test_a_blob_that_somebody_else_links_to_or_downloaded_anew_is_theirs_and_half_of_one_is_not(
-    desk: Desk, cache: Path
-) -> None:
+def test_a_blob_of_somebody_else_is_theirs_and_half_of_one_is_not(desk: Desk, cache: Path) -> None:
     first, same = desk.checkpoint("step1"), desk.checkpoint("step5")
     partial = Snapshot(REPO).partial(sha256(STEP1))
     desk.hub.faults += [{"match": CDN, "cut": 5000, "times": 1}, {"match": CDN, "flip": 1}]
@@ -238,9 +228,7 @@ def test_a_blob_that_somebody_else_links_to_or_downloaded_anew_is_theirs_and_hal
     assert blobs(cache) == {sha256(STEP1)}
 
 
-def test_a_kill_before_the_rename_leaves_nothing_of_others_to_be_evicted(
-    desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_before_the_rename(desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger is written first; until the rename it is about a file that is not there."""
     checkpoint = desk.checkpoint("step1")
 
@@ -259,7 +247,7 @@ def test_a_kill_before_the_rename_leaves_nothing_of_others_to_be_evicted(
 
 
 @given(st.lists(st.binary(max_size=30), max_size=8))
-def test_torn_and_foreign_lines_are_skipped_and_a_file_that_changed_is_another(
+def test_torn_lines_are_skipped(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
 ) -> None:
     folder = tmp_path_factory.mktemp("ledger")
@@ -298,9 +286,7 @@ def test_many_threads_and_ledgers_write_whole_lines(tmp_path: Path) -> None:
     assert all(ledger.has(file) for ledger in ledgers for file in files)
 
 
-def test_a_ledger_that_cannot_be_written_is_said_and_no_blob_is_placed(
-    desk: Desk, cache: Path
-) -> None:
+def test_a_ledger_that_cannot_be_written_places_no_blob(desk: Desk, cache: Path) -> None:
     own_cache().parent.mkdir(parents=True, exist_ok=True)
     checkpoint = desk.checkpoint("step1")
     (own_cache() / "brought.jsonl").mkdir()
@@ -326,9 +312,7 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
         assert alone
 
 
-def test_so_many_claims_are_held_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_many_claims_are_held_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding_module, "MOST_CLAIMS", 2)
     mine, other = Claims(), Claims()
     paths = [tmp_path / name for name in "abc"]

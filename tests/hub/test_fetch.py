@@ -100,7 +100,7 @@ ENDS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fault", "says"), ENDS, ids=str)
-def test_what_stays_broken_is_an_error_and_no_file(
+def test_what_stays_broken_is_no_file(
     hub: Hub, cache: Path, fault: dict[str, Any], says: str
 ) -> None:
     desk = Desk(hub, options={"tries": 2}, timeout_seconds=0.3 if "silent" in fault else 20.0)
@@ -232,9 +232,7 @@ def test_a_stopped_fetcher_ends_soon_and_keeps_what_came(hub: Hub, cache: Path) 
     assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES - 90_000
 
 
-def test_shards_come_side_by_side_with_their_index_and_shared_ones_once(
-    hub: Hub, cache: Path
-) -> None:
+def test_shards_come_side_by_side_and_shared_ones_once(hub: Hub, cache: Path) -> None:
     desk = Desk(hub, options={"workers": 3})
     checkpoint, other = desk.checkpoint("step3"), desk.checkpoint("step4")
     bad = rf"GET /cdn/{checkpoint.files[1].sha256}"
@@ -272,9 +270,7 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(desk: Desk, cache: Path) -
         assert blobs(cache) == {sha256(STEP1)}
 
 
-def test_a_file_that_was_there_is_hashed_once(
-    desk: Desk, hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashed_once(desk: Desk, hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stamps, "SETTLED_NS", -1)
     checkpoint = desk.checkpoint("step1")
     real = desk.fetcher.weights(checkpoint) / "model.safetensors"
@@ -303,9 +299,7 @@ def test_an_edited_blob_with_its_old_size_and_time_is_fetched_again(desk: Desk, 
         assert content_read(checkpoint) == {"model.safetensors": sha256(STEP1)}
 
 
-def test_what_is_there_or_a_folder_of_this_machine_needs_no_hub(
-    desk: Desk, hub: Hub, tmp_path: Path
-) -> None:
+def test_what_is_on_this_machine_needs_no_hub(desk: Desk, hub: Hub, tmp_path: Path) -> None:
     checkpoint = desk.checkpoint("step3")
     desk.fetcher.settings(checkpoint)
     desk.fetcher.weights(checkpoint)
@@ -341,9 +335,7 @@ def _full_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, number: int) -> It
         yield
 
 
-def test_a_disk_that_takes_no_more_is_said_and_a_full_one_keeps_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = desk.checkpoint("step1")
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         full = number != errno.EIO
@@ -361,9 +353,7 @@ def test_a_disk_that_takes_no_more_is_said_and_a_full_one_keeps_nothing(
     assert not desk.requests(CDN)  # before the first byte
 
 
-def test_room_is_looked_for_again_before_each_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_file_looks_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=NBYTES - 1001)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     line, partial = Line(STEP1, []), tmp_path / "partial"
@@ -375,9 +365,7 @@ def test_room_is_looked_for_again_before_each_file(
     assert line.asked == [1001]
 
 
-def test_a_path_that_leaves_its_folder_or_a_hash_that_is_none_is_refused(
-    desk: Desk, cache: Path
-) -> None:
+def test_a_path_that_leaves_and_a_hash_that_is_none_are_refused(desk: Desk, cache: Path) -> None:
     checkpoint = desk.checkpoint("step1")
     for path in ("../evil", "/etc/evil", "a/../../evil", "a//evil", "./evil", "", "a\\evil",
                  "a\nevil", "a/."):  # fmt: skip
@@ -412,9 +400,7 @@ def test_nothing_is_written_through_a_link(desk: Desk, cache: Path, tmp_path: Pa
 # ------------------------------------------------------------------------------------ settings
 
 
-def test_equal_files_under_two_names_come_once_and_a_missing_config_is_named(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_equal_files_come_once_and_a_missing_config_is_named(cache: Path, tmp_path: Path) -> None:
     files = {"config.json": CONFIG, "generation_config.json": CONFIG, "vocab.json": CONFIG}
     write(tmp_path / "hub", {"only": files, "bare": {"README.md": b"#"}})
     with Hub(tmp_path / "hub").running() as hub:
@@ -468,9 +454,7 @@ _paths = st.builds(lambda folders, name: "/".join([*folders, name]),
 
 
 @given(st.sets(_paths), st.sampled_from([None, "a", "a/b"]), st.booleans())
-def test_settings_come_from_the_folder_or_above_and_lie_in_it(
-    paths: set[str], subfolder: str | None, code: bool
-) -> None:
+def test_settings_come_from_above(paths: set[str], subfolder: str | None, code: bool) -> None:
     files = [HubFile(path, 1, sha256(path.encode())[:40], None) for path in sorted(paths)]
     placed = settings_files(files, subfolder, code=code)
     start = f"{subfolder}/" if subfolder else ""
@@ -510,9 +494,6 @@ def test_a_text_of_a_dataset_comes_the_same_way(cache: Path, tmp_path: Path) -> 
         hub.log.clear()
         assert desk.fetcher.text(text) == path
         assert not hub.log
-
-
-# ------------------------------------------------------------------------- properties, no socket
 
 
 class Line:
@@ -574,9 +555,7 @@ def test_whatever_was_there_and_wherever_it_breaks_the_bytes_are_right(
     assert sum(counted) == len(data)
 
 
-def test_two_hosts_without_locks_fetch_one_file_and_both_have_it(
-    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_hosts_without_locks(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desks = [Desk(hub), Desk(hub)]
     checkpoint = desks[0].checkpoint("step1")
     for number in (errno.ENOLCK, errno.ENOSYS):

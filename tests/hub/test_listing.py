@@ -96,9 +96,7 @@ def test_the_calls_of_a_plan_are_counted(hub: Hub, tmp_path: Path) -> None:
         assert again.client.requests == asked
 
 
-def test_a_name_becomes_a_commit_in_every_way_git_says_it_or_is_told_the_nearest(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_name_becomes_a_commit_or_is_told_the_nearest(hub: Hub, tmp_path: Path) -> None:
     mine = listing(hub, tmp_path)
     with ThreadPoolExecutor(8) as pool:  # threads ask for names once
         found = set(pool.map(lambda n: mine.commit(REPO), range(16)))
@@ -117,9 +115,7 @@ def test_a_name_becomes_a_commit_in_every_way_git_says_it_or_is_told_the_nearest
     assert mine.client.requests == 2
 
 
-def test_a_branch_comes_before_a_tag_and_a_pull_request_is_asked_for(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_branch_comes_first_and_a_pull_request_is_asked_for(hub: Hub, tmp_path: Path) -> None:
     names = {
         "branches": [{"name": "v1", "ref": "x", "targetCommit": "b" * 40}],
         "converts": [],
@@ -147,9 +143,7 @@ def test_offline_names_are_those_last_seen(hub: Hub, tmp_path: Path) -> None:
         listing(hub, tmp_path).revisions(REPO)
 
 
-def test_shapes_are_those_of_the_files_and_a_header_takes_one_range_and_a_long_one_two(
-    hub: Hub, root: Path, tmp_path: Path
-) -> None:
+def test_a_header_takes_a_range_and_a_long_one_two(hub: Hub, root: Path, tmp_path: Path) -> None:
     mine = listing(hub, tmp_path)
     commit = mine.commit(SHARDED)
     shards = weights(mine.files(SHARDED, commit))
@@ -261,9 +255,7 @@ def test_what_lies_on_the_disk_is_believed_no_more_than_the_wire(hub: Hub, tmp_p
         assert mine.client.requests > 0
 
 
-def test_one_hub_does_not_answer_for_another_nor_a_dataset_for_a_model(
-    root: Path, hub: Hub, tmp_path: Path
-) -> None:
+def test_one_hub_does_not_answer_for_another(root: Path, hub: Hub, tmp_path: Path) -> None:
     mine = listing(hub, tmp_path)
     commit = mine.commit(REPO)
     files = mine.files(REPO, commit)
@@ -298,9 +290,7 @@ def test_a_place_that_is_no_folder_is_told_once(hub: Hub, tmp_path: Path) -> Non
     assert f"cannot be kept in `{folder}`" in said[0]
 
 
-def test_nothing_half_written_is_left(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_half_written(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = listing(hub, tmp_path)
     monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

@@ -73,9 +73,7 @@ def offline_listing(folder: Path, said: list[str] | None = None) -> Listing:
     return Listing(Client("http://127.0.0.1:1", offline=True, say=heard.append), folder / "empty")
 
 
-def test_what_the_client_downloaded_is_listed_as_the_hub_lists_it(
-    hub: Hub, cache: Path, tmp_path: Path
-) -> None:
+def test_what_was_downloaded_is_as_the_hub_lists_it(hub: Hub, cache: Path, tmp_path: Path) -> None:
     download(hub, cache, "main", "step1", "run/step2", "step3")
     theirs, mine = online(hub, tmp_path / "online"), offline_listing(tmp_path)
     names = {r.name: r.commit for r in theirs.revisions(REPO)}
@@ -116,9 +114,7 @@ def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Pa
         find_text(mine, other)
 
 
-def test_a_name_that_was_not_downloaded_is_named_and_what_the_hub_told_goes_first(
-    hub: Hub, cache: Path, tmp_path: Path
-) -> None:
+def test_a_name_that_was_not_downloaded_is_named(hub: Hub, cache: Path, tmp_path: Path) -> None:
     names = online(hub, tmp_path / "mine").revisions(REPO)
     download(hub, cache, "step1")
     assert Listing(Client(hub.url, offline=True), tmp_path / "mine").revisions(REPO) == names
@@ -139,9 +135,7 @@ def test_a_name_that_was_not_downloaded_is_named_and_what_the_hub_told_goes_firs
     assert [file.name for file in found.files] == ["model.safetensors"]
 
 
-def test_an_incomplete_snapshot_is_refused_and_the_others_go_on(
-    hub: Hub, cache: Path, tmp_path: Path
-) -> None:
+def test_an_incomplete_snapshot_is_refused_alone(hub: Hub, cache: Path, tmp_path: Path) -> None:
     said: list[str] = []
     download(hub, cache, "step1", allow_patterns=["config.json"])
     mine = offline_listing(tmp_path, said)
@@ -162,9 +156,6 @@ def test_an_incomplete_snapshot_is_refused_and_the_others_go_on(
     assert "`part-b.safetensors`" in read["run/step2"].suspect[0]
 
 
-# -------------------------------------------------------------------------- a cache of ill will
-
-
 COMMIT, BLOB = "a" * 40, "b" * 64
 
 
@@ -181,9 +172,7 @@ def point(cache: Path, path: str, target: str | Path) -> None:
     place.symlink_to(target)
 
 
-def test_a_link_that_leads_elsewhere_is_a_file_that_is_not_there_and_damage_refused(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_links_elsewhere_are_no_files_and_damage_is_refused(cache: Path, tmp_path: Path) -> None:
     lay(cache, f"blobs/{BLOB}", "good")
     lay(cache, "blobs/not-a-hash", "x")
     outside = tmp_path / "outside" / BLOB

@@ -98,9 +98,7 @@ def calls(hub: Hub) -> list[str]:
     return [e["path"].partition("/api/models/")[2] for e in hub.asked("/api/")]
 
 
-def test_a_name_on_the_hub_is_told_from_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for target in (
         "allenai/OLMo-2-1124-7B@stage1-step1000-tokens5B", "org/name@refs/pr/1",
         "org/name@main//checkpoint-500", "org/name//checkpoint-500", "hf://org/name",
@@ -135,9 +133,7 @@ def test_a_target_that_is_none_is_refused(place: Place) -> None:
         find_all(["o/run@step3", "hf://o/run@step3"], RECIPE, lambda: listing)
 
 
-def test_a_thousand_names_are_one_call_and_known_with_what_a_family_warns_of(
-    place: Place, tmp_path: Path
-) -> None:
+def test_a_thousand_names_are_one_call_and_known(place: Place, tmp_path: Path) -> None:
     folder = tmp_path / "one"
     write_headers(folder, {"w": ("BF16", (2, 2))}, 100)
     hub, repo = place.hub, "allenai/OLMo-2-1124-7B"

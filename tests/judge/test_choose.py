@@ -82,9 +82,6 @@ def table_of(rows: Sequence[Measurement]) -> Measurements:
     return Measurements.of(subjects, rows, 0.95)
 
 
-# ------------------------------------------------------------------------------- objectives
-
-
 def test_an_objective_is_read_and_printed() -> None:
     for text, expected in {
         "loss": Objective(),
@@ -146,9 +143,7 @@ def test_what_would_change_the_answer_is_said() -> None:
 
 
 @pytest.mark.parametrize(("bits", "chosen"), [(3.4, "gptq-mix"), (3.6, "rtn-3bit")])
-def test_a_mixture_competes_where_it_is_no_larger_than_a_file_of_one_width(
-    bits: float, chosen: str
-) -> None:
+def test_a_mixture_competes_where_it_is_no_larger(bits: float, chosen: str) -> None:
     name = "gptq-mix:budget=3.5"
     losses = {("a", "rtn-3bit"): 2.2, ("a", "awq-3bit"): 2.3, ("a", name): 2.0}
     found = [
@@ -169,9 +164,6 @@ def test_the_class_of_a_mixture_is_that_of_its_whole_bits() -> None:
         scheme = parse_scheme(f"gptq-mix:budget={budget}:members=248")
         assert scheme.class_at(float(budget) - 0.01) == scheme.bit_class == expected
         assert "bit" not in scheme.short.removeprefix("gptq-mix")  # no width of a policy's pattern
-
-
-# ------------------------------------------------------------------------------- fewest bits
 
 
 def ladder(**losses: float) -> Measurements:
@@ -196,9 +188,6 @@ def test_a_poor_checkpoint_that_loses_little_does_not_come_within_the_margin() -
     }  # fmt: skip
     pick = choose(table_of(measured(losses, LADDER)), Objective("bits", margin=0.02))
     assert (pick.subject, pick.scheme) == ("late", "gptq-4bit")
-
-
-# ------------------------------------------------------------------------------- bit classes
 
 
 @pytest.mark.parametrize(
@@ -237,9 +226,6 @@ def test_a_bit_class_is_that_of_the_codes(
     assert (known.class_at(bits), known.calibrates) == (expected, calibrates)
     names = ["w4a4", "3", "4kv8", "w8a8", "4", "8", "w4a8"]
     assert sorted(names, key=most_bits_first) == ["8", "w8a8", "4", "4kv8", "w4a4", "w4a8", "3"]
-
-
-# ------------------------------------------------------------------------------- the choice
 
 
 @given(st.permutations(range(10)), st.integers(0, 5), st.sampled_from([0.0, 0.01]))
@@ -349,9 +335,6 @@ def test_the_upper_end_reaches_as_far_as_a_quarter_of_the_contenders_do() -> Non
     assert check.interval.high - check.interval.estimate == pytest.approx(least, rel=1e-9)
 
 
-# ------------------------------------------------------------------------------- KL divergence
-
-
 def with_divergence(measured: Measurement, kl: float) -> Measurement:
     tokens = measured.evidence.tokens
     own = np.random.default_rng([*measured.scheme.encode()])
@@ -379,9 +362,6 @@ def test_by_divergence_the_scheme_is_chosen_and_not_the_subject_that_learned_lea
     assert only.contenders == ()
     (only,) = shipped(table_of(measured({("a", "gptq-4bit"): 2.0})), Objective("kl"))
     assert only.subject is None  # without divergences nothing is chosen by them
-
-
-# ------------------------------------------------------------------------------- under a policy
 
 
 def gated(
@@ -416,9 +396,7 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 @given(policies(), st.dictionaries(st.sampled_from(SCHEMES), ERRORS, min_size=1), st.integers(0, 3))
-def test_the_verdict_and_the_gate_have_one_answer(
-    policy: Policy, errors: dict[str, float], seed: int
-) -> None:
+def test_gate_and_verdict_agree(policy: Policy, errors: dict[str, float], seed: int) -> None:
     """Whatever is measured, and whatever the policy asks for."""
     losses = {(s, "fp"): 2.0 + k for k, s in enumerate(("a", "b"))}
     losses |= {(s, q): losses[s, "fp"] * (1 + e) for q, e in errors.items() for s in ("a", "b")}

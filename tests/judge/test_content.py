@@ -110,9 +110,6 @@ def test_a_soup_of_one_is_no_soup_and_second_names_are_no_further_steps() -> Non
     assert "2 checkpoints serve" in said[0][1]
 
 
-# ------------------------------------------------------------------ what trees and a family tell
-
-
 def test_what_a_family_says_is_not_taken_for_what_was_found_nor_said_twice() -> None:
     heard = bad_report("it holds a README and no weights", "http://x")
     assert found(checkpoint("main", suspect=(heard,))) == []
@@ -126,9 +123,6 @@ def test_what_a_family_says_is_not_taken_for_what_was_found_nor_said_twice() -> 
     assert only(step(1, "a", "b", suspect=ends), step(9, "a", "c")).rule == "QA015"
     same = (equal_report(("step1", "step3"), "they serve the same weights"),)
     assert only(step(1, "a", suspect=same), step(3, "a", suspect=same)).rule == "QA009"
-
-
-# ------------------------------------------------------------------------- sentences that read back
 
 
 NAMES = st.lists(st.text("abc0123.-_/", min_size=1), min_size=2, max_size=5)

@@ -263,9 +263,6 @@ def test_circumstances_that_differ_are_named() -> None:
     assert difference.pick_changed
 
 
-# --------------------------------------------------------------------------------- KL divergence
-
-
 def with_kl(measurements: tuple[Measurement, ...], times: float = 1.0) -> tuple[Measurement, ...]:
     """Return measurements with a divergence of every quantized document."""
 

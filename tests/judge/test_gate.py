@@ -38,9 +38,6 @@ def sums(audit: Any, label: str, scheme: str) -> Any:
     return audit.table.find(label, scheme).evidence.nll_sum
 
 
-# ----------------------------------------------------------------------- outcomes
-
-
 def test_all_intervals_that_count_hold_at_once() -> None:
     audit = held()
     found = judged(policy(), audit)
@@ -62,9 +59,6 @@ def test_the_end_that_has_to_be_within_the_margin_pays_for_choosing() -> None:
         levels = levels_of(policy(asked), question, 1)._asdict()
         assert levels.pop(end) == pytest.approx(1 - 0.05 / 4)
         assert list(levels.values()) == [0.95]
-
-
-# ----------------------------------------------------------------------- soups
 
 
 SOUPS: dict[str, Any] = {"metric": "soup_against_members", "margin": 0.0}
@@ -159,9 +153,7 @@ def with_tokens() -> Any:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_baseline_that_was_measured_otherwise_is_refused_by_what_differs(
-    before: Any, said: str
-) -> None:
+def test_a_baseline_measured_otherwise_is_refused(before: Any, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         judged(policy(), held(), before)
     assert said in refused.value.message

@@ -368,9 +368,6 @@ def test_the_intervals_of_several_soups_and_of_all_that_a_search_tried_hold_at_o
     assert wide.high - wide.low > alone.high - alone.low
 
 
-# ------------------------------------------------------------------ rare damage
-
-
 def test_a_document_that_carries_much_of_the_damage_is_named() -> None:
     rarely = np.where(np.arange(64) == 7, 50, 1)
     found = sample.judged(of_soup(lambda full, nll: full + rarely * (nll - full)))

@@ -152,9 +152,7 @@ def drawn_at(temperature: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("temperature", "how"), [(0.9, "less"), (1.0, None), (1.1, "more")])
-def test_answers_that_something_else_drew_are_not_weighed(
-    temperature: float, how: str | None
-) -> None:
+def test_answers_drawn_otherwise_are_not_weighed(temperature: float, how: str | None) -> None:
     full = drawn_at(temperature)
     found = asked_score(marked(0.0, drawn_sum=full["drawn_sum"]), 0.05, marked(0.0, **full))
     assert found.outcome == ("missing" if how else "pass")

@@ -142,9 +142,6 @@ def test_all_strata_are_covered_at_once() -> None:
     assert covered / 400 > 0.928
 
 
-# -------------------------------------------------------------------------------------- positions
-
-
 def with_positions() -> tuple[Measurements, np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
     tokens = rng.integers(1, 50, (12, 3))

@@ -113,9 +113,7 @@ def test_what_an_extended_policy_does_not_write_is_inherited(tmp_path: Path) -> 
     assert found.name == "ours"
 
 
-def test_schemes_are_kept_by_their_short_forms_and_off_is_read_however_yaml_does(
-    tmp_path: Path,
-) -> None:
+def test_schemes_are_kept_by_short_forms_and_off_is_read(tmp_path: Path) -> None:
     found = read(tmp_path, one_rule(schemes="[gptq:bits=4, 'gptq-4bit:group=64']"))
     assert found.rules[0].schemes == ("gptq-4bit", "gptq-4bit:group=64")
     for level in ("off", '"off"', "no"):
@@ -235,9 +233,6 @@ def test_a_policy_that_is_no_text_or_not_there_is_refused(tmp_path: Path) -> Non
             policy_named(name)
         assert hint in refused.value.hint
         assert "a policy of your own is a .yaml file" in refused.value.hint
-
-
-# ----------------------------------------------------------------------- margins
 
 
 @pytest.mark.parametrize(

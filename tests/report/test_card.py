@@ -92,9 +92,6 @@ def test_names_and_sentences_are_escaped_and_none_ends_a_cell() -> None:
         assert shown.splitlines()[-1] == f"| {text} |"
 
 
-# ------------------------------------------------------------------ the whole
-
-
 def test_the_card_is_short_and_the_page_has_the_rest() -> None:
     text = render(with_verdict())
     assert titles(text) == [WHY, "Not measured"]

@@ -129,7 +129,7 @@ newlines = st.sampled_from(["\n", "\r\n"])
 
 
 @given(st.lists(lines), st.lists(lines), newlines, st.booleans())
-def test_the_block_is_replaced_and_nothing_else_is_touched(
+def test_the_block_alone_moves(
     before: list[str], after: list[str], newline: str, ends: bool
 ) -> None:
     head = "".join(line + newline for line in before)
@@ -139,9 +139,7 @@ def test_the_block_is_replaced_and_nothing_else_is_touched(
 
 
 @given(st.lists(lines), newlines, st.booleans())
-def test_a_card_is_added_at_the_end_and_a_second_time_changes_nothing(
-    before: list[str], newline: str, ends: bool
-) -> None:
+def test_a_card_is_added_at_the_end_once(before: list[str], newline: str, ends: bool) -> None:
     text = newline.join(before) + (newline if ends else "")
     once = put_block(text, CARD)
     assert once.startswith(text)

@@ -97,9 +97,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_files_are_complete_by_themselves_opaque_described_and_small(
-    drawn: Path, name: str
-) -> None:
+def test_files_are_complete_opaque_described_and_small(drawn: Path, name: str) -> None:
     image = np.asarray(matplotlib.image.imread(drawn / f"{name}.png"), dtype=np.float64)
     assert image.shape[0] > 300
     assert np.all(image[..., 3] == 1.0)
@@ -125,9 +123,7 @@ def test_files_are_complete_by_themselves_opaque_described_and_small(
     assert light == dark
 
 
-def test_another_process_writes_the_same_bytes_with_a_backend_of_its_own(
-    drawn: Path, tmp_path: Path
-) -> None:
+def test_another_process_and_backend_write_the_same_bytes(drawn: Path, tmp_path: Path) -> None:
     (tmp_path / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
     code = """if True:
         import os, sys
@@ -150,9 +146,7 @@ def test_another_process_writes_the_same_bytes_with_a_backend_of_its_own(
     }
 
 
-def test_saved_figures_are_used_as_they_are_and_missing_ones_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     audit = sample.many(2, 2)
     names = [name for name, _ in pictures(View(audit))]
     for name in names:
@@ -215,9 +209,7 @@ LONG = "a-name-without-end-" * 6 + "{}"
         pytest.param(200, 8, 30, LONG, marks=pytest.mark.slow),
     ],
 )
-def test_every_text_is_inside_its_figure(
-    subjects: int, schemes: int, soups: int, named: str
-) -> None:
+def test_no_text_leaves_its_figure(subjects: int, schemes: int, soups: int, named: str) -> None:
     audit = sample.many(subjects, schemes, soups=soups, name=named)
     names = [name for name, _ in pictures(View(audit))]
     assert ("soups" in names) == (soups > 0)

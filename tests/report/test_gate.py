@@ -48,17 +48,12 @@ def rows(gate: Gate) -> list[dict[str, Any]]:
     return json.loads(render(gate, "sarif"))["runs"][0]["results"]
 
 
-# ------------------------------------------------------------------------------- every format
-
-
 def controls(text: str) -> list[str]:
     return [c for c in text if not c.isprintable() and c != "\n"]
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_no_name_brings_a_control_character_or_a_command_and_no_failure_is_a_finding(
-    form: str,
-) -> None:
+def test_no_name_brings_a_command_and_no_failure_is_a_finding(form: str) -> None:
     text = render(sample.hostile(), form) + step_summary(sample.hostile())
     assert controls(text) == []
     for name in ("::error::owned", "x " * 30 + "::stop-commands::y"):
@@ -90,9 +85,6 @@ def test_every_gate_and_failure_keeps_the_schema_of_whoever_reads_it(gate: Gate,
     assert [line for line in lines if len(line) > 80] == []
 
 
-# ------------------------------------------------------------------------------- for people
-
-
 def test_what_is_for_people_fits_and_says_what_it_left_out() -> None:
     text, summary = render(sample.crowd(3000), "md"), step_summary(sample.crowd(20_000))
     assert len(text.encode()) <= COMMENT_NBYTES
@@ -109,9 +101,6 @@ def test_what_is_for_people_fits_and_says_what_it_left_out() -> None:
         assert text.count("| outcome |") <= 1
 
 
-# ------------------------------------------------------------------------------- SARIF
-
-
 def test_every_rule_of_a_result_is_described(gate: Gate) -> None:
     (run,) = json.loads(render(gate, "sarif"))["runs"]
     rules = run["tool"]["driver"]["rules"]
@@ -122,9 +111,7 @@ def test_every_rule_of_a_result_is_described(gate: Gate) -> None:
 
 
 @given(st.floats(-1, 1), st.floats(0, 1), st.integers(0, 10_000), st.integers(1, 500))
-def test_a_fingerprint_does_not_depend_on_a_number(
-    estimate: float, width: float, documents: int, line: int
-) -> None:
+def test_no_number_is_in_a_print(estimate: float, width: float, documents: int, line: int) -> None:
     interval, said = Interval(estimate, estimate - width, estimate + width), f"by {estimate}"
     moved = sample.check(interval=interval, documents=documents, line=line, message=said)
     (before,), (after,) = rows(sample.gate(sample.FAILS)), rows(sample.gate(moved))
@@ -134,8 +121,6 @@ def test_a_fingerprint_does_not_depend_on_a_number(
         (other,) = rows(sample.gate(sample.check(**change)))
         assert other["partialFingerprints"] != before["partialFingerprints"]
 
-
-# ------------------------------------------------------------------------------- GitHub
 
 COMMAND = re.compile(r"::(error|warning|notice) ((?:[a-z]+=[^,:\n]*,?)+)::([^\n]*)")
 
@@ -158,18 +143,13 @@ def parsed(text: str) -> list[tuple[str, dict[str, str], str]]:
 
 
 @pytest.mark.parametrize(("breaches", "shown", "more"), [(10, 10, 0), (11, 9, 2), (40, 9, 31)])
-def test_at_most_ten_annotations_of_a_kind_the_last_says_how_many_more(
-    breaches: int, shown: int, more: int
-) -> None:
+def test_at_most_ten_annotations_are_of_a_kind(breaches: int, shown: int, more: int) -> None:
     errors = [c for c in parsed(render(sample.crowd(breaches), "github")) if c[0] == "error"]
     real = [c for c in errors if c[1]["title"].startswith("QA001")]
     assert len(real) == shown
     assert len(errors) <= 10
     assert more == 0 or errors[-1][2].startswith(f"and {more} more")
     assert f"step{breaches - 1} " in errors[0][1]["title"] + " "
-
-
-# ------------------------------------------------------------------------------- badges
 
 
 def test_a_badge_is_svg_that_says_everything_in_its_title(gate: Gate) -> None:

@@ -116,9 +116,7 @@ def test_an_edited_audit_is_refused_in_words_or_rendered(edits: list[tuple[Place
 @example([(("diagnostics", "noise", 0, "top1_floor"), None)])
 @example([(("diagnostics", "phases", 0, "changes", 0, "at"), None)])
 @example([(("diagnostics", "phases", 0, "changes", 0, "at", "high"), 1e308)])
-def test_an_edited_part_of_an_audit_is_refused_in_words_or_rendered(
-    edits: list[tuple[Place, Any]],
-) -> None:
+def test_an_edited_part_is_refused_in_words_or_rendered(edits: list[tuple[Place, Any]]) -> None:
     audit = edited(WHOLE, edits)
     if audit is not None:
         text = cards.whole(audit)
@@ -164,9 +162,6 @@ def test_no_text_of_a_stranger_gets_out_of_its_place() -> None:
     assert not any("javascript" in value for _, _, value in page.attributes)
     assert "<script>alert" not in shown["html"]
     assert "<img src=q" not in shown["html"]
-
-
-# ------------------------------------------------------------------ names of others
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -95,9 +95,6 @@ def rich() -> AuditRecord:
     return replace(audit, diagnostics=diagnosed((WEIGHT,), parts_of(LAST)).diagnostics)
 
 
-# ------------------------------------------------------------------ self-contained
-
-
 def test_the_page_loads_nothing_and_runs_only_its_own_script() -> None:
     page = Page(render(rich()))
     assert page.texts["script"] == [JS]
@@ -142,9 +139,6 @@ def test_places_are_named_once_every_link_leads_to_one_and_the_page_is_ascii() -
     assert attributes["sandbox"] == "allow-scripts"
 
 
-# ------------------------------------------------------------------ names of others
-
-
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(st.lists(names, min_size=1, max_size=9))
 @example(HARSH)
@@ -158,9 +152,6 @@ def test_no_name_becomes_an_element_or_an_attribute(words: list[str]) -> None:
     assert page.texts["style"] == [CSS]
     said = "".join(text for texts in page.texts.values() for text in texts if text not in (CSS, JS))
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" for c in said)
-
-
-# ------------------------------------------------------------------ every audit has a page
 
 
 def changed(**changes: object) -> AuditRecord:
@@ -198,9 +189,6 @@ def test_every_audit_has_a_page(audit: AuditRecord) -> None:
 def test_a_page_is_small_and_stays_so_for_a_long_series() -> None:
     for audit, most in ((rich(), 300_000), (sample.many(200, 8, soups=2), 1_500_000)):
         assert len(render(audit, figures(audit))) < most
-
-
-# ------------------------------------------------------------------ colours
 
 
 def variables(block: str) -> dict[str, str]:

@@ -65,9 +65,6 @@ GB = 10**9
 Texts = Iterator[tuple[str, str]]
 
 
-# ------------------------------------------------------------------ audits
-
-
 def scaled(scheme: str, factors: dict[str, float]) -> AuditRecord:
     """Return an audit in which a scheme multiplies the losses of subjects by given factors."""
     found = sample.measurements()
@@ -150,9 +147,6 @@ def screens() -> Texts:
     rare = Finding("QA029", "warn", cards.SOUP, "gptq-4bit", said, "")
     far = replace(rare, scheme="rtn-4bit", message="elsewhere")
     yield "warned", cards.screen(cards.whole(replace(verdict, findings=(rare, far))))
-
-
-# ------------------------------------------------------------------ gates and differences
 
 
 def of_gates() -> Texts:
@@ -241,9 +235,6 @@ def of_differences() -> Texts:
         for form in diff.FORMATS if name in ("plain", "hostile") else ("terminal", "md"):
             text = diff.FORMATS[form](found)
             yield f"{name}, {form}", text.rpartition("s199")[2]
-
-
-# ------------------------------------------------------------------ plans and series
 
 
 def plans() -> Texts:
@@ -406,9 +397,7 @@ LABELS = st.text(st.characters(codec="utf-8"), max_size=200)
 
 
 @given(st.lists(LABELS, min_size=1, max_size=8, unique=True), st.integers(80, 120))
-def test_whatever_the_names_no_line_is_wider_and_no_cursor_moves(
-    names: list[str], width: int
-) -> None:
+def test_whatever_the_names_no_line_is_wider(names: list[str], width: int) -> None:
     found = tuple(checkpoint(name, step=k, stage="stage1") for k, name in enumerate(names))
     catalog = Catalog(("o/n",), found, frozenset(names))
     text = render_catalog(catalog, width=width, everything=True)

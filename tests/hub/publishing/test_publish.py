@@ -116,9 +116,7 @@ def tree(hub: Hub, revision: str) -> set[str]:
     return {file.path for file in api(hub).list_repo_tree(REPO, revision=revision, recursive=True)}
 
 
-def test_the_client_of_the_hub_reads_what_was_published(
-    desk: Desk, saved: Path, tmp_path: Path
-) -> None:
+def test_the_client_reads_what_was_published(desk: Desk, saved: Path, tmp_path: Path) -> None:
     done = desk.publish(saved, "Look at this")
     assert (done.state, done.url) == ("opened", f"{desk.hub.url}/{REPO}/discussions/1")
     details = api(desk.hub).get_discussion_details(REPO, 1)
@@ -172,9 +170,7 @@ def test_metadata_is_what_the_library_s_own_classes_read(desk: Desk, saved: Path
     assert "quantization adds" in found["gptq-4bit"].metric_name
 
 
-def test_what_cannot_be_shown_is_told_or_refused_before_everybody_reads_it(
-    desk: Desk, saved: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_shown_is_told_or_refused(desk: Desk, saved: Path, tmp_path: Path) -> None:
     save(tmp_path / "other")
     plan = desk.look(tmp_path / "other", "soup")
     assert "model-index" not in plan.readme[1]
@@ -189,9 +185,7 @@ def test_what_cannot_be_shown_is_told_or_refused_before_everybody_reads_it(
     assert any("`/home/me/runs/a`" in note for note in notes)
 
 
-def test_a_newer_audit_goes_onto_the_open_pull_request_and_keeps_an_edit_of_its_readme(
-    desk: Desk, saved: Path, newer: Path
-) -> None:
+def test_a_newer_audit_keeps_an_edit_of_its_readme(desk: Desk, saved: Path, newer: Path) -> None:
     first = desk.publish(saved, subject="soup")
     text = hf_text(desk.hub, "refs/pr/1").replace("Words of alice's.", "Other words.")
     place = {"path_in_repo": "README.md", "repo_id": REPO, "revision": "refs/pr/1"}
@@ -211,9 +205,7 @@ def test_a_newer_audit_goes_onto_the_open_pull_request_and_keeps_an_edit_of_its_
     assert read_saved(published_folder(f"{REPO}@refs/pr/1")).audit == read_saved(newer).audit
 
 
-def test_the_same_audit_again_finds_its_own_pull_request_open_or_merged(
-    desk: Desk, saved: Path
-) -> None:
+def test_the_same_audit_again_finds_its_own_pull_request(desk: Desk, saved: Path) -> None:
     plan = desk.look(saved)
     assert {state for _, state in plan.files} == {"new", "changed"}
     assert (desk.writes(), desk.requests) == ([], [])
@@ -228,9 +220,7 @@ def test_the_same_audit_again_finds_its_own_pull_request_open_or_merged(
     assert len(desk.requests) == 1
 
 
-def test_pull_requests_of_others_and_other_ones_of_ours_are_left_alone(
-    desk: Desk, saved: Path
-) -> None:
+def test_other_pull_requests_are_left_alone(desk: Desk, saved: Path) -> None:
     for who, title in (("hf_alice", "Audit [qaudit]"), ("hf_bob", "Something of mine")):
         HfApi(endpoint=desk.hub.url, token=who).create_pull_request(REPO, title)
     done = desk.publish(saved)
@@ -253,7 +243,7 @@ def test_a_reply_that_is_lost_opens_no_second_pull_request(
 
 
 @pytest.mark.parametrize("fault", [{"status": 500}, {"body": "<html>"}], ids=str)
-def test_what_may_not_have_been_taken_is_never_sent_again_in_the_same_run(
+def test_what_may_be_there_is_not_sent_twice(
     desk: Desk, saved: Path, fault: dict[str, Any]
 ) -> None:
     desk.hub.faults = [{"match": "POST .*/commit/", "times": 1, **fault}]
@@ -265,9 +255,7 @@ def test_what_may_not_have_been_taken_is_never_sent_again_in_the_same_run(
     assert len(desk.requests) == 1
 
 
-def test_what_was_surely_not_taken_is_sent_again_with_a_fresh_link_and_no_token(
-    desk: Desk, saved: Path
-) -> None:
+def test_what_was_not_taken_is_sent_again_with_a_fresh_link(desk: Desk, saved: Path) -> None:
     headers = {"RateLimit": '"api";r=0;t=41'}
     desk.hub.faults = [
         {"match": "POST .*/commit/", "status": 429, "headers": headers, "times": 2},
@@ -285,9 +273,7 @@ def test_what_was_surely_not_taken_is_sent_again_with_a_fresh_link_and_no_token(
     assert read_saved(published_folder(f"{REPO}@refs/pr/1")).measurements
 
 
-def test_a_branch_that_moved_meanwhile_is_not_overwritten(
-    desk: Desk, saved: Path, newer: Path
-) -> None:
+def test_a_branch_that_moved_is_not_overwritten(desk: Desk, saved: Path, newer: Path) -> None:
     desk.publish(saved)
 
     def meanwhile() -> None:
@@ -321,9 +307,7 @@ REFUSED: list[tuple[str | None, dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-def test_refusals_are_told_in_words_and_nothing_is_opened(
-    desk: Desk, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_opens_nothing(desk: Desk, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for token, fault, sentence, hint in REFUSED:
         monkeypatch.delenv("HF_TOKEN", raising=False)
         if token is not None:
@@ -353,9 +337,7 @@ def test_a_file_that_git_ignores_or_a_link_to_elsewhere_is_refused(desk: Desk, s
     assert desk.requests == []
 
 
-def test_offline_nothing_is_published(
-    desk: Desk, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_nothing_is_sent(desk: Desk, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.look(saved)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     desk.hub.log.clear()
@@ -383,9 +365,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     (folder / "audit.json").write_text(json.dumps(audit))
 
 
-def test_an_audit_that_does_not_fit_its_evidence_is_not_published(
-    saved: Path, tmp_path: Path
-) -> None:
+def test_an_audit_without_its_evidence_is_not_published(saved: Path, tmp_path: Path) -> None:
     changes: list[tuple[Callable[[Path], object], type[QauditError], int]] = [
         (swap, SourceError, 4),
         (lambda folder: edit(folder, lambda row: row.update(evidence="card.md")), SourceError, 4),
@@ -400,9 +380,7 @@ def test_an_audit_that_does_not_fit_its_evidence_is_not_published(
         assert raised.value.code == code
 
 
-def test_a_link_in_the_audit_s_folder_is_not_followed_and_pages_are_rendered_anew(
-    saved: Path, tmp_path: Path
-) -> None:
+def test_no_link_is_followed_and_pages_are_rendered_anew(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
 
     def plant(folder: Path) -> None:
@@ -421,9 +399,7 @@ def test_a_link_in_the_audit_s_folder_is_not_followed_and_pages_are_rendered_ane
     assert b"<html" in read_for_publishing(old).files["qaudit/report.html"]
 
 
-def test_a_readme_with_one_marker_and_a_title_that_is_none_are_refused(
-    desk: Desk, saved: Path
-) -> None:
+def test_one_marker_and_a_title_that_is_none_are_refused(desk: Desk, saved: Path) -> None:
     text = FRONT + BODY + "\n<!-- qaudit:begin -->\n"
     place = {"path_in_repo": "README.md", "repo_id": REPO}
     alice = HfApi(endpoint=desk.hub.url, token="hf_alice")

@@ -110,7 +110,7 @@ def test_an_audit_that_is_none_or_leads_out_is_refused_and_fetches_and_reads_not
     assert ("qaudit publish" in raised.value.hint) == ("no audit" in said)
 
 
-def test_what_cannot_be_found_is_refused_in_words(
+def test_what_is_not_there_is_named(
     publish: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = publish()
