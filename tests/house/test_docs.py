@@ -61,9 +61,9 @@ def test_a_command_in_a_page_is_understood(page: str, line: str) -> None:
             read_recipe(find_recipe(word))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
-    text = re.sub(r"^(#SBATCH|srun) .*", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+def test_every_option_and_key_that_pages_and_hints_speak_of_is_there() -> None:
+    whole = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    text = re.sub(r"^(#SBATCH|srun) .*", "", whole, flags=re.MULTILINE)
     said = set(re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text))
     known = {
         option
@@ -75,9 +75,6 @@ def test_every_option_a_page_speaks_of_is_there(page: Path) -> None:
     known |= {"--help", "--help-all", "--version", "--install-completion", "--show-completion"}
     known |= set(OF_OTHERS.split())
     assert said - known == set()
-
-
-def test_every_key_that_pages_and_hints_speak_of_is_there() -> None:
     files = [*PAGES, *sorted((ROOT / "qaudit").rglob("*.py")), *(ROOT / "recipes").glob("*.yaml")]
     of_experiments = ROOT / "docs" / "experiments.md"
     texts = (path.read_text(encoding="utf-8") for path in files if path != of_experiments)
@@ -86,12 +83,10 @@ def test_every_key_that_pages_and_hints_speak_of_is_there() -> None:
     assert keys - settings_of().keys() == {"key"}
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, *OF_THE_ROOT], ids=lambda page: page.relative_to(ROOT).as_posix()
-)
-def test_a_page_s_links_to_files_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+def test_links_of_pages_to_files_lead_somewhere() -> None:
+    for page in (*PAGES, *OF_THE_ROOT):
+        targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+        assert [target for target in targets if not (page.parent / target).exists()] == [], page
 
 
 def test_generated_pages_are_up_to_date_and_no_words_vanish_as_tags() -> None:

@@ -103,35 +103,29 @@ def changed(document: Any, path: tuple[str, ...], value: object) -> Any:
     return document
 
 
-def test_kubernetes_takes_the_job_and_no_misspelled_one() -> None:
-    job, of = template("kubernetes.yaml"), schema("kubernetes-job-1.37")
-    assert holds(job, of)
-    assert not holds(changed(job, ("spec", "completionmode"), "Indexed"), of)
-    assert not holds(changed(job, ("spec", "completions"), "32"), of)
+def test_engines_take_their_templates_and_no_misspelled_ones() -> None:
+    job, workflow = template("kubernetes.yaml"), template("github-matrix.yml")
+    task, sky = template("skypilot.yaml"), schema("skypilot-0.14.1")
+    kubernetes, github = schema("kubernetes-job-1.37"), schema("github-workflow")
+    for document, of, path, wrong in (
+        (job, kubernetes, ("spec", "completionmode"), "Indexed"),
+        (job, kubernetes, ("spec", "completions"), "32"),
+        (workflow, github, ("jobs", "part", "strategi"), {}),
+        (task, sky["task"], ("file_mount",), {}),
+        (task["resources"], sky["resources"], ("accelerator",), "H200:1"),
+    ):
+        assert holds(document, of)
+        assert not holds(changed(document, path, wrong), of)
     spec = job["spec"]  # numbers the parts, and never repeats a refusal
     (container,) = spec["template"]["spec"]["containers"]
     assert spec["completionMode"] == "Indexed"
     assert container["command"] == ["qaudit", "part", "/out", "--part", str(spec["completions"])]
     assert spec["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [2, 78]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy needs it
-
-
-def test_github_takes_the_workflow_and_no_misspelled_one() -> None:
-    workflow, of = template("github-matrix.yml"), schema("github-workflow")
-    assert holds(workflow, of)
-    assert not holds(changed(workflow, ("jobs", "part", "strategi"), {}), of)
     numbers = workflow["jobs"]["part"]["strategy"]["matrix"]["part"]
     (command,) = [s["run"] for s in workflow["jobs"]["part"]["steps"] if "part" in s.get("run", "")]
     assert numbers == list(range(len(numbers)))
     assert command.endswith(f'"$PART/{len(numbers)}"')
-
-
-def test_skypilot_takes_the_task_and_no_misspelled_one() -> None:
-    task, of = template("skypilot.yaml"), schema("skypilot-0.14.1")
-    assert holds(task, of["task"])
-    assert holds(task["resources"], of["resources"])
-    assert not holds(changed(task, ("file_mount",), {}), of["task"])
-    assert not holds(changed(task, ("resources", "accelerator"), "H200:1"), of["resources"])
     assert task["run"].endswith('"$PART/$PARTS"')
     assert task["envs"].keys() == {"PART", "PARTS"}
 
@@ -141,8 +135,7 @@ def test_jobs_of_the_hub_give_the_client_what_it_takes(monkeypatch: pytest.Monke
     run_job.side_effect = lambda **given: type("Job", (), {"id": given["command"][-1]})
     monkeypatch.setattr(huggingface_hub, "run_job", run_job)
     spec = importlib.util.spec_from_file_location("hub_jobs", FOLDER / "hub_jobs.py")
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec is not None and spec.loader is not None
     hub_jobs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hub_jobs)
     assert hub_jobs.submit("lab/out", 3) == ["0/3", "1/3", "2/3"]
