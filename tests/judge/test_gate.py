@@ -13,19 +13,7 @@ from qaudit.errors import UsageError
 from qaudit.judge.gate.audits import Pair
 from qaudit.judge.gate.checks import Levels, answer, levels_of, mark_known, of_cell
 from qaudit.types import Metric, Policy
-from tests.support.gated import (
-    PROTOCOL,
-    SCHEMES,
-    SOUP,
-    A,
-    B,
-    check,
-    held,
-    judged,
-    of,
-    policy,
-    rule,
-)
+from tests.support.gated import PROTOCOL, SCHEMES, SOUP, A, B, check, held, judged, of, policy, rule
 
 GPTQ, RTN = SCHEMES
 
@@ -61,25 +49,19 @@ def test_the_end_that_has_to_be_within_the_margin_pays_for_choosing() -> None:
         assert list(levels.values()) == [0.95]
 
 
-SOUPS: dict[str, Any] = {"metric": "soup_against_members", "margin": 0.0}
-
-
-@pytest.mark.parametrize(("level", "outcome"), [(2.8, "pass"), (2.95, "fail"), (3.1, "fail")])
-def test_a_soup_is_held_against_its_best_member(level: float, outcome: str) -> None:
-    audit = held(levels={A: 3.0, B: 2.9, SOUP: level})
-    found = judged(only("@soups", **SOUPS), audit)
-    only_check = check(found, SOUP)
-    assert (only_check.outcome, only_check.against) == (outcome, B)
-    assert found.at_once == 2
-    level = 1 - 0.05 / 2
-    tokens = audit.table.find(A, GPTQ).evidence.tokens  # type: ignore[union-attr]
-    both = [
-        statistics.absolute_change(sums(audit, SOUP, GPTQ), sums(audit, m, GPTQ), tokens, level)
-        for m in (A, B)
-    ]
-    assert only_check.interval is not None
-    assert only_check.interval.low == max(one.low for one in both)
-    assert only_check.interval.high == max(one.high for one in both)
+def test_a_soup_is_held_against_its_best_member() -> None:
+    for loss, outcome in ((2.8, "pass"), (2.95, "fail"), (3.1, "fail")):
+        audit: Any = held(levels={A: 3.0, B: 2.9, SOUP: loss})
+        found = judged(only("@soups", metric="soup_against_members", margin=0.0), audit)
+        only_check: Any = check(found, SOUP)
+        assert (only_check.outcome, only_check.against, found.at_once) == (outcome, B, 2)
+        tokens, soup = audit.table.find(A, GPTQ).evidence.tokens, sums(audit, SOUP, GPTQ)
+        both = [
+            statistics.absolute_change(soup, sums(audit, member, GPTQ), tokens, 1 - 0.05 / 2)
+            for member in (A, B)
+        ]
+        assert only_check.interval.low == max(one.low for one in both)
+        assert only_check.interval.high == max(one.high for one in both)
 
 
 # ----------------------------------------------------------------------- baselines
@@ -89,10 +71,10 @@ def baseline(errors: float = 0.01, **changes: Any) -> Any:
     return replace(held(errors, **changes), name="old")
 
 
-@pytest.mark.parametrize(
-    ("metric", "margin", "code"),
-    [("loss_against_baseline", 0.01, "QA021"), ("error_against_baseline", 0.002, "QA022")],
-)
+AGAINST = [("loss_against_baseline", 0.01, "QA021"), ("error_against_baseline", 0.002, "QA022")]
+
+
+@pytest.mark.parametrize(("metric", "margin", "code"), AGAINST)
 @pytest.mark.parametrize(("error", "outcome"), [(0.01, "pass"), (0.03, "fail")])
 def test_a_release_is_held_against_the_one_before(
     metric: Metric, margin: float, code: str, error: float, outcome: str
@@ -125,40 +107,31 @@ def test_whether_a_breach_grew_is_judged_at_the_level_that_does_not_pay_for_choo
         assert mark_known(breach, question, pair, asked, levels).known == known
 
 
-def other(**changes: Any) -> Any:
-    return replace(baseline(), protocol={**PROTOCOL, **changes})
-
-
-def with_tokens() -> Any:
-    found = [
+def test_a_baseline_measured_otherwise_is_refused() -> None:
+    longer = (
         replace(m, evidence=replace(m.evidence, tokens=m.evidence.tokens + 1))
         for m in baseline().table.measurements
-    ]
-    return replace(of(found), name="old")
-
-
-@pytest.mark.parametrize(
-    ("before", "said"),
-    [
-        (other(context=512), "with a context of 512 tokens"),
-        (other(bos="always"), "with `bos=always`"),
-        (other(packed=True), "with `packed=true`"),
-        (other(document_tokens=100), "with documents of at most 100 tokens"),
-        (other(calibration_documents=8), "with 8 calibration documents"),
-        (other(calibration_seed=3), "with calibration seed 3"),
-        (other(corpus_sha256="d" * 64), "on other tokens of the same documents"),
-        (replace(baseline(), dtype="bfloat16"), "in bfloat16"),
-        (baseline(documents=70), "on 64 documents and `old` on 70, of which 64 are the same"),
-        (with_tokens(), "they have different tokenizers"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_baseline_measured_otherwise_is_refused(before: Any, said: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        judged(policy(), held(), before)
-    assert said in refused.value.message
-    assert "`new`" in refused.value.message
-    assert refused.value.hint
+    )
+    otherwise: dict[str, Any] = {
+        "with a context of 512 tokens": {"context": 512},
+        "with `bos=always`": {"bos": "always"},
+        "with `packed=true`": {"packed": True},
+        "with documents of at most 100 tokens": {"document_tokens": 100},
+        "with 8 calibration documents": {"calibration_documents": 8},
+        "with calibration seed 3": {"calibration_seed": 3},
+        "on other tokens of the same documents": {"corpus_sha256": "d" * 64},
+        "in bfloat16": replace(baseline(), dtype="bfloat16"),
+        "on 64 documents and `old` on 70, of which 64 are the same": baseline(documents=70),
+        "they have different tokenizers": replace(of([*longer]), name="old"),
+    }
+    for said, before in otherwise.items():
+        if isinstance(before, dict):
+            before = replace(baseline(), protocol={**PROTOCOL, **before})
+        with pytest.raises(UsageError) as refused:
+            judged(policy(), held(), before)
+        assert said in refused.value.message
+        assert "`new`" in refused.value.message
+        assert refused.value.hint
 
 
 # ----------------------------------------------------------------------- what always holds

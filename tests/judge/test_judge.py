@@ -116,30 +116,25 @@ def test_documents_without_a_scored_token_do_not_count() -> None:
     assert sample.judged(found).measurements == judged().measurements
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda found: edited(SOUP, "gptq-4bit", document_sha256=("x",) * 64),
-         f"`{SOUP}` under `gptq-4bit`.*different documents"),
-        (lambda found: edited(SOUP, "gptq-4bit", tokens=np.full(64, 7)),
-         f"`{SOUP}` under `gptq-4bit`.*different tokens"),
-        (lambda found: (*found, replace(found[0], subject="another")),
-         "`another` was measured and is no subject"),
-        (lambda found: (*found, found[0]), "measured twice under `fp`"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_compared_is_refused(make: Any, said: str) -> None:
-    with pytest.raises(AuditError, match=said) as refusal:
-        sample.judged(make(sample.measurements()))
-    assert refusal.value.hint
-
-
-def test_what_cannot_be_judged_is_refused() -> None:
-    series = sample.series()
+def test_what_cannot_be_compared_or_judged_is_refused() -> None:
+    found, series = sample.measurements(), sample.series()
+    under = f"`{SOUP}` under `gptq-4bit`.*different"
+    for made, said in (
+        (edited(SOUP, "gptq-4bit", document_sha256=("x",) * 64), f"{under} documents"),
+        (edited(SOUP, "gptq-4bit", tokens=np.full(64, 7)), f"{under} tokens"),
+        (
+            (*found, replace(found[0], subject="another")),
+            "`another` was measured and is no subject",
+        ),
+        ((*found, found[0]), "measured twice under `fp`"),
+    ):
+        with pytest.raises(AuditError, match=said) as refusal:
+            sample.judged(made)
+        assert refusal.value.hint
     with pytest.raises(AuditError, match="two subjects are named"):
-        sample.judged(sample.measurements(), (*series, series[0]))
+        sample.judged(found, (*series, series[0]))
     with pytest.raises(AuditError, match="there is no evidence for `stage1-step500`"):
-        judge(Measurements.of(series, sample.measurements(), 0.95), {})
+        judge(Measurements.of(series, found, 0.95), {})
     for confidence in (0.0, 1.0, 95.0):
         with pytest.raises(AuditError, match="not between 0 and 1"):
             judged(confidence=confidence)
@@ -194,22 +189,18 @@ def test_verdicts_compare_the_interval_with_zero_and_few_documents_give_none() -
 # ------------------------------------------------------------------ the pick
 
 
-def test_the_pick_has_the_lowest_quantized_loss() -> None:
-    found = judged()
-    assert found.pick is not None
+def test_the_pick_has_the_lowest_quantized_loss_of_four_bits_or_else_of_the_most() -> None:
+    pick: Any = judged().pick
     losses = {
         (s.subject, s.scheme): s.ce.estimate
-        for s in found.measurements
+        for s in judged().measurements
         if s.scheme.endswith("4bit") or s.scheme == "bnb-nf4"
     }
-    order = sorted(losses, key=losses.__getitem__)
-    assert (found.pick.subject, found.pick.scheme) == order[0]
-    assert (found.pick.runner_up, found.pick.runner_up_scheme) == order[1]
-    assert found.pick.interval is not None
-    assert found.pick.interval.estimate == pytest.approx(losses[order[0]] - losses[order[1]])
+    first, second, *_ = sorted(losses, key=losses.__getitem__)
+    assert (pick.subject, pick.scheme) == first
+    assert (pick.runner_up, pick.runner_up_scheme) == second
+    assert pick.interval.estimate == pytest.approx(losses[first] - losses[second])
 
-
-def test_the_pick_is_of_four_bits_or_else_of_the_most_and_never_full_precision() -> None:
     def picked(*names: str) -> str | None:
         found = tuple(m for m in sample.measurements() if m.scheme in ("fp", *names))
         pick = sample.judged(found).pick
@@ -221,12 +212,10 @@ def test_the_pick_is_of_four_bits_or_else_of_the_most_and_never_full_precision()
 
 
 def test_a_broken_model_is_not_picked_and_one_that_ignores_the_text_is_named() -> None:
-    best = judged().pick
-    assert best is not None
+    best: Any = judged().pick
     nll = measured(best.subject, "gptq-4bit").evidence.nll_sum * np.nan
     found = sample.judged(edited(best.subject, "gptq-4bit", nll_sum=nll))
-    assert found.pick is not None
-    assert found.pick.subject == best.runner_up
+    assert found.pick is not None and found.pick.subject == best.runner_up
     (finding,) = findings(found, "QA006")
     assert (finding.level, finding.subject, finding.scheme) == ("error", best.subject, "gptq-4bit")
     tokens = measured(LAST, "fp").evidence.tokens
@@ -240,26 +229,20 @@ def test_a_broken_model_is_not_picked_and_one_that_ignores_the_text_is_named() -
 # ------------------------------------------------------------------ findings
 
 
-@pytest.mark.parametrize(
-    ("factor", "outcome"), [(0.5, "fail"), (1.0, "inconclusive"), (2.0, "pass")]
-)
-def test_a_margin_is_judged_by_the_interval(factor: float, outcome: str) -> None:
-    error = score(judged(), LAST, "gptq-3bit").relative_error
-    assert error is not None
-    rule = PolicyRule("three-bit", "relative_error", factor * error.estimate, subjects=("@last",))
-    policy = Policy("here", (replace(rule, schemes=("gptq-3bit",)),))
-    found = judged(policy=policy)
-    (finding,) = findings(found, "QA001")
-    assert (finding.subject, finding.outcome) == (LAST, outcome)
-    assert finding.interval == error
-    assert ("documents" in finding.hint) == (outcome == "inconclusive")
-    assert finding.level == ("info" if outcome == "pass" else "error")
+def test_a_margin_is_judged_by_the_interval() -> None:
+    error: Any = score(judged(), LAST, "gptq-3bit").relative_error
+    where: Any = {"subjects": ("@last",), "schemes": ("gptq-3bit",)}
+    for factor, outcome in ((0.5, "fail"), (1.0, "inconclusive"), (2.0, "pass")):
+        rule = PolicyRule("three-bit", "relative_error", factor * error.estimate, **where)
+        (finding,) = findings(judged(policy=Policy("here", (rule,))), "QA001")
+        assert (finding.subject, finding.outcome) == (LAST, outcome)
+        assert finding.interval == error
+        assert ("documents" in finding.hint) == (outcome == "inconclusive")
+        assert finding.level == ("info" if outcome == "pass" else "error")
 
 
 def test_a_close_runner_up_is_said_with_the_documents_that_would_settle_it() -> None:
-    best = judged().pick
-    assert best is not None
-    assert best.runner_up is not None
+    best: Any = judged().pick
     winner = measured(best.subject, "gptq-4bit").evidence
     wobble = np.where(np.arange(64) % 2, 0.02, -0.019) * winner.tokens
     found = sample.judged(edited(best.runner_up, "gptq-4bit", nll_sum=winner.nll_sum + wobble))
@@ -297,11 +280,10 @@ def test_the_last_checkpoint_is_named_when_another_is_clearly_better() -> None:
     ends = [f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)]
     last = min(ends, key=lambda label: measured(label, "gptq-4bit").evidence.nll_sum.sum())
     assert finding.subject == last  # the best of those that the series ends in
-    assert finding.interval is not None
-    assert finding.interval.low > 0
+    wide: Any = finding.interval
+    assert wide.low > 0
     alone = comparison(found, "outright", "gptq-4bit", SOUP, last).interval
-    width = finding.interval.high - finding.interval.low
-    assert width > alone.high - alone.low  # all subjects were compared at once
+    assert wide.high - wide.low > alone.high - alone.low  # all subjects were compared at once
     nll = measured(LAST, "gptq-4bit").evidence.nll_sum * 0.9
     assert not findings(sample.judged(edited(LAST, "gptq-4bit", nll_sum=nll)), "QA005")
 
@@ -319,13 +301,11 @@ def with_choices(scheme: str, likeliest: list[int]) -> Measurement:
 def test_choices_are_scored_by_the_likeliest_option_and_paired_with_full_precision() -> None:
     full, quantized = [0, 0, 0, 1, 2] * 4, [0, 0, 1, 1, 2] * 4
     found = sample.judged((with_choices("fp", full), with_choices("gptq-4bit", quantized)))
-    by_scheme = {t.scheme: t for t in found.tasks}
+    by_scheme: dict[str, Any] = {t.scheme: t for t in found.tasks}
     assert by_scheme["fp"].accuracy.estimate == pytest.approx(0.6)
     assert by_scheme["fp"].accuracy_drop is None
-    drop = by_scheme["gptq-4bit"].accuracy_drop
-    assert drop is not None
-    assert drop.estimate == pytest.approx((0.6 - 0.4) / 0.4)
-    assert by_scheme["gptq-4bit"].items == 20
+    drop = by_scheme["gptq-4bit"].accuracy_drop.estimate
+    assert (drop, by_scheme["gptq-4bit"].items) == (pytest.approx((0.6 - 0.4) / 0.4), 20)
 
 
 def test_a_row_names_the_documents_for_an_interval_of_a_tenth() -> None:
@@ -335,9 +315,8 @@ def test_a_row_names_the_documents_for_an_interval_of_a_tenth() -> None:
     rows = [s for s in found.measurements if s.documents_for_loss is not None]
     assert rows
     for row in rows:
-        change, needed = row.relative_error, row.documents_for_loss
-        assert change is not None
-        assert needed is not None
+        change: Any = row.relative_error
+        needed: Any = row.documents_for_loss
         own, full = (sums[row.subject, scheme] for scheme in (row.scheme, "fp"))
         residual = own.nll_sum - full.nll_sum * (1 + change.estimate)
         scatter = np.std(residual, ddof=1) / full.nll_sum.mean()
@@ -353,22 +332,19 @@ def test_the_intervals_of_several_soups_and_of_all_that_a_search_tried_hold_at_o
     table = Measurements.of((*series, replace(series[-1], label="other")), (*found, *twin), 0.95)
     several = judge(table, sample.files((*found, *twin)))
     where = ("outright", "gptq-4bit", SOUP, LAST)
-    pair = [measured(label, "gptq-4bit").evidence for label in (SOUP, LAST)]
-    sums = [one.nll_sum for one in pair]
-    tokens = pair[0].tokens.astype(float)
+    a, b = (measured(label, "gptq-4bit").evidence for label in (SOUP, LAST))
     for judgement, level in ((judged(), 0.95), (several, 1 - 0.05 / 2)):
-        assert comparison(judgement, *where).interval == statistics.absolute_change(
-            *sums, tokens, level
-        )
+        alone = statistics.absolute_change(a.nll_sum, b.nll_sum, a.tokens.astype(float), level)
+        assert comparison(judgement, *where).interval == alone
     ends = ("outright", "gptq-4bit", LAST, END)
     assert comparison(several, *ends).interval == comparison(judged(), *ends).interval
     table = Measurements.of(series, found, 0.95)
     searched = judge(table, sample.files(found), GateInput(table, searched={SOUP: 5}))
-    wide, alone = (comparison(j, *where).interval for j in (searched, judged()))
+    wide, alone = (comparison(found, *where).interval for found in (searched, judged()))
     assert wide.high - wide.low > alone.high - alone.low
 
 
-def test_a_document_that_carries_much_of_the_damage_is_named() -> None:
+def test_a_document_that_carries_much_of_the_damage_is_named_and_none_of_almost_none() -> None:
     rarely = np.where(np.arange(64) == 7, 50, 1)
     found = sample.judged(of_soup(lambda full, nll: full + rarely * (nll - full)))
     (finding,) = findings(found, "QA029")
@@ -381,10 +357,7 @@ def test_a_document_that_carries_much_of_the_damage_is_named() -> None:
     assert q.document_sha256[7][:12] in finding.hint
     assert not findings(judged(), "QA029")
 
-
-def test_one_document_of_almost_no_damage_is_no_finding() -> None:
-    """As with 8 bits, where gains and losses cancel: 63 % of nothing."""
-
+    # As with 8 bits, where gains and losses cancel: 63 % of nothing.
     def nearly(added_of_one: float) -> Judgement:
         def lost(full: np.ndarray, _: np.ndarray) -> np.ndarray:
             added = 1e-4 * full * np.where(np.arange(len(full)) % 2, 1.0, -1.0)
@@ -435,12 +408,9 @@ def test_every_draw_has_its_row_and_the_first_is_judged() -> None:
     assert (more.comparisons, more.pick, more.verdict) == (
         first.comparisons, first.pick, first.verdict
     )  # fmt: skip
-    row = noise_of(more, LAST, "gptq-4bit")
-    errors = [
-        m.relative_error.estimate
-        for m in more.measurements
-        if (m.subject, m.scheme) == (LAST, "gptq-4bit") and m.relative_error
-    ]
+    row, cell = noise_of(more, LAST, "gptq-4bit"), (LAST, "gptq-4bit")
+    rows: list[Any] = [m for m in more.measurements if (m.subject, m.scheme) == cell]
+    errors = [m.relative_error.estimate for m in rows]
     assert row.draws == len(errors) == 3
     assert row.draw == pytest.approx(np.std(errors, ddof=1))
     assert row.interval == score(first, LAST, "gptq-4bit").relative_error
@@ -462,17 +432,16 @@ def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
 
 
 def test_documents_with_equal_losses_everywhere_are_a_finding() -> None:
-    def copied(m: Measurement, schemes: tuple[str, ...]) -> Measurement:
-        nll, tokens = m.evidence.nll_sum.copy(), m.evidence.tokens.copy()
-        nbytes = m.evidence.nbytes.copy()
-        tokens[5], nbytes[5] = tokens[2], nbytes[2]
-        if m.scheme in schemes:
-            nll[5] = nll[2] * (1 + 1e-8)
-        return replace(m, evidence=replace(m.evidence, nll_sum=nll, tokens=tokens, nbytes=nbytes))
+    def copied(*schemes: str) -> list[Finding]:
+        made = []
+        for m in sample.measurements():
+            names = ("nll_sum", "tokens", "nbytes")
+            columns = {name: getattr(m.evidence, name).copy() for name in names}
+            for name in names if m.scheme in schemes else names[1:]:
+                columns[name][5] = columns[name][2] * (1 + 1e-8 * (name == "nll_sum"))
+            made.append(replace(m, evidence=replace(m.evidence, **columns)))
+        return findings(sample.judged(tuple(made)), "QA046")
 
-    every = tuple({m.scheme for m in sample.measurements()})
-    alike = tuple(copied(m, every) for m in sample.measurements())
-    (finding,) = findings(sample.judged(alike), "QA046")
+    (finding,) = copied("fp", *sample.SCHEMES)
     assert "1 of 64 documents have the losses of another" in finding.message
-    by_chance = tuple(copied(m, ("fp",)) for m in sample.measurements())
-    assert not findings(sample.judged(by_chance), "QA046")
+    assert not copied("fp")  # by chance
