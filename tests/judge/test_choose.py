@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,22 +93,17 @@ def test_an_objective_is_read_and_printed() -> None:
     }.items():
         assert parse_objective(text) == parse_objective(str(expected)) == expected
 
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("los", "no objective `los`"),
-        ("loss@", "no objective `loss@`"),
-        ("kl@rtn-4bit", "no objective `kl@rtn-4bit`"),
-        ("bits", "has no margin in percent"),
-        ("bits@1nat", "has no margin in percent"),
-        ("bits@200%", "not between 0 and 100 %"),
-        ("bits@0", "not between 0 and 100 %"),
-    ],
-)
-def test_what_is_no_objective_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        parse_objective(text)
+    for text, sentence in {
+        "los": "no objective `los`",
+        "loss@": "no objective `loss@`",
+        "kl@rtn-4bit": "no objective `kl@rtn-4bit`",
+        "bits": "has no margin in percent",
+        "bits@1nat": "has no margin in percent",
+        "bits@200%": "not between 0 and 100 %",
+        "bits@0": "not between 0 and 100 %",
+    }.items():
+        with pytest.raises(UsageError, match=sentence):
+            parse_objective(text)
 
 
 # ------------------------------------------------------------------------------- lowest loss
@@ -142,24 +138,19 @@ def test_what_would_change_the_answer_is_said() -> None:
     assert f"without {pick.scheme} it would be `soup` at awq-4bit" in pick.changes
 
 
-@pytest.mark.parametrize(("bits", "chosen"), [(3.4, "gptq-mix"), (3.6, "rtn-3bit")])
-def test_a_mixture_competes_where_it_is_no_larger(bits: float, chosen: str) -> None:
+def test_a_mixture_competes_where_it_is_no_larger_and_is_of_the_class_of_its_whole_bits() -> None:
     name = "gptq-mix:budget=3.5"
     losses = {("a", "rtn-3bit"): 2.2, ("a", "awq-3bit"): 2.3, ("a", name): 2.0}
-    found = [
-        replace(m, mixture={"w": "34"} if m.scheme == name else {})
-        for m in measured(losses, {"rtn-3bit": 3.5, "awq-3bit": 3.25, name: bits})
-    ]
-    pick = choose(table_of(found))
-    assert pick.scheme.startswith(chosen)
-    left_out = (
-        f"`a` at {name} is no candidate: its 3.60 bits per weight are more than 3.50, the most"
-    )
-    assert any(left_out in change for change in pick.changes) == (bits == 3.6)
-    assert choose(table_of(found[2:])).subject == "a"
-
-
-def test_the_class_of_a_mixture_is_that_of_its_whole_bits() -> None:
+    for bits, chosen in ((3.4, "gptq-mix"), (3.6, "rtn-3bit")):
+        found = [
+            replace(m, mixture={"w": "34"} if m.scheme == name else {})
+            for m in measured(losses, {"rtn-3bit": 3.5, "awq-3bit": 3.25, name: bits})
+        ]
+        pick = choose(table_of(found))
+        assert pick.scheme.startswith(chosen)
+        left_out = f"`a` at {name} is no candidate: its 3.60 bits per weight are more than 3.50, "
+        assert any(f"{left_out}the most" in said for said in pick.changes) == (bits == 3.6)
+        assert choose(table_of(found[2:])).subject == "a"
     for budget, expected in (("3", "3"), ("3.75", "3"), ("4.25", "4")):
         scheme = parse_scheme(f"gptq-mix:budget={budget}:members=248")
         assert scheme.class_at(float(budget) - 0.01) == scheme.bit_class == expected
@@ -179,10 +170,7 @@ def test_the_fewest_bits_within_the_margin_are_taken() -> None:
     assert wide.changes[0].startswith("within 10 % it would be `x0` at gptq-3bit (3.25 bits)")
     pick = choose(ladder(fp=2.0, gptq_4bit=2.2), Objective("bits", margin=0.001))
     assert pick.scheme == "fp"  # within no margin nothing but full precision is left
-
-
-def test_a_poor_checkpoint_that_loses_little_does_not_come_within_the_margin() -> None:
-    losses = {
+    losses = {  # a poor checkpoint that loses little does not come within the margin
         ("early", "fp"): 3.0, ("early", "gptq-3bit"): 3.001,
         ("late", "fp"): 2.0, ("late", "gptq-4bit"): 2.01,
     }  # fmt: skip
@@ -276,17 +264,14 @@ def test_a_tie_goes_to_fewer_bits_and_the_bound_pays_for_all_of_it() -> None:
         assert ships.scheme == scheme
 
 
-def test_a_contender_of_another_subject_does_not_ship_for_its_bits() -> None:
+def test_a_contender_of_another_subject_or_under_ten_documents_does_not_ship_for_its_bits() -> None:
     rows = [replace(m, bits_per_weight=4.0 if m.subject == "b" else 4.5) for m in measured(
         {(s, q): 2.0 for s in ("a", "b") for q in ("fp", "gptq-4bit")}, noise=5.0
     )]  # fmt: skip
     choice = only_choice(rows)
-    assert choice.leader is not None
+    leader: Any = choice.leader
     assert choice.at_once == 2
-    assert {m.subject for m in choice.preferred} == {choice.leader.subject}
-
-
-def test_under_ten_documents_the_leader_ships_and_all_candidates_count() -> None:
+    assert {m.subject for m in choice.preferred} == {leader.subject}
     losses = {("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02, ("a", "rtn-4bit"): 2.5}
     rows = [replace(m, evidence=of_first(m.evidence, 9)) for m in measured(losses)]
     choice = only_choice(
@@ -296,13 +281,12 @@ def test_under_ten_documents_the_leader_ships_and_all_candidates_count() -> None
     assert choice.at_once == 2
 
 
-@pytest.mark.parametrize("objective", [Objective("kl"), Objective("bits", margin=0.05)])
-def test_other_objectives_count_all_candidates(objective: Objective) -> None:
+def test_other_objectives_count_all_candidates() -> None:
     losses = {("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02, ("a", "rtn-4bit"): 2.03}
     losses |= {("b", q): 3.0 for q in ("fp", "gptq-4bit")}
     rows = [m if m.scheme == "fp" else with_divergence(m, 0.01) for m in measured(losses)]
-    of_class = 3 if objective.kind == "kl" else 5  # full precision is a candidate by bits
-    assert only_choice(rows, objective).at_once == of_class
+    assert only_choice(rows, Objective("kl")).at_once == 3
+    assert only_choice(rows, Objective("bits", margin=0.05)).at_once == 5  # by bits so is `fp`
 
 
 def test_the_upper_end_reaches_as_far_as_a_quarter_of_the_contenders_do() -> None:
@@ -321,18 +305,16 @@ def test_the_upper_end_reaches_as_far_as_a_quarter_of_the_contenders_do() -> Non
     assert choice.ranked[0].subject == "s0"
     rule = PolicyRule("four", "relative_error", 0.05, subjects=("@ships",))
     (check,) = gated(every, Policy("ours", (rule,)))[0].checks
-    assert check.interval is not None
-    full = {m.subject: m.evidence.nll_sum for m in every if m.scheme == "fp"}
+    found: Any = check.interval
+    sums = {(m.subject, m.scheme): m.evidence.nll_sum for m in every}
+    level = 1 - 0.05 / choice.at_once
     reaches = sorted(
         interval.high - interval.estimate
-        for label, scheme in choice.cells
-        for interval in [statistics.relative_error(
-            next(m.evidence.nll_sum for m in every if (m.subject, m.scheme) == (label, scheme)),
-            full[label], 1 - 0.05 / choice.at_once,
-        )]
-    )  # fmt: skip
+        for cell in choice.cells
+        for interval in [statistics.relative_error(sums[cell], sums[cell[0], "fp"], level)]
+    )
     least = reaches[(choice.at_once - 1) // 4]
-    assert check.interval.high - check.interval.estimate == pytest.approx(least, rel=1e-9)
+    assert found.high - found.estimate == pytest.approx(least, rel=1e-9)
 
 
 def with_divergence(measured: Measurement, kl: float) -> Measurement:
@@ -353,11 +335,10 @@ def test_by_divergence_the_scheme_is_chosen_and_not_the_subject_that_learned_lea
         with_divergence(m, 0.001 if m.subject == "early" else kl[m.scheme])
         for m in measured(losses)
     ]
+    only: Any
     (only,) = shipped(table_of(rows), Objective("kl"))
     assert (only.subject, only.scheme, only.runner_up_scheme) == ("late", "bnb-nf4", "gptq-4bit")
-    assert only.kl is not None
     assert only.kl.estimate == pytest.approx(0.01, rel=0.1)
-    assert only.lead is not None
     assert only.lead.estimate == pytest.approx(-0.01, rel=0.2)
     assert only.contenders == ()
     (only,) = shipped(table_of(measured({("a", "gptq-4bit"): 2.0})), Objective("kl"))

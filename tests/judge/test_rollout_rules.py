@@ -51,14 +51,13 @@ def asked(
 SPREAD = np.linspace(40, 80, PROMPTS)
 
 
-@pytest.mark.parametrize(("bound", "outcome"), [(30, "pass"), (60, "inconclusive"), (90, "fail")])
-def test_answers_that_change_before_the_margin_breach(bound: float, outcome: str) -> None:
-    found = asked(evidence(SPREAD), "tokens_to_divergence", bound)
-    assert found.outcome == outcome
-    assert found.documents == PROMPTS
-    assert f"the margin is {bound} tokens" in found.message
-    assert margin(found) == f"at least {bound} tokens"
-    assert found.interval is not None and "tokens [" in shown(found.unit, found.interval)
+def test_answers_that_change_before_the_margin_breach() -> None:
+    for bound, outcome in ((30, "pass"), (60, "inconclusive"), (90, "fail")):
+        found = asked(evidence(SPREAD), "tokens_to_divergence", bound)
+        assert (found.outcome, found.documents) == (outcome, PROMPTS)
+        assert f"the margin is {bound} tokens" in found.message
+        assert margin(found) == f"at least {bound} tokens"
+        assert found.interval is not None and "tokens [" in shown(found.unit, found.interval)
 
 
 def test_a_change_of_length_has_no_sign() -> None:
@@ -74,20 +73,14 @@ def test_a_change_of_length_has_no_sign() -> None:
 COLUMNS = ("prompt", "tokens", "nll_sum", "agreed", "end_sum", "kl_sum")
 
 
-def test_a_prompt_counts_once() -> None:
+def test_a_prompt_counts_once_and_margins_of_tokens_have_their_unit() -> None:
     twice = evidence(SPREAD, prompt=np.arange(PROMPTS) // 2)
     first = {k: v[::2] if k in COLUMNS else v for k, v in vars(twice).items()}
     assert tokens_to_divergence(twice, 0.95) is not None
     assert tokens_to_divergence(twice, 0.95) == tokens_to_divergence(RolloutEvidence(**first), 0.95)
-
-
-def test_margins_of_tokens_have_their_unit() -> None:
     assert margin_of("100 tokens", "tokens_to_divergence") == 100
-    for text, wrong in (
-        ("5%", "a number of tokens"),
-        ("2 nats", "a number of tokens"),
-        ("9", "has no unit"),
-    ):
+    tokens = "a number of tokens"
+    for text, wrong in (("5%", tokens), ("2 nats", tokens), ("9", "has no unit")):
         with pytest.raises(ValueError, match=wrong):
             margin_of(text, "tokens_to_divergence")
     with pytest.raises(ValueError, match="is no margin of `kl`"):
@@ -122,15 +115,11 @@ def asked_score(
     return asked(stream, "expected_score_drop", bound, full)
 
 
-@pytest.mark.parametrize(("shift", "outcome"), [(0.0, "pass"), (0.3, "pass"), (-0.5, "fail")])
-def test_expected_scores_that_drop_breach(shift: float, outcome: str) -> None:
-    found = asked_score(marked(shift), 0.05)
-    assert found.outcome == outcome
-    assert found.interval is not None
-    assert (found.interval.estimate > 0.05) == (outcome == "fail")
-
-
-def test_scores_that_are_not_weighed_are_missing_with_the_reason() -> None:
+def test_expected_scores_that_drop_breach_and_what_is_not_weighed_is_missing() -> None:
+    for shift, outcome in ((0.0, "pass"), (0.3, "pass"), (-0.5, "fail")):
+        found: Any = asked_score(marked(shift), 0.05)
+        assert found.outcome == outcome
+        assert (found.interval.estimate > 0.05) == (outcome == "fail")
     other = asked_score(marked(0.0, weights_sha256="other"), 0.05)
     assert other.outcome == "missing"
     assert "they are answers of other weights" in other.message
@@ -151,10 +140,10 @@ def drawn_at(temperature: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("temperature", "how"), [(0.9, "less"), (1.0, None), (1.1, "more")])
-def test_answers_drawn_otherwise_are_not_weighed(temperature: float, how: str | None) -> None:
-    full = drawn_at(temperature)
-    found = asked_score(marked(0.0, drawn_sum=full["drawn_sum"]), 0.05, marked(0.0, **full))
-    assert found.outcome == ("missing" if how else "pass")
-    assert how is None or f"% {how} by these answers" in found.message
-    assert how is None or "other weights wrote them, or another sampler" in found.message
+def test_answers_drawn_otherwise_are_not_weighed() -> None:
+    for temperature, how in ((0.9, "less"), (1.0, None), (1.1, "more")):
+        full = drawn_at(temperature)
+        found = asked_score(marked(0.0, drawn_sum=full["drawn_sum"]), 0.05, marked(0.0, **full))
+        assert found.outcome == ("missing" if how else "pass")
+        assert how is None or f"% {how} by these answers" in found.message
+        assert how is None or "other weights wrote them, or another sampler" in found.message
