@@ -12,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import qaudit
 from qaudit.saved.audits import to_json
 from tests.house.source import ROOT, modules
 from tests.support import sample
@@ -63,7 +62,6 @@ def test_the_command_line_answers_and_renders_an_audit_without_torch(tmp_path: P
     (tmp_path / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
     label = sample.audit().subjects[0].label
     for words, text in (
-        (["--version"], qaudit.__version__),
         (["scan", "--help"], "Usage"),
         (["list", "schemes"], "rtn"),
         (["report", str(tmp_path)], label),

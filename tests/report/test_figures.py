@@ -175,11 +175,9 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("audit", UNUSUAL.values(), ids=UNUSUAL)
-def test_unusual_audits_are_drawn_without_a_warning(audit: AuditRecord, tmp_path: Path) -> None:
-    assert write(audit, tmp_path)
-    for path in filled(tmp_path.iterdir()):
-        assert path.stat().st_size > 1500
-        assert path.suffix == ".png" or "nan" not in path.read_text(encoding="utf-8")
+def test_unusual_audits_are_drawn_without_a_warning(audit: AuditRecord) -> None:
+    for svg in filled(figures(audit).values()):
+        assert len(svg) > 1500 and "nan" not in svg
 
 
 def test_nothing_of_a_saved_file_gets_onto_the_page_but_what_a_figure_needs() -> None:

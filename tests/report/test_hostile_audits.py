@@ -109,7 +109,7 @@ def test_an_edited_audit_is_refused_in_words_or_rendered(edits: list[tuple[Place
             FORMATS[form](audit).encode()
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from(WHOLE_PLACES), VALUES), min_size=1, max_size=3))
 @example([(("verdict", "classes", 0, "scheme"), None)])
 @example([(("diagnostics", "noise", 0, "numerical"), 1e308)])
