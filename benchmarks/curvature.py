@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from qaudit.core.spectrum import signs
 from qaudit.host import return_large_blocks, share_one_arena
 from qaudit.diagnostics.curvature_measure import LossHessian
-from qaudit.diagnostics.curvature_measure import PassShape, product_nbytes
+from qaudit.diagnostics.curvature_measure import product_nbytes
 torch.set_num_threads(1)
 share_one_arena()
 return_large_blocks()
@@ -55,8 +55,7 @@ def run(step):
     step()
     seconds = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    shape = PassShape(sum(p.numel() for p in parameters), layers, 512, 1408, 8, vocabulary)
-    estimate = product_nbytes(shape, windows, context)
+    estimate = product_nbytes(config, sum(p.numel() for p in parameters), windows, context)
     return {"nbytes": peak - before, "seconds": seconds, "value": value, "estimate": estimate}
 """
 _STEP = """

@@ -140,11 +140,42 @@ class Calibration(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scheme:
-    """Base of every scheme."""
+class Parameters:
+    """Base of what is named with parameters, which are its fields."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse parameters out of range."""
+        for parameter in fields(self):
+            value = getattr(self, parameter.name)
+            limit = parameter.metadata.get("limit") or LIMITS.get(parameter.name)
+            if limit is not None and not isinstance(value, bool) and not limit[0](value):
+                message = limit[1].format(value, name=parameter.name, of=self.name)
+                raise SchemeError(message, hint=limit[2])
+
+    @property
+    def spec(self) -> str:
+        """The canonical form, with every parameter."""
+        written = (f for f in fields(self) if not f.metadata.get("added") or self._differs(f))
+        return ":".join([self.name, *self._pairs(written)])
+
+    def _differs(self, parameter: Field[Any]) -> bool:
+        return bool(getattr(self, parameter.name) != parameter.default)
+
+    def _pairs(self, parameters: Iterable[Field[Any]]) -> Iterator[str]:
+        """Yield parameters as text; last a cache, or a scheme, whose canonical form has colons."""
+        for parameter in sorted(parameters, key=lambda field: field.name in ("kv", "scheme")):
+            value = getattr(self, parameter.name)
+            yield f"{parameter.name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme(Parameters):
+    """Base of every scheme."""
+
     calibration: ClassVar[Calibration] = Calibration.NONE
     code_bits: ClassVar[int | None] = None  # of each weight's code, where `bits` is no parameter
     mixes_types: ClassVar[bool] = False  # whether a shape decides how many bits codes have
@@ -154,18 +185,9 @@ class Scheme:
     act_bits: ClassVar[int | None] = None  # of each activation's code, where `act` is no parameter
     rounds_columns: ClassVar[bool] = False  # in turn, by the loop that a plan chooses
     cache_clip: ClassVar[float] = 1.0  # share to which the range of cached keys and values is cut
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     remarks: ClassVar[Mapping[str, str]] = {}  # preset -> what about it had to be inferred
 
     kv: str = added(NO_CACHE)  # what keys and values are kept in (`qaudit/core/floats.py`)
-
-    def __post_init__(self) -> None:
-        """Refuse parameters out of range."""
-        for parameter in fields(self):
-            value = getattr(self, parameter.name)
-            limit = parameter.metadata.get("limit") or LIMITS.get(parameter.name)
-            if limit is not None and not isinstance(value, bool) and not limit[0](value):
-                raise SchemeError(limit[1].format(value), hint=limit[2])
 
     def must_be_installed(self) -> None:
         if self.extra is None:
@@ -289,19 +311,6 @@ class Scheme:
             if all(getattr(self, key) == value for key, value in settings.items()):
                 return name
         return ""
-
-    @property
-    def spec(self) -> str:
-        written = (f for f in fields(self) if not f.metadata.get("added") or self._differs(f))
-        return ":".join([self.name, *self._pairs(written)])
-
-    def _differs(self, parameter: Field[Any]) -> bool:
-        return bool(getattr(self, parameter.name) != parameter.default)
-
-    def _pairs(self, parameters: Iterable[Field[Any]]) -> Iterator[str]:
-        for parameter in sorted(parameters, key=lambda field: field.name == "kv"):
-            value = getattr(self, parameter.name)
-            yield f"{parameter.name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def most_bits_first(bit_class: str) -> tuple[float, str]:

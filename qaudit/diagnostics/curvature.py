@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.diagnostic import Diagnostic, DiagnosticFigure, DiagnosticWork
+from qaudit.core.scheme import Limit, Scheme, limited
+from qaudit.diagnostics.diagnostic import (
+    OUTSIDE,
+    Diagnostic,
+    DiagnosticFigure,
+    DiagnosticWork,
+    at_least,
+)
 from qaudit.report import document as doc
 from qaudit.report.chart import Chart, look_of
 from qaudit.report.format import NOT_MEASURED, digits, interval_text, plural
@@ -21,25 +27,22 @@ FORWARDS = 14
 """Forward passes that a product with the Hessian takes: blocks run again in both derivatives."""
 
 
+PART: Limit = (lambda part: 0 <= part < 1, OUTSIDE, "use a number from 0 to 1")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Curvature(Diagnostic):
     """Trace and largest eigenvalues of the Hessian of the loss, by role and layer too."""
 
     name: ClassVar[str] = "curvature"
 
-    documents: int = 16
-    probes: int = 30  # at most
-    tolerance: float = 0.01  # standard error of the trace over the probes, as a part of it
-    eigenvalues: int = 1  # 0: only the trace
-    steps: int = 40  # of Lanczos, at most
-    residual: float = 0.01  # of an eigenvalue, as a part of it
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self._must_be_at_least(documents=2, probes=2, eigenvalues=0, steps=2, seed=0)
-        for field in ("tolerance", "residual"):
-            if not 0 <= getattr(self, field) < 1:
-                raise self._out_of_range(field, "use a number from 0 to 1")
+    documents: int = at_least(2, 16)
+    probes: int = at_least(2, 30)  # at most
+    tolerance: float = limited(0.01, PART)  # standard error of the trace, as a part of it
+    eigenvalues: int = at_least(0, 1)  # 0: only the trace
+    steps: int = at_least(2, 40)  # of Lanczos, at most
+    residual: float = limited(0.01, PART)  # of an eigenvalue, as a part of it
+    seed: int = at_least(0, 0)
 
     def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
         products = self.probes + (self.steps if self.eigenvalues else 0)

@@ -53,7 +53,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -72,7 +72,6 @@ from qaudit.host import available_nbytes
 from qaudit.model.config import read_config
 from qaudit.model.device import free_nbytes
 from qaudit.model.proven import NO_LIMIT
-from qaudit.model.routes import Weights
 from qaudit.model.skeleton import find_blocks, load_whole
 from qaudit.support.sizes import size
 from qaudit.types import CurvatureRow, Window
@@ -270,64 +269,33 @@ POSITIONS = 4096  # side by side at most
 SHARE = 0.9  # of what is free
 
 
-@dataclass(frozen=True)
-class PassShape:
-    """What of a model decides how much its second derivatives take."""
-
-    parameters: int
-    blocks: int
-    hidden: int
-    inner: int
-    heads: int
-    vocabulary: int
-
-    @classmethod
-    def of(cls, config: Any, weights: Weights) -> PassShape:
-        """Read a configuration of `transformers`; what is missing there has its usual value."""
-        text = config.get_text_config()
-        hidden = int(text.hidden_size)
-        inner = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None)
-        return cls(
-            parameters=sum(math.prod(weights.shape(name)) for name in weights.names()),
-            blocks=int(text.num_hidden_layers),
-            hidden=hidden,
-            inner=int(inner or 4 * hidden),
-            heads=int(getattr(text, "num_attention_heads", None) or 1),
-            vocabulary=int(text.vocab_size),
-        )
-
-    @property
-    def vector_nbytes(self) -> int:
-        """What a vector takes that is as long as the model has parameters."""
-        return ITEMSIZE * self.parameters
-
-
-def product_nbytes(shape: PassShape, windows: int, length: int) -> int:
-    tokens = windows * length
-    between = 2 * (shape.blocks + 1) * tokens * shape.hidden
-    block = tokens * (
-        OF_HIDDEN * shape.hidden + OF_INNER * shape.inner + OF_ATTENTION * shape.heads * length
-    )
-    head = OF_LOGITS * tokens * shape.vocabulary
-    return VECTORS * shape.vector_nbytes + ITEMSIZE * (between + max(block, head))
+def product_nbytes(config: Any, parameters: int, windows: int, length: int) -> int:
+    """Return what a product takes; of the configuration, what is missing has its usual value."""
+    tokens, hidden = windows * length, config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", 4 * hidden)
+    heads = getattr(config, "num_attention_heads", None) or 1
+    between = 2 * (config.num_hidden_layers + 1) * tokens * hidden
+    block = tokens * (OF_HIDDEN * hidden + OF_INNER * inner + OF_ATTENTION * heads * length)
+    head = OF_LOGITS * tokens * config.vocab_size
+    return int(ITEMSIZE * (VECTORS * parameters + between + max(block, head)))
 
 
 def find_room(
-    shape: PassShape, length: int, parameters: Curvature, device: torch.device
+    config: Any, count: int, length: int, parameters: Curvature, device: torch.device
 ) -> tuple[int, tuple[str, ...]]:
     """Return how many windows fit side by side, with a note, or refuse with what they take."""
     free = room_nbytes(device)
-    basis = parameters.steps * shape.vector_nbytes if parameters.eigenvalues else 0
+    basis = ITEMSIZE * count * parameters.steps if parameters.eigenvalues else 0
     most = max(1, POSITIONS // length)
     for windows in range(most, 0, -1):
-        if product_nbytes(shape, windows, length) <= free - basis:
+        if product_nbytes(config, count, windows, length) <= free - basis:
             text = f"{windows} of {most} windows side by side, to fit in memory"
             return windows, () if windows == most else (text,)
-    needed = product_nbytes(shape, 1, length)
+    needed = product_nbytes(config, count, 1, length)
     more = f", and eigenvalues {size(basis)} more" if basis else ""
     smaller = "the trace alone with `curvature:eigenvalues=0`, or fewer `steps`"
     raise MachineError(
-        f"curvature of {shape.parameters:,} parameters takes {size(needed)} of memory{more}; "
+        f"curvature of {count:,} parameters takes {size(needed)} of memory{more}; "
         f"{size(free)} are free",
         hint=f"measure {smaller}"
         if needed <= free
@@ -344,13 +312,14 @@ def measure_curvature(case: Case) -> list[CurvatureRow]:
     choice = DocumentChoice.of(case.corpus, parameters.documents, "curvature")
     weights, device = case.weights(), case.machine.device
     trust = case.machine.trust_remote_code
-    shape = PassShape.of(read_config(case.folder, trust_remote_code=trust), weights)
+    config = read_config(case.folder, trust_remote_code=trust).get_text_config()
+    count = sum(math.prod(weights.shape(name)) for name in weights.names())
     longest = max(len(window.tokens) for windows in choice.windows for window in windows)
     notes: tuple[str, ...] = ()
     if device.type == "mps":
         device = torch.device("cpu")
         notes = ("computed on the CPU: this device has no double precision",)
-    windows, of_memory = find_room(shape, longest, parameters, device)
+    windows, of_memory = find_room(config, count, longest, parameters, device)
     model = load_whole(case.folder, weights, torch.float32, trust_remote_code=trust).to(device)
     name = find_blocks(model, case.folder)
     parts = cut(choice.windows, longest, windows * longest, case.task.pad_until)

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import EntryPoint
 from types import ModuleType
@@ -19,10 +19,17 @@ from typing import Any, ClassVar
 
 import qaudit.diagnostics
 from qaudit.core.registry import build, plugins_in, read_pairs, unknown
-from qaudit.core.scheme import Scheme
+from qaudit.core.scheme import Parameters, Scheme, limited
 from qaudit.errors import MachineError, SchemeError
 from qaudit.support.plugins import entries_of, imported, plugin_at
 from qaudit.types import Plugin
+
+OUTSIDE = "`{name}={}` of `{of}` is out of range"
+
+
+def at_least(least: int, default: int) -> int:
+    """Return a parameter with a lower limit."""
+    return limited(default, (lambda n: n >= least, OUTSIDE, f"use {least} or more"))
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,9 @@ class DiagnosticFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnostic:
+class Diagnostic(Parameters):
     """Base of every diagnostic."""
 
-    name: ClassVar[str]
-    version: ClassVar[int] = 1
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     reads_weights: ClassVar[bool] = True
     """Whether it has a `measure` part; the others are computed from measurements."""
     reads_previous: ClassVar[bool] = False
@@ -65,13 +69,7 @@ class Diagnostic:
     @property
     def short(self) -> str:
         """The display name: the name and every parameter that is not the default."""
-        changed = [f for f in _in_order(self) if getattr(self, f.name) != f.default]
-        return ":".join([self.name, *(self._pair(f) for f in changed)])
-
-    @property
-    def spec(self) -> str:
-        """The canonical form, with every parameter."""
-        return ":".join([self.name, *(self._pair(f) for f in _in_order(self))])
+        return ":".join([self.name, *self._pairs(filter(self._differs, fields(self)))])
 
     def schemes(self, schemes: Sequence[Scheme]) -> Sequence[Scheme]:
         """Return the schemes that change the result, given those of the audit."""
@@ -79,24 +77,6 @@ class Diagnostic:
 
     def work(self, schemes: Sequence[Scheme], blocks: int) -> DiagnosticWork:
         return DiagnosticWork(self.short)
-
-    def _must_be_at_least(self, **lowest: int) -> None:
-        for field, least in lowest.items():
-            if getattr(self, field) < least:
-                raise self._out_of_range(field, f"use {least} or more")
-
-    def _out_of_range(self, field: str, hint: str) -> SchemeError:
-        value = getattr(self, field)
-        return SchemeError(f"`{field}={value}` of `{self.name}` is out of range", hint=hint)
-
-    def _pair(self, field: Field[Any]) -> str:
-        value = getattr(self, field.name)
-        return f"{field.name}={str(value).lower() if isinstance(value, bool) else value}"
-
-
-def _in_order(diagnostic: Diagnostic) -> list[Field[Any]]:
-    """Return the parameters, the scheme last: its canonical form contains colons."""
-    return sorted(fields(diagnostic), key=lambda field: field.name == "scheme")
 
 
 def with_three_bits(schemes: Sequence[Scheme]) -> Scheme | None:

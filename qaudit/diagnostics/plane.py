@@ -27,6 +27,7 @@ from qaudit.diagnostics.diagnostic import (
     Diagnostic,
     DiagnosticFigure,
     DiagnosticWork,
+    at_least,
     with_three_bits,
 )
 from qaudit.errors import UsageError
@@ -47,13 +48,10 @@ class Plane(Diagnostic):
     reads_previous: ClassVar[bool] = True
 
     grid: bool = False  # towards the checkpoint before, too
-    steps: int = 4  # from one of the models to the next
-    beyond: int = 2  # steps on either side of them
-    documents: int = 64
+    steps: int = at_least(1, 4)  # from one of the models to the next
+    beyond: int = at_least(0, 2)  # steps on either side of them
+    documents: int = at_least(2, 64)
     scheme: str = "auto"  # the first of the recipe with 3 bits, or else the first
-
-    def __post_init__(self) -> None:
-        self._must_be_at_least(steps=1, beyond=0, documents=2)
 
     @property
     def along(self) -> tuple[float, ...]:

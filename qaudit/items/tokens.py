@@ -8,6 +8,7 @@ context loses its beginning; the last token of an option is never read, so it co
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 import zlib
 from collections import Counter
@@ -91,20 +92,14 @@ class PromptedItem:
 
 
 def write_items(text: ItemText, path: Path) -> None:
-    lengths = [len(window.tokens) for window in text.windows]
-    right = [len(item.right) for item in text.items]
+    about = [[list(vars(item).values()) for item in text.items], text.notes]
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
-        task=np.array([item.task for item in text.items[:1]]),
-        names=np.array([item.name for item in text.items]),
-        options=np.array([item.options for item in text.items], dtype=np.int64),
-        right_counts=np.array(right, dtype=np.int64),
-        right=np.array([place for item in text.items for place in item.right], dtype=np.int64),
-        lengths=np.array(lengths, dtype=np.int64),
+        about=np.array(json.dumps(about)),
+        lengths=np.array([len(window.tokens) for window in text.windows], dtype=np.int64),
         scored_from=np.array([w.scored_from for w in text.windows], dtype=np.int64),
         tokens=np.concatenate([np.zeros(0, np.int32), *(w.tokens for w in text.windows)]),
-        notes=np.array(text.notes, dtype=np.str_),
     )
     write_whole(path, buffer.getvalue())
 
@@ -114,19 +109,14 @@ def read_items(path: Path) -> ItemText | None:
     try:
         with np.load(io.BytesIO(read_regular(path, _LARGEST_NBYTES)), allow_pickle=False) as part:
             columns = {name: part[name] for name in part.files}
-        task = str(columns["task"][0])
-        rights = np.split(columns["right"], np.cumsum(columns["right_counts"])[:-1])
-        rows = zip(columns["names"], columns["options"], rights, strict=True)
-        items = tuple(
-            Item(task, str(name), int(options), tuple(map(int, right)))
-            for name, options, right in rows
-        )
+        rows, notes = json.loads(str(columns["about"]))
+        items = tuple(Item(task, name, n, tuple(right)) for task, name, n, right in rows)
         tokens = np.split(columns["tokens"], np.cumsum(columns["lengths"])[:-1])
         parts = enumerate(zip(tokens, columns["scored_from"], strict=True))
         windows = tuple(Window(k, part, int(start)) for k, (part, start) in parts)
         if sum(item.options for item in items) == len(windows):
-            return ItemText(items, windows, tuple(map(str, columns["notes"])))
-    except (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error):
+            return ItemText(items, windows, tuple(notes))
+    except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
         pass
     return None
 

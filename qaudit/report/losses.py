@@ -38,9 +38,7 @@ def errors_section(view: View) -> tuple[doc.Block, ...]:
     rows = []
     for k, subject in enumerate(view.subjects):
         full = view.score(subject.label)
-        cells = [doc.cell(NOT_MEASURED)]
-        if full is not None:
-            cells = [doc.cell(loss(full.ce), value=full.ce.estimate)]
+        cells = [doc.interval_cell(full.ce if full else None, loss)]
         for scheme in view.schemes:
             score = view.score(subject.label, scheme)
             if score is not None and score.relative_error is None:  # an error has no meaning

@@ -129,22 +129,21 @@ def _evidence(view: View, one: ClassVerdict) -> Iterator[str]:
     yield from (f"Warning: {warning}." for warning in one.warnings)
     if one.changes:
         yield f"What would change it: {'; '.join(one.changes)}."
-    scheme = one.scheme or ""
-    scores = {s.label: score for s in view.subjects if (score := view.score(s.label, scheme))}
-    errors = [
+    at = one.scheme or ""
+    scores = {s.label: score for s in view.subjects if (score := view.score(s.label, at))}
+    known = [
         (error.estimate, label, error)
         for label, score in scores.items()
-        if (error := score.relative_error) is not None
+        if (error := score.relative_error)
     ]
-    if not errors or one.subject not in scores:
-        return
-    _, least, error = min(errors, key=lambda entry: entry[:2])
-    if least != one.subject:
-        higher = scores[least].ce.estimate - scores[one.subject].ce.estimate
-        yield (
-            f"`{least}` loses least to {one.scheme} ({percent(error, unit=' %')}), but its "
-            f"quantized loss is {higher:.4f} nats per token higher."
-        )
+    if known and (own := scores.get(one.subject or "")):
+        _, least, error = min(known)
+        higher = scores[least].ce.estimate - own.ce.estimate
+        if least != one.subject:
+            yield (
+                f"`{least}` loses least to {one.scheme} ({percent(error, unit=' %')}), but its "
+                f"quantized loss is {higher:.4f} nats per token higher."
+            )
 
 
 AVAILABLE = "evaluation_documents_available"  # of the protocol

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from operator import add
 from typing import Any, Literal
 
 from qaudit.settings import Recipe
@@ -49,11 +50,7 @@ class Price:
     streams: int = 0  # models that are evaluated
 
     def __add__(self, other: Price) -> Price:
-        return Price(
-            self.flops + other.flops,
-            self.nbytes_read + other.nbytes_read,
-            self.streams + other.streams,
-        )
+        return Price(*map(add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import PurePath
 from typing import Any, Literal, cast
 from urllib.parse import quote
@@ -87,26 +88,16 @@ def _json(gate: Answer) -> str:
     checks, numbers = [], Counter(map(standing, worst_first(gate)))
     for check in worst_first(gate):
         i = check.ignored
-        fields = vars(check) | {"ignored": i and saved.IgnoreNote(i.reason, i.until, i.line)}
-        checks.append(saved.CheckDocument(**fields, standing=standing(check)))
-    answer = saved.GateAnswer(
-        schema="1",
-        qaudit=__version__,
-        verdict=gate.verdict,
-        exit_code=gate.exit_code,
-        policy=saved.PolicyName(gate.policy.name, gate.policy.path),
-        confidence=gate.policy.confidence,
-        at_once=gate.at_once,
-        baseline=gate.baseline,
-        targets=gate.targets,
-        counts={stands: numbers[stands] for stands in WORST_FIRST},
-        checks=tuple(checks),
-        classes=gate.classes,
-        warnings=gate.warnings,
-        next_step=gate.next_step,
-        error=None,
-    )
-    return text_of(encode(answer))
+        known = vars(check) | {"ignored": i and saved.IgnoreNote(i.reason, i.until, i.line)}
+        checks.append(saved.CheckDocument(**known, standing=standing(check)))
+    names = [field.name for field in fields(saved.GateAnswer) if hasattr(gate, field.name)]
+    own: dict[str, Any] = {name: getattr(gate, name) for name in names} | {
+        "policy": saved.PolicyName(gate.policy.name, gate.policy.path),
+        "confidence": gate.policy.confidence,
+        "counts": {stands: numbers[stands] for stands in WORST_FIRST},
+        "checks": tuple(checks),
+    }
+    return text_of(encode(saved.GateAnswer(schema="1", qaudit=__version__, error=None, **own)))
 
 
 # ------------------------------------------------------------------------------- JUnit

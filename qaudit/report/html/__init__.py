@@ -62,10 +62,6 @@ def joined(parts: Iterable[Html], between: str = "") -> Html:
 
 
 FILE = "report.html"
-UNBROKEN = {
-    re.compile(r"(?<=\d) %"): "\N{NO-BREAK SPACE}%",
-    re.compile(r"\[(-?[\w.]+), (-?[\w.]+)\]"): "[\\1,\N{NO-BREAK SPACE}\\2]",
-}
 NO_FIGURES: Mapping[str, str] = {}
 FEWEST_ROWS = 3
 """A table with so many rows can be sorted, if all columns have a name."""
@@ -178,19 +174,11 @@ def line(runs: doc.Inline) -> Html:
     for (is_strong, is_emphasis), group in groupby(runs, lambda r: (r.strong, r.emphasis)):
         inner = EMPTY
         for run in group:
-            shown = element("code", text(run.text)) if run.code else _unbroken(run.text)
+            shown = element("code", text(run.text)) if run.code else text(run.text)
             inner = joined([inner, element("a", shown, href=run.href) if run.href else shown])
         inner = element("em", inner) if is_emphasis else inner
         parts.append(element("strong", inner) if is_strong else inner)
     return joined(parts)
-
-
-def _unbroken(words: str) -> Html:
-    """Show text; keep a number and its unit, and an interval, on one line."""
-    escaped = text(words)
-    for pattern, joined_up in UNBROKEN.items():
-        escaped = Html(pattern.sub(joined_up, escaped))
-    return escaped
 
 
 def _lines(lines: Sequence[str], *, is_command: bool = False) -> Html:
@@ -233,7 +221,7 @@ def _content(cell: doc.Cell) -> list[Html]:
     if doc.plain_text(cell.runs) == "-":  # for screen readers alone
         inner.append(element("span", text(" not measured"), class_="unseen"))
     if cell.small:
-        inner += [text(" "), element("span", _unbroken(cell.small), class_="interval")]
+        inner += [text(" "), element("span", text(cell.small), class_="interval")]
     return inner
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from qaudit.diagnostics import curvature_measure
 from qaudit.diagnostics.case import Case, DocumentChoice
 from qaudit.diagnostics.curvature import Curvature
 from qaudit.diagnostics.curvature_measure import (
-    PassShape,
     find_room,
     measure_curvature,
     product_nbytes,
@@ -37,7 +37,10 @@ from tests.support.series import find_checkpoints
 
 CPU = torch.device("cpu")
 QUICK = Curvature(documents=3, probes=4, steps=6, tolerance=0.0)
-SHAPE = PassShape(parameters=10**6, blocks=4, hidden=128, inner=384, heads=4, vocabulary=2048)
+SHAPE = SimpleNamespace(
+    num_hidden_layers=4, hidden_size=128, intermediate_size=384, num_attention_heads=4,
+    vocab_size=2048,
+), 10**6  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -109,17 +112,17 @@ def test_less_goes_side_by_side_where_less_fits_and_nothing_where_none_does(monk
         monkeypatch.setattr(curvature_measure, "room_nbytes", lambda device: nbytes)
 
     bare = replace(QUICK, eigenvalues=0)
-    with_free(product_nbytes(SHAPE, 3, 256) + 100)
+    with_free(product_nbytes(*SHAPE, 3, 256) + 100)
     said = ("3 of 16 windows side by side, to fit in memory",)
-    assert find_room(SHAPE, 256, bare, CPU) == (3, said)
-    with_free(product_nbytes(SHAPE, 1, 256) + 100)
+    assert find_room(*SHAPE, 256, bare, CPU) == (3, said)
+    with_free(product_nbytes(*SHAPE, 1, 256) + 100)
     with pytest.raises(MachineError, match=r"eigenvalues 24\.0 MB more") as refusal:
-        find_room(SHAPE, 256, QUICK, CPU)
+        find_room(*SHAPE, 256, QUICK, CPU)
     assert "`curvature:eigenvalues=0`" in refusal.value.hint
-    assert find_room(SHAPE, 256, bare, CPU)[0] == 1
+    assert find_room(*SHAPE, 256, bare, CPU)[0] == 1
     with_free(10**6)
     with pytest.raises(MachineError, match=r"takes [\d.]+ .B of memory.*; 1\.0 MB are free"):
-        find_room(SHAPE, 256, QUICK, CPU)
+        find_room(*SHAPE, 256, QUICK, CPU)
 
 
 # --------------------------------------------------------------------- slices through the loss
