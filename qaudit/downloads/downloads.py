@@ -36,7 +36,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -281,17 +280,13 @@ def refuse_what_cannot_fit(
     needed = sum(weights)
     holding = f" for its {len(weights)} members at once" if len(weights) > 1 else ""
     beside = f" beside {size(texts_nbytes)} of text" if texts_nbytes else ""
-    ways = [_more(needed + texts_nbytes, free_nbytes)]
+    hint = _more(needed + texts_nbytes, free_nbytes)
     if len(too_large) < len(subjects):
-        is_soup = len(too_large) == 1 and worst.kind == "soup"
-        ways.append(f"leave out {'the soup ' * is_soup}{first_of([s.label for s, _ in too_large])}")
-        fitting = sum(nbytes <= budget - texts_nbytes for nbytes in accumulate(sorted(weights)))
-        if is_soup and fitting > 1:
-            ways.append(f"mix {fitting} of its {len(weights)} members")
+        hint += f", or leave out {first_of([s.label for s, _ in too_large])}"
     raise MachineError(
         f"`{worst.label}` needs {size(needed)} of disk{holding}{beside}, "
         f"and {size(budget)} may be used",
-        hint=", or ".join(ways),
+        hint=hint,
     )
 
 

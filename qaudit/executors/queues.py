@@ -254,20 +254,12 @@ def _ran(*command: str) -> str:
         return subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=120
         ).stdout.strip()
-    except FileNotFoundError as error:
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or getattr(error, "stdout", None) or str(error)
         raise MachineError(
-            f"there is no `{command[0]}` here",
-            hint="run it on a login node of the cluster, or use `--set executor=local`",
-        ) from error
-    except subprocess.CalledProcessError as error:
-        why = " ".join((error.stderr or error.stdout).split())
-        raise MachineError(
-            f"`{command[0]}` refused: {why}",
-            hint="give what the site needs with `--set slurm='--account=NAME --partition=NAME'`",
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise MachineError(
-            f"`{command[0]}` did not answer in 120 s", hint="run the same command again"
+            f"`{command[0]}` failed: {' '.join(said.split())}",
+            hint="on a login node, give what the site needs with "
+            "`--set slurm='--account=NAME --partition=NAME'`; elsewhere `--set executor=local`",
         ) from error
 
 

@@ -41,7 +41,7 @@ from qaudit.report.format import percent, spread
 from qaudit.report.markdown import render_blocks
 from qaudit.report.views import judged
 from qaudit.saved.exports import FILE, ExportRecord, read_export
-from qaudit.saved.parts import LOCK, WRITER, one_writer
+from qaudit.saved.parts import LOCK, one_writer
 from qaudit.saved.results import sha256_of
 from qaudit.types import Subject
 from qaudit.version import __version__
@@ -69,7 +69,7 @@ _UNREAD = ("*.md", "*.png", "*.jpg", "*.svg", "*.webp", "*.pdf", "LICEN[CS]E*", 
 """What no runtime reads may be added to a folder."""
 
 _MARKER = "qaudit-work"
-_OWN_FILES = (LOCK, WRITER, _MARKER)
+_OWN_FILES = (LOCK, _MARKER)
 _RESULT = "result"
 
 

@@ -44,11 +44,9 @@ from qaudit.checkpoints.stamps import folder_of, own_folder
 from qaudit.core.scheme import shipped_reference
 from qaudit.errors import (
     HubError,
-    Interrupted,
     ModelError,
     QauditError,
     SourceError,
-    UnreachableError,
     UsageError,
 )
 from qaudit.families.family import Need
@@ -335,20 +333,12 @@ def _fetch_trees(
     errors: dict[tuple[str, str], str] = {}
     places = dict.fromkeys(map(_place, checkpoints))
     missing = [p for p in places if hub.listing.known_files(*p) is None]
-    count = 0
-    try:
-        for place in missing:
-            try:
-                hub.listing.files(*place)
-            except HubError as error:
-                errors[place] = error.message
-            count += 1
-            watch.count("file trees", count, len(missing))
-    except (KeyboardInterrupt, UnreachableError) as error:
-        what = getattr(error, "message", "interrupted")
-        kind = UnreachableError if isinstance(error, UnreachableError) else Interrupted
-        read = f"{count} of {len(missing)} trees were read and are kept"
-        raise kind(f"{what}; {read}", hint="run the same command again") from error
+    for count, place in enumerate(missing, 1):
+        try:
+            hub.listing.files(*place)
+        except HubError as error:
+            errors[place] = error.message
+        watch.count("file trees", count, len(missing))
     return errors
 
 

@@ -109,16 +109,6 @@ def preset(name: str) -> Policy:
     return policy_in(text, where=f"policy `{name}`", name=name, path=None)
 
 
-_YAML_HINTS = {
-    "is no date": "write a day that there is, as `2027-03-31`",
-    "is there twice": "leave one of the two out",
-    "tab character": "indent with spaces: YAML takes no tabs",
-    "',' or": "close the `{` or `[` that is open there, or write the comma between its entries",
-    "mapping values": "indent the keys of a table alike, and quote a text that has `: ` in it",
-    "'-' indicator": "indent every `-` of a list, and the keys below it, alike",
-    "expected key": "write `key: value`, with all keys of a table indented alike",
-}
-"""By what the parser says."""
 _YAML_HINT = "check the indentation, quotes and brackets of that line and of the one above"
 
 
@@ -129,8 +119,7 @@ def read_table(text: str, where: str) -> tuple[dict[str, Any], dict[Place, int]]
     except ValueError as error:
         reason = str(error)
         wrong = f", {reason}" if reason.startswith("line ") else f" is not YAML: {reason}"
-        hint = next((hint for sign, hint in _YAML_HINTS.items() if sign in reason), _YAML_HINT)
-        raise PolicyError(f"{where}{wrong}", hint=hint) from error
+        raise PolicyError(f"{where}{wrong}", hint=_YAML_HINT) from error
     if not isinstance(table, dict) or not isinstance(node, yaml.MappingNode):
         raise PolicyError(
             f"{where} is not a policy", hint="a policy is a table of keys, `rules` among them"

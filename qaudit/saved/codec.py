@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qaudit.errors import AuditError
 from qaudit.support.foreign import json_of
+from qaudit.support.keys import explain
 from qaudit.whole import read_regular, write_whole
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
-    from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
 
@@ -68,8 +68,9 @@ def decode(kind: type[T], document: Any, where: str) -> T:
         text = json.dumps(document, allow_nan=False)
         value: T = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        reason = _refusal(error.errors(include_url=False)[0], where)
-        raise AuditError(reason, hint=EDITED) from error
+        first = error.errors(include_url=False)[0]
+        sentence, expected = explain([{**first, "loc": (where, *first["loc"])}], {})
+        raise AuditError(f"{sentence}; {expected}", hint=EDITED) from error
     except (ValueError, RecursionError) as error:
         raise AuditError(f"`{where}` cannot be read: {error}", hint=EDITED) from error
     return value
@@ -161,33 +162,3 @@ def _check(value: Any) -> None:
             _check(content)
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         raise ValueError(f"{str(value)[:20]}... is too large for a number")
-
-
-_REASONS = {
-    "missing": "is missing",
-    "string_type": "is not text",
-    "string_unicode": "is not text",
-    "int_type": "is not a number",
-    "int_from_float": "is not a whole number",
-    "float_type": "is not a number",
-    "finite_number": "is not a number",
-    "bool_type": "is neither true nor false",
-    "tuple_type": "is not a list",
-    "list_type": "is not a list",
-    "dict_type": "is not an object",
-    "dataclass_type": "is not an object",
-    "json_invalid": "nests too deep or is not text",
-    "too_long": "has too many entries",
-}
-
-
-def _refusal(error: ErrorDetails, where: str) -> str:
-    """Return the path of an error, and what is wrong there."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
-    kind, context = error["type"], error.get("ctx", {})
-    reason = _REASONS.get(kind, f"is refused: {error['msg']}")
-    if kind == "literal_error":
-        reason = f"is not {context['expected']}"
-    elif kind == "value_error":
-        reason = str(context["error"])
-    return f"`{where}{''.join(parts)}` {reason}"

@@ -14,9 +14,6 @@ not by the number of the part: parts may be cut anew at any time.
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -127,27 +124,21 @@ class UnitDocument:
     environment: dict[str, Any]
 
 
-LOCK, WRITER = ".qaudit.lock", ".qaudit.writer"
+LOCK = ".qaudit.lock"
 
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Hold an output folder; MachineError names the process that holds it already."""
+    """Hold an output folder; MachineError where another process holds it already."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
-    writer = json.dumps({"pid": os.getpid(), "host": platform.node()})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        write_whole(folder / WRITER, writer)  # in place of a link, not through it
     except Timeout as error:
-        name = "another process"
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            held = json.loads(read_regular(folder / WRITER, 1000))
-            name = f"process {int(held['pid'])} on {json.dumps(str(held['host']))[1:-1]}"
         raise MachineError(
-            f"`{folder}` is being written by {name}",
+            f"`{folder}` is being written by another process",
             hint="wait until it ends, or name another folder with `--out`",
         ) from error
     except OSError as error:
@@ -158,8 +149,6 @@ def one_writer(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
-            (folder / WRITER).unlink()
         lock.release()
 
 

@@ -236,7 +236,7 @@ def test_folders_that_cannot_be_written_leave_nothing(
 ) -> None:
     full = Mock(side_effect=OSError(28, "No space left on device"))
     with one_writer(Path(".again.begun")):
-        refused(qaudit(*CELL), 4, "is being written by process", "wait until it ends")
+        refused(qaudit(*CELL), 4, "is being written by another process", "wait until it ends")
     with monkeypatch.context() as patched:
         patched.setattr("safetensors.torch.save_file", full)
         refused(qaudit(*CELL), 4, "no space left on device", "free some space")

@@ -115,11 +115,11 @@ def test_a_walk_that_is_stopped_keeps_what_it_read(
     with monkeypatch.context() as patch:
         stop_at(patch, 5, silent)
         done = qaudit("series", "o/run", "--check")
-    refused(done, 4, "does not answer; 4 of 41 trees were read", again)
+    refused(done, 4, "does not answer", "try later")
     with monkeypatch.context() as patch:
         stop_at(patch, 7, KeyboardInterrupt())
         done = qaudit("series", "o/run", "--check")
-    refused(done, 130, "interrupted; 6 of 37 trees were read and are kept", f"{again} o/run")
+    refused(done, 130, "interrupted", f"{again} o/run")
     assert calls(hub) == {"refs": 2, "tree": 10}
     assert qaudit("series", "o/run", "--check").code == 0
     assert calls(hub) == {"refs": 3, "tree": 41}

@@ -182,13 +182,11 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path, kind: str) -> None:
     assert files_in(tmp_path) == before
 
 
-def test_a_link_in_place_of_the_writer_s_file_is_not_written_through(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_lock_is_not_written_through(tmp_path: Path) -> None:
     out, target = tmp_path / "new", tmp_path / "thesis.txt"
     target.write_text("keep")
-    with begun_folder(out, "a") as folder:
-        assert not (folder / ".qaudit.writer").is_symlink()
     begun_path(out).mkdir()
-    (begun_path(out) / ".qaudit.writer").symlink_to(target)
+    (begun_path(out) / ".qaudit.lock").symlink_to(target)
     with pytest.raises(UsageError, match="has links in it"), begun_folder(out, "a"):
         raise AssertionError("it was taken")
     assert target.read_text() == "keep"

@@ -223,7 +223,7 @@ PLAIN = [
     ({"strata": np.array(["one"])}, "`strata` is no column"),
     ({"bytes": None}, "it lacks `bytes`"),
     ({"calibration_seed": np.array([1, 2])}, "it is damaged"),
-    ({"about": np.array("[1]")}, "`about` is not an object"),
+    ({"about": np.array("[1]")}, "`about` is `[1]`"),
     ({"about": np.array("{}")}, "`about.key` is missing"),
     ({"about": np.array("{")}, "property name"),
     ({"choice_nll": np.ones(3), "choice_items": np.arange(3), "choice_answers": np.arange(9)},

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qaudit.errors import MachineError
-from qaudit.saved.parts import WRITER, one_writer
+from qaudit.saved.parts import one_writer
 
 HOLD = """
 import sys, time
@@ -38,20 +38,15 @@ def test_the_second_writer_is_refused_until_the_first_was_killed_and_without_a_f
     tmp_path: Path, other: subprocess.Popen[str]
 ) -> None:
     out = tmp_path / "out"
-    said = f"written by process {other.pid} on "
+    said = "written by another process"
     with pytest.raises(MachineError, match=said) as refusal, one_writer(out):
         raise AssertionError
     assert "--out" in refusal.value.hint
-    for text in ("", "[]", '{"pid": "x"}', '{"pid": 1}', "\x00"):
-        (out / WRITER).write_text(text)
-        with pytest.raises(MachineError, match="written by another process"), one_writer(out):
-            raise AssertionError
     other.send_signal(signal.SIGKILL)
     other.wait()
-    with one_writer(out):
-        assert f'"pid": {os.getpid()}' in (out / WRITER).read_text()
-    with one_writer(out):
-        pass
+    for _ in range(2):
+        with one_writer(out):
+            pass
     (tmp_path / "file").write_text("a file")
     with pytest.raises(MachineError, match="cannot be written"), one_writer(tmp_path / "file"):
         raise AssertionError
