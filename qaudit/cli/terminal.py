@@ -174,11 +174,9 @@ def resumable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        what = "nothing is kept yet"
-        for folder in (out.with_name(f".{out.name}.begun"), out):
-            names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-            if any(not name.startswith(".qaudit") for name in names - {"plan.json", "parts"}):
-                what = f"results are kept in `{folder}`"  # there is more than a plan
+        begun = out.with_name(f".{out.name}.begun")
+        places = [f"`{folder}`" for folder in (begun, out) if folder.is_dir()]
+        what = f"results are kept in {places[-1]}" if places else "nothing is kept yet"
         raise Interrupted(f"interrupted; {what}", hint=AGAIN) from error
 
 

@@ -71,23 +71,16 @@ _LOOK_UP_SECONDS = 0.2
 class BlobProgress:
     """How much of several blobs is there; bytes that turn out to be wrong are subtracted."""
 
-    _STEPS = 500  # a watch need not hear of every piece
-
     def __init__(self, watch: Watch, what: str, blobs: Mapping[str, HubFile]) -> None:
         self._watch, self._what, self._blobs = watch, what, blobs
         self._total = sum(file.nbytes for file in blobs.values())
         self._done = dict.fromkeys(blobs, 0)
-        self._shown = -1
         self._lock = Lock()
 
     def advance(self, blob: str, nbytes: int) -> None:
         with self._lock:
             self._done[blob] = min(max(self._done[blob] + nbytes, 0), self._blobs[blob].nbytes)
-            received = sum(self._done.values())
-            is_step = abs(received - self._shown) * self._STEPS >= self._total
-            if received != self._shown and (is_step or received == self._total):
-                self._shown = received
-                self._watch.download(self._what, received, self._total)
+            self._watch.download(self._what, sum(self._done.values()), self._total)
 
 
 class Fetcher:

@@ -77,7 +77,7 @@ LARGEST_NBYTES = 256_000_000
 
 _EVIDENCE = re.compile(r"evidence/(tasks/[A-Za-z0-9_=-][A-Za-z0-9._=-]*/)?[A-Za-z0-9._=-]+\.npz")
 _STALE = re.compile(rf"{FOLDER}/(evidence/(tasks/[^/]+/)?[^/]+\.npz|plots/[^/]+\.svg|report\.html)")
-_LARGEST_README_NBYTES, _LONGEST_MESSAGE, _AT_A_TIME = 5_000_000, 120, 20
+_LONGEST_MESSAGE, _AT_A_TIME = 120, 20
 
 
 def state_of(addition: CommitOperationAdd, listed: Mapping[str, HubFile]) -> State:
@@ -319,9 +319,6 @@ def propose(folder: Folder, repo: str, hub: Hub, subject: str | None = None) -> 
     metadata, notes = metadata_of(folder.audit, repo, subject, weights=weights, audit_url=url)
     before, file = b"", listed.get(README)
     if file is not None:
-        if file.nbytes > _LARGEST_README_NBYTES:
-            hint = "shorten it on the Hub first"
-            raise HubError(f"`{README}` of `{repo}` is too long", hint=hint)
         before = (hub.fetcher.files(repo, commit, README, [file], show=False) / README).read_bytes()
     try:
         readme = before.decode()

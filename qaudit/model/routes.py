@@ -236,25 +236,6 @@ class Joined:
                 self._origins.update(self.make(lambda key: torch.full((2, 2), places[key])))
         return self._origins.get(parameter, torch.empty(0))
 
-    def must_be_numbered(self, folder: Path) -> None:
-        """Refuse numbered tensors, such as those of experts, of which one is missing."""
-        for keys in self.keys.values():
-            numbers = [[int(n) for n in re.findall(r"(?<=\.)\d+(?=\.|$)", key)] for key in keys]
-            for column in zip(*numbers, strict=False):
-                if lost := sorted(set(range(min(column), max(column) + 1)) - set(column)):
-                    raise SourceError(
-                        f"of `{keys[0]}` and the {len(keys) - 1} tensors numbered like it in "
-                        f"`{folder}`, number {lost[0]} is missing",
-                        hint="the checkpoint is incomplete: download it again",
-                    )
-        most, least = (pick(self.keys.values(), key=len) for pick in (max, min))
-        if len(most) > len(least) > 1:
-            raise SourceError(
-                f"`{folder}` has {len(most)} tensors like `{most[0]}` and {len(least)} like "
-                f"`{least[0]}`, which are joined",
-                hint="the checkpoint is incomplete: download it again",
-            )
-
 
 def targets_of(
     model: Any, names: Sequence[str], parameters: Mapping[str, Tensor]
@@ -329,7 +310,6 @@ def route(
     joined: dict[str, Joined] = {}
     for part in joins.values():
         first = part.stored[0]
-        part.must_be_numbered(folder)
         refusal = f"`{first}` and others in `{folder}` cannot be joined"
         with unreadable(refusal, _MISMATCH, SourceError):  # tried on shapes alone
             made = part.make(lambda key: torch.empty(tuple(weights.shape(key)), device="meta"))

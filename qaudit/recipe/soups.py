@@ -156,10 +156,9 @@ def resolve_soups(recipe: Recipe, checkpoints: Sequence[Checkpoint]) -> tuple[Su
 
 def _subjects(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> Iterator[Subject]:
     members = _candidates(soup, checkpoints)
+    if soup.weights is not None and (soup.is_search or soup.subsets):
+        raise UsageError(f"`{soup.label}` takes no weights", hint="its soups are plain means")
     if soup.is_search:  # among candidates, each of other weights
-        if soup.weights is not None:
-            hint = "it is a plain mean of those taken"
-            raise UsageError("a greedy soup takes no weights", hint=hint)
         if len(members) < 2:
             raise UsageError(
                 f"soup `{soup.label}` has one candidate, `{members[0].label}`",
@@ -174,8 +173,6 @@ def _subjects(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> Iterator[
         return
     sizes = range(2, min(soup.subsets, len(members)) + 1)
     chosen = [c for size in sizes for c in itertools.combinations(members, size)]
-    if soup.weights is not None:
-        raise UsageError("subsets take no weights", hint="each of them is a plain mean")
     if not chosen:
         raise UsageError(
             f"`{soup.label}` has no subset of two members",

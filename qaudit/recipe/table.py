@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin
 
@@ -263,14 +264,9 @@ def find_recipe(target: str) -> Path:
 
 def _nearly(path: Path) -> str:
     """Return a hint for a missing recipe: the nearest name, here or among the shipped ones."""
-    here = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-    hint = nearest(path.name, here)
-    if hint.startswith("did you mean"):
-        return hint
-    hint = nearest(path.stem, [Path(name).stem for name in shipped_recipes()])
-    if hint.startswith("did you mean"):
-        return hint.replace("`", "`recipes/", 1).replace("`?", ".yaml`?")
-    return "`qaudit list recipes` names the shipped recipes"
+    here = [str(path.parent / p.name) for p in path.parent.glob("*.y*ml")]
+    near = get_close_matches(str(path), [*here, *shipped_recipes()], n=1)
+    return f"did you mean `{near[0]}`?" if near else "`qaudit list recipes` names those that ship"
 
 
 def _read(path: Path) -> dict[str, Any]:

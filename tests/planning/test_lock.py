@@ -197,7 +197,7 @@ EDITED: list[tuple[tuple[Any, ...], tuple[Any, ...], str]] = [
     (("resolved", "texts", 0, "nbytes"), (-1,), "a size"),
     (("resolved", "subjects"), ([],), "are none"),
     (("resolved", "subjects", 0, "members", 0, 1), (0.5,), "is not one checkpoint"),
-    (("resolved", "subjects", 1, "members", 0, 1), (None,), "not a number"),
+    (("resolved", "subjects", 1, "members", 0, 1), (None,), "must be a number"),
     (("resolved", "subjects", 1, "members", 0, 0, "commit"), ("main",), "no full commit hash"),
     (("resolved", "subjects", 1, "label"), ("step1",), "a label twice"),
     (("resolved", "subjects", 1, "merge"), ("magic",), "magic"),

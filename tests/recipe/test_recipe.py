@@ -125,7 +125,7 @@ def test_what_is_no_recipe_or_does_not_stand_by_itself_is_refused(tmp_path: Path
             read_recipe(write(tmp_path, text))
     with pytest.raises(RecipeError) as caught:
         recipe_of(targets=[str(tmp_path / "mien.yaml")])
-    assert caught.value.hint == "did you mean `mine.yaml`?"
+    assert caught.value.hint == f"did you mean `{tmp_path / 'mine.yaml'}`?"
     with pytest.raises(UsageError, match="there are other targets beside it"):
         recipe_of(targets=["demo", "a"])
     demo = read_recipe(recipes_folder() / "demo.yaml")
