@@ -75,10 +75,11 @@ class Progress(Watch):
         else:  # of an export, or of a file that is verified
             seconds = self._rates.left_seconds("blocks", done, total)
         if self._bars is not None:
-            label, own = self._subject.partition(" ")[2], None if self._subject else seconds
-            self._bars.move("blocks", done, total, label or "blocks", what, left_seconds=own)
-            if self._subject:
-                self._bars.move("subjects", begun, subjects, "subjects", left_seconds=seconds)
+            label = self._subject.partition(" ")[2] or "blocks"
+            self._bars.move("blocks", done, total, label, what)
+            of_subjects = "subjects", begun, subjects, "subjects"
+            place = of_subjects if self._subject else ("blocks", done, total, label, what)
+            self._bars.move(*place, left_seconds=seconds)
         if self._bars is None or self._verbose:
             before = f"{self._subject}: " if self._subject else ""
             line = f"{before}block {done}/{total}, {one_line(what)}"
@@ -172,8 +173,8 @@ class Bars:
         is_wide = self._console.width >= 100
         least, width = (24, 14) if is_wide else (14, 12)
         row = Text(name.ljust(least))
-        others = 70  # letters that a row needs beside its name
-        row.truncate(max(least, self._console.width - others), overflow="ellipsis")
+        beside = 70  # letters that a row needs beside its name
+        row.truncate(max(least, self._console.width - beside), overflow="ellipsis")
         if bar not in self._tasks:
             empty = {"counted": "", "what": "", "left": ""}
             self._tasks[bar] = self.progress.add_task(row.plain, total=total, **empty)

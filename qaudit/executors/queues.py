@@ -255,9 +255,9 @@ def _ran(*command: str) -> str:
             command, capture_output=True, text=True, check=True, timeout=120
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or getattr(error, "stdout", None) or str(error)
+        why = getattr(error, "stderr", None) or getattr(error, "stdout", None) or str(error)
         raise MachineError(
-            f"`{command[0]}` failed: {' '.join(said.split())}",
+            f"`{command[0]}` failed: {' '.join(why.split())}",
             hint="on a login node, give what the site needs with "
             "`--set slurm='--account=NAME --partition=NAME'`; elsewhere `--set executor=local`",
         ) from error

@@ -194,7 +194,7 @@ def test_a_row_fits_the_terminal(width: int) -> None:
     assert all(len(row) <= width for row in rows)
     assert "2.0 h left" in rows[0]
     assert "gptq-4bit" in rows[1]
-    assert [name in row for row in rows] == [False, width > 120, width > 120]
+    assert [name in row for row in rows] == [False, width > 80, width > 80]
 
 
 def test_threads_may_all_talk_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
