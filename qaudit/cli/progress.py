@@ -176,8 +176,8 @@ class Bars:
         beside = 70  # letters that a row needs beside its name
         row.truncate(max(least, self._console.width - beside), overflow="ellipsis")
         if bar not in self._tasks:
-            empty = {"counted": "", "what": "", "left": ""}
-            self._tasks[bar] = self.progress.add_task(row.plain, total=total, **empty)
+            new = self.progress.add_task(row.plain, total=total, counted="", what="", left="")
+            self._tasks[bar] = new
         self.progress.update(
             self._tasks[bar],
             completed=done,
