@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import platform
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -16,11 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import psutil
 
 from qaudit.checkpoints.stamps import hub_cache, own_cache
-from qaudit.errors import HubError, MachineError, QauditError, UnreachableError
+from qaudit.errors import HubError, MachineError, UnreachableError
 from qaudit.host import available_nbytes, free_disk_nbytes
 from qaudit.planning.machine import choose_device, why_auto
 from qaudit.planning.pin import libraries
@@ -28,15 +26,11 @@ from qaudit.report.format import duration, size
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.support.keys import INSTALL, install
 from qaudit.support.lazy import torch
-from qaudit.types import Window
 
 EXAMPLE_REPO = "allenai/OLMo-2-1124-7B"
 FASTER = 1.5
 """A dtype is recommended from this ratio on: a run reads and waits, too."""
 
-_OF_ONE_BLOCK = tuple(name for name in DEFAULT_SCHEMES if name.endswith("-4bit"))
-_CLOSE = 1e-4  # of a loss in float32: the order of sums differs
-_CHAOS = 2e-2  # of schemes that calibrate, which amplify that order
 _SIDE = 4096  # of the matrices whose product is timed
 _SEVEN_B, _TOKENS = 7e9, 131_072
 
@@ -94,7 +88,7 @@ def _machine() -> Iterator[Fact]:
     chosen = f"{device}, in {str(dtype).removeprefix('torch.')}: {why_auto()[1]}"
     if device.type == "cuda":
         yield Fact(about, "device", chosen)
-        yield _one_block(device, dtype)
+        yield _speed(device, dtype)
         return
     hint = "scans use a CUDA device by themselves, once this torch sees one"
     yield Fact(about, "device", chosen, "without", hint)
@@ -104,93 +98,17 @@ def _machine() -> Iterator[Fact]:
         yield Fact(about, "bfloat16", f"{times:.1f} times as fast as float32", "ok", hint)
 
 
-def _one_block(device: torch.device, dtype: torch.dtype) -> Fact:
-    """Audit one block on the GPU, and compare its losses with the CPU's."""
-    hint = "use `--device cpu`, and have the device or its driver checked"
-    try:
-        checked = check_device(device, dtype)
-    except (RuntimeError, QauditError) as error:
-        does_not = f"does not run there: {_reason(error)}"
-        return Fact("machine", "one block", does_not, "fault", hint)
-    if checked.wrong:
-        apart = ", ".join(f"{name} by {checked.apart[name]:.1e}" for name in checked.wrong)
-        return Fact("machine", "one block", f"losses differ from the CPU's: {apart}", "fault", hint)
+def _speed(device: torch.device, dtype: torch.dtype) -> Fact:
+    """Return how fast a GPU multiplies, and what that makes of an audit."""
     name = str(dtype).removeprefix("torch.")
-    seconds = (1 + len(DEFAULT_SCHEMES)) * _TOKENS * 2 * _SEVEN_B / checked.rate
-    return Fact(
-        "machine", "one block",
-        f"the CPU's losses; {checked.rate / 1e12:.3g} TFLOP/s in {name}: forward passes of a "
-        f"default audit of a 7B model in {duration(seconds)}",
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class DeviceCheck:
-    """How far losses are from the CPU's, and the rate of a product of matrices."""
-
-    apart: dict[str, float]  # relative, by scheme
-    rate: float  # FLOP per second
-
-    @property
-    def wrong(self) -> tuple[str, ...]:
-        from qaudit.core.registry import parse_scheme
-        from qaudit.core.scheme import Calibration
-
-        most = {
-            name: _CLOSE if parse_scheme(name).calibration is Calibration.NONE else _CHAOS
-            for name in _OF_ONE_BLOCK
-        }
-        return tuple(n for n, apart in self.apart.items() if not apart <= most.get(n, _CLOSE))
-
-
-def check_device(device: torch.device, dtype: torch.dtype) -> DeviceCheck:
-    """Audit one block on a GPU and on the CPU; time a product of matrices."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    with tempfile.TemporaryDirectory(prefix="qaudit-") as temporary:
-        config = LlamaConfig(
-            vocab_size=512,
-            hidden_size=128,
-            intermediate_size=320,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=128,
-        )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            LlamaForCausalLM(config).save_pretrained(temporary)
-        measured, expected = (
-            _losses(Path(temporary), place) for place in (device, torch.device("cpu"))
-        )
-    apart = {name: abs(measured[name] / expected[name] - 1) for name in expected}
-    return DeviceCheck(apart, 2.0 * _SIDE**3 / _seconds(_SIDE, dtype, device))
-
-
-def _losses(folder: Path, device: torch.device) -> dict[str, float]:
-    from qaudit.checkpoints.safetensors import WeightFolder
-    from qaudit.core.registry import parse_schemes
-    from qaudit.engine.batches import make_batches
-    from qaudit.engine.block_pass import run_blocks
-    from qaudit.engine.hidden_states import HiddenStates
-    from qaudit.engine.tokens import Feed
-    from qaudit.model.blocks import BlockModel
-
-    draw = np.random.default_rng(0)
-    rows = draw.integers(3, 512, (8, 64), dtype=np.int32)
-    calibration, evaluation = (
-        make_batches([Window(k, row) for k, row in enumerate(some)], 64)
-        for some in (rows[:4], rows[4:])
-    )
-    model = BlockModel(folder, WeightFolder(folder), dtype=torch.float32, device=device)
-    with HiddenStates(folder / "spill", 2**30, device, 2**28) as states:
-        tallies = run_blocks(
-            model, Feed(calibration, evaluation), parse_schemes(_OF_ONE_BLOCK), states
-        )
-    names = ("fp", *_OF_ONE_BLOCK)
-    return {
-        name: float(torch.cat([nll[:, 1:].flatten() for nll in tally.nll]).double().mean())
-        for name, tally in zip(names, tallies.values(), strict=True)
-    }
+    try:
+        rate = 2.0 * _SIDE**3 / _seconds(_SIDE, dtype, device)
+    except RuntimeError as error:
+        hint = "use `--device cpu`, and have the device or its driver checked"
+        return Fact("machine", name, f"does not run there: {_reason(error)}", "fault", hint)
+    seconds = (1 + len(DEFAULT_SCHEMES)) * _TOKENS * 2 * _SEVEN_B / rate
+    audit = f"forward passes of a default audit of a 7B model in {duration(seconds)}"
+    return Fact("machine", name, f"{rate / 1e12:.3g} TFLOP/s: {audit}")
 
 
 def _seconds(side: int, dtype: torch.dtype, device: torch.device) -> float:

@@ -18,7 +18,6 @@ from qaudit.core.gptq_solver import factor_backwards
 from qaudit.core.linears import Linears, Quantized
 from qaudit.core.registry import parse_scheme, parse_schemes
 from qaudit.core.schemes.duquant import greedy_rotation
-from qaudit.engine.doctor import check_device
 from qaudit.engine.kept_weights import LinearHashes, sha256_of
 from qaudit.errors import is_out_of_memory
 from qaudit.executors.part import _free_for_streams
@@ -288,11 +287,3 @@ def test_the_same_pass_with_its_states_on_the_host_gives_the_same_bits(plain, tm
 def test_the_kernel_is_taken():
     loop, note = choose([4096, 11008], torch.device("cuda"))
     assert loop != PLAIN, note
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_doctors_block_has_the_cpus_losses(dtype):
-    checked = check_device(torch.device("cuda"), dtype)
-    assert checked.wrong == ()
-    assert checked.rate > 1e11

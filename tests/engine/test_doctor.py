@@ -1,4 +1,4 @@
-"""The doctor looks at what is there, audits one block on a GPU, and never shows a token."""
+"""The doctor looks at what is there, multiplies on a GPU, and never shows a token."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from qaudit.cli.app import app
 from qaudit.core.registry import schemes
 from qaudit.core.schemes.nearest import RoundToNearest
 from qaudit.engine import doctor
-from qaudit.engine.doctor import EXAMPLE_REPO, DeviceCheck, _one_block, check_device, examine
+from qaudit.engine.doctor import EXAMPLE_REPO, _speed, examine
 from qaudit.planning import price
 from tests.support.hub import Hub
-from tests.support.pretended_device import pretended
 
 run = CliRunner()
 
@@ -67,36 +66,18 @@ def test_a_scheme_that_does_not_run_is_a_fault_and_the_exit_code(monkeypatch):
     assert next(f for f in facts if f["name"] == "reached")["state"] == "without"  # offline here
 
 
-HERE = torch.device("cuda"), torch.bfloat16
-
-
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_SIDE", 16)
 
 
-def test_a_sound_device_has_the_cpus_losses_and_a_rate() -> None:
-    with pretended() as device:
-        checked = check_device(*HERE)
-        assert device.tried > 100
-    assert checked.apart == dict.fromkeys(("fp", *doctor._OF_ONE_BLOCK), 0.0)
-    assert checked.wrong == ()
-    assert checked.rate > 0
-
-
 @pytest.mark.parametrize(
-    ("check", "state", "value"),
+    ("seconds", "state", "value"),
     [
         (
-            lambda *_: DeviceCheck({"fp": 1e-6, "gptq-4bit": 1e-3}, 5e14),
+            lambda *_: 2.0 * 16**3 / 5e14,
             "ok",
-            "the CPU's losses; 500 TFLOP/s in bfloat16: forward passes of a default audit of a 7B "
-            "model in 33 s",
-        ),
-        (
-            lambda *_: DeviceCheck({"fp": 1e-3, "gptq-4bit": 1e-3}, 5e14),
-            "fault",
-            "losses differ from the CPU's: fp by 1.0e-03",
+            "500 TFLOP/s: forward passes of a default audit of a 7B model in 33 s",
         ),
         (
             mock.Mock(side_effect=RuntimeError("CUDA error:\nno")),
@@ -105,9 +86,9 @@ def test_a_sound_device_has_the_cpus_losses_and_a_rate() -> None:
         ),
     ],
 )
-def test_doctor_says_what_a_7b_would_take_or_what_is_wrong(check, state, value):
-    with mock.patch.object(doctor, "check_device", check):
-        fact = _one_block(*HERE)
+def test_doctor_says_what_a_7b_would_take_or_what_is_wrong(seconds, state, value):
+    with mock.patch.object(doctor, "_seconds", seconds):
+        fact = _speed(torch.device("cuda"), torch.bfloat16)
     assert (fact.state, fact.value) == (state, value)
 
 
