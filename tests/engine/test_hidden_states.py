@@ -83,12 +83,10 @@ def test_what_is_renamed_or_put_again_takes_the_place_of_what_was_there(tmp_path
 
 
 def test_a_full_disk_is_a_sentence_and_not_a_traceback(tmp_path, monkeypatch):
-    full = mock.Mock()
-    full.write.side_effect = OSError(errno.ENOSPC, "No space left on device")
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with HiddenStates(tmp_path, IN_FILES, CPU) as streams:
         streams.put("a", 0, torch.zeros(1, 2, 2))
-        streams._files["a"]._file.close()
-        monkeypatch.setattr(streams._files["a"], "_file", full)
+        monkeypatch.setattr(Path, "write_bytes", full)
         with pytest.raises(MachineError, match="no space left on device") as caught:
             streams.put("a", 1, torch.zeros(1, 2, 2))
     assert "stream_memory=" in caught.value.hint
@@ -194,6 +192,8 @@ def test_each_line_that_orders_streams_is_needed(limit, once, tmp_path, monkeypa
     assert {name for name, _ in sites} == {"record", "wait_event", "record_stream"}
     for site in sorted(sites):
         if "_wait_for_the_oldest" in source(site):  # for memory alone: see above
+            continue
+        if limit == IN_FILES and site[0] == "record_stream":  # what goes to a file is waited for
             continue
         read, _ = without(site, folder, tmp_path, limit)
         assert isinstance(read, Exception) or not are_equal(read, expected), site

@@ -124,7 +124,7 @@ def test_what_a_disk_does_not_hold_is_refused_with_what_would_fit(
 _SCAN = """
 import json, os, sys, threading, time
 from pathlib import Path
-import qaudit.engine.hidden_states as hidden_states
+from qaudit.engine.hidden_states import HiddenStates
 import qaudit.engine.measure as rounds
 import qaudit.planning.sizes as cost
 import qaudit.planning.machine as footprint
@@ -151,14 +151,14 @@ def look(path, nbytes):
     weights = sum(one.stat().st_size for one in Path().rglob("weights/*/*.safetensors"))
     most = max(most, weights + sum(files[str(one)] for one in there if one.exists()))
 
-write = hidden_states._SpillFile.write
+spill = HiddenStates._put
 
-def watched(self, batch, hidden_BTD):
-    done = write(self, batch, hidden_BTD)
-    look(str(self._path), self._end)
-    return done
+def watched(self, stream, batch, hidden_BTD):
+    spill(self, stream, batch, hidden_BTD)
+    if (stream, batch) in self._files:
+        look(str(self._files[stream, batch].path), hidden_BTD.nbytes)
 
-hidden_states._SpillFile.write = watched
+HiddenStates._put = watched
 try:
     code = main()
 except SystemExit as ended:
