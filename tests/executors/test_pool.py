@@ -66,7 +66,7 @@ def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the
         if in_round_2 and not started:
             process.kill()
         if in_round_2:
-            started.append((worker.name, part))
+            started.append((worker, part))
         return process
 
     monkeypatch.setattr("qaudit.executors.queues.Pool._start", first_of_round_2_is_killed)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qaudit.cli.app import run as command
@@ -160,6 +160,7 @@ def read(out: Path) -> None:
     next_round(run.plan, rounds, record)
 
 
+@settings(max_examples=15)
 @given(st.data())
 def test_any_record_of_a_unit_is_read_or_missing(measured: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted((measured / "parts" / "units").glob("*.json"))))
@@ -176,6 +177,7 @@ def test_any_record_of_a_unit_is_read_or_missing(measured: Path, data: st.DataOb
         path.write_text(whole)
 
 
+@settings(max_examples=15)
 @given(st.data())
 def test_any_log_of_a_part_is_read(measured: Path, data: st.DataObject) -> None:
     path = measured / "parts" / "0-of-1.jsonl"

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qaudit.core.registry import parse_schemes
@@ -130,6 +130,7 @@ def test_a_second_stream_and_gradients_take_memory_and_steps_do_not():
     assert takes("ostquant-4bit:steps=3") == takes("ostquant-4bit") > takes("quarot-4bit")
 
 
+@settings(max_examples=15)
 @given(st.integers(2, 400), st.integers(0, 10**7), st.floats(0.05, 0.99))
 def test_what_would_fit_fits_and_a_document_more_does_not(documents, limit, share):
     def takes(calibration, limit):
