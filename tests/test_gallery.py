@@ -43,7 +43,7 @@ def rows_of(site: Path) -> list[dict[str, Any]]:
     return pyarrow.parquet.read_table(site / "gallery.parquet").to_pylist()
 
 
-def test_every_row_and_verdict_of_every_audit_is_on_the_page_and_in_the_table(
+def test_all_rows_and_verdicts_are_on_the_page_and_in_the_table(
     saved: Path, site: Path, qaudit: Run
 ) -> None:
     done = qaudit("gallery", saved / "one", saved / "two", "--out", site)

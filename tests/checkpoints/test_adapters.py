@@ -93,7 +93,7 @@ def check(folder: Path, changed: int) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_tensor_is_that_of_merge_and_unload(
+def test_tensors_are_those_of_merge_and_unload(
     tmp_path: Path, name: str, dtype: torch.dtype
 ) -> None:
     write(tmp_path, dtype=dtype, **SETTINGS[name])
@@ -148,9 +148,7 @@ def test_a_pickled_adapter_is_opened_only_where_that_is_allowed(adapter: Path) -
     assert torch.equal(opened.read("model.layers.0.self_attn.q_proj.weight"), whole)
 
 
-def test_an_adapter_without_a_part_or_of_another_base_is_refused(
-    adapter: Path, tmp_path: Path
-) -> None:
+def test_adapters_in_part_or_of_another_base_are_refused(adapter: Path, tmp_path: Path) -> None:
     write(tmp_path / "gpt2", model="gpt2")
     with pytest.raises(QauditError, match="its base does not hold"):
         AdaptedWeights(WeightFolder(tmp_path / "gpt2" / "base"), adapter)
@@ -232,7 +230,7 @@ def _wide(metadata: Metadata) -> None:
     metadata.state_dict_metadata["model.norm.weight"].size = torch.Size([1 << 40])
 
 
-def test_metadata_and_pieces_that_torch_did_not_write_are_refused(
+def test_what_torch_did_not_write_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -282,9 +280,7 @@ def shards(folder: Path, **files: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before zip"])
-def test_halves_and_masks_of_bytes_come_back_as_they_were_stored(
-    tmp_path: Path, zipped: bool
-) -> None:
+def test_halves_and_masks_come_back_as_they_were_stored(tmp_path: Path, zipped: bool) -> None:
     stored = {"half": HALF, "attention.bias": MASK, "parameter": nn.Parameter(HALF.float())}
     torch.save(stored, tmp_path / PICKLE, _use_new_zipfile_serialization=zipped)
     weights = WeightFolder(tmp_path, allow_pickle=True)
@@ -296,9 +292,7 @@ def test_halves_and_masks_of_bytes_come_back_as_they_were_stored(
         assert weights.shape(name) == tuple(tensor.shape)
 
 
-def test_shards_are_read_as_one_and_values_and_files_that_are_wrong_are_named(
-    tmp_path: Path,
-) -> None:
+def test_shards_are_read_as_one_and_what_is_wrong_in_them_is_named(tmp_path: Path) -> None:
     second = r"pytorch_model-00002-of-00002\.bin"
     shards(tmp_path, a={"x": HALF}, b={"y": torch.tensor([1.0, float("nan")])})
     weights = WeightFolder(tmp_path, allow_pickle=True)

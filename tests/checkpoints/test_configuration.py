@@ -50,7 +50,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 @given(config=_VALUES | st.dictionaries(_KEYS, _VALUES))
-def test_any_configuration_is_read_or_refused_by_name(
+def test_configurations_are_read_or_refused(
     config: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = write(tmp_path_factory.mktemp("config"), json.dumps(config))
@@ -91,9 +91,7 @@ class PanicException(BaseException):
     """What the tokenizers library raises when its Rust code panics."""
 
 
-def test_no_configuration_more_layers_than_tensors_and_what_a_library_raises_are_sentences(
-    tmp_path: Path,
-) -> None:
+def test_whatever_is_wrong_with_a_configuration_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"config\.json` cannot be read: no such file"):
         read_configuration(tmp_path)
     must_be_held({"num_hidden_layers": 12}, 12, "`x`")

@@ -87,9 +87,7 @@ def test_checkpoints_lie_in_a_folder_or_one_deeper_and_others_are_passed_over(
     assert note.startswith("`inner` is left out, with checkpoints inside: name them as targets")
 
 
-def test_series_side_by_side_keep_their_order_and_equal_names_are_told_apart(
-    tmp_path: Path,
-) -> None:
+def test_series_keep_their_order_and_equal_names_are_told_apart(tmp_path: Path) -> None:
     series(tmp_path, "step1000", "step200")
     targets = [str(tmp_path / "step1000"), str(tmp_path / "step200")]
     assert labels(find_all(targets)) == ["step200", "step1000"]
@@ -122,9 +120,7 @@ def test_a_family_file_in_the_folder_is_read(tmp_path: Path) -> None:
     assert alone.learning_rate == 0.25
 
 
-def test_no_family_is_guessed_and_a_trainer_s_state_gives_step_tokens_and_rate(
-    tmp_path: Path,
-) -> None:
+def test_no_family_is_guessed_and_a_trainer_s_state_gives_its_rate(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "stage1-step500")
     (found,) = find_checkpoints(folder)
     assert (found.family, found.tokens, found.learning_rate) == (None, None, None)
@@ -189,7 +185,7 @@ _STATES = _JSON | st.fixed_dictionaries(
 
 
 @given(state=_STATES)
-def test_any_trainer_state_is_read_or_refused_by_name(
+def test_trainer_states_are_read_or_refused(
     state: object, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = checkpoint(tmp_path_factory.mktemp("state") / "final")
@@ -258,9 +254,7 @@ def test_what_is_no_folder_of_checkpoints_is_refused_with_what_to_do(
     assert hint in caught.value.hint
 
 
-def test_the_word_demo_means_the_shipped_series(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_demo_means_the_shipped_series(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     series(tmp_path / "shipped", "stage1-step500")
     series(tmp_path / "here" / "demo", "step1")
     monkeypatch.setattr("qaudit.checkpoints.folder.shipped_series", lambda: tmp_path / "shipped")

@@ -60,9 +60,7 @@ def matrices(kind: str):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_tensor_of_every_family_is_read(
-    family: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_every_tensor_is_read(family: str, folders: dict[str, Path], tmp_path: Path) -> None:
     folder, path = folders[family], tmp_path / "m.gguf"
     meant = write_gguf(folder, path, matrices("Q8_0"))
     weights = GgufFile(path, base=names_of(folder))
@@ -191,9 +189,7 @@ def test_tensors_without_a_place_are_refused_but_for_blocks_that_guess_tokens_ah
         GgufFile(path, base=names)
 
 
-def test_a_file_of_another_model_is_refused_by_its_key(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_another_model_is_refused_by_its_key(folders: dict[str, Path], tmp_path: Path) -> None:
     config = json.loads((folders["llama"] / "config.json").read_text())
     for key, value, sentence in (
         ("model_type", "qwen2", "its `architecture` is llama"),
@@ -231,7 +227,7 @@ def check(folder: Path, changes: Mapping[str, object]) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_metadata_by_which_llama_cpp_computes_otherwise_is_refused_by_its_key(
+def test_metadata_by_which_llama_cpp_computes_otherwise_is_refused(
     family: str, folders: dict[str, Path]
 ) -> None:
     for key, value in NUMBERS:
@@ -239,9 +235,7 @@ def test_metadata_by_which_llama_cpp_computes_otherwise_is_refused_by_its_key(
             check(folders[family], {f"{family}.{key}": value})
 
 
-def test_metadata_of_no_arithmetic_and_neutral_values_are_accepted_and_a_window_is_the_base_s(
-    folders: dict[str, Path],
-) -> None:
+def test_neutral_metadata_is_accepted_and_a_window_is_the_base_s(folders: dict[str, Path]) -> None:
     neutral = {
         "context_length": 7, "vocab_size": 1, "expert_count": 0, "rope.scaling.factor": 1.0,
         "rope.scaling.type": "none", "attention.causal": True, "attention.key_length": 16,
@@ -287,7 +281,7 @@ def test_scaled_rotations_are_those_of_the_base(scaled: Callable[[str], Path]) -
                     check(base, {**changes, key: None})
 
 
-def test_stored_factors_of_rotations_are_those_of_the_base(
+def test_stored_factors_are_those_of_the_base(
     scaled: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base, path = scaled("llama3"), tmp_path / "m.gguf"
@@ -308,9 +302,7 @@ def test_stored_factors_of_rotations_are_those_of_the_base(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_defaults_of_configurations_are_those_of_transformers(
-    family: str, folders: dict[str, Path]
-) -> None:
+def test_defaults_are_those_of_transformers(family: str, folders: dict[str, Path]) -> None:
     header = read_header(folders[family] / "m.gguf")
     short = {"model_type": family, "num_hidden_layers": 4}
     usual = {**CONFIG_MAPPING[family]().to_dict(), "num_hidden_layers": 4, "layer_types": None}

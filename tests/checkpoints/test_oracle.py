@@ -167,9 +167,7 @@ TOLERANCE = 5e-3  # compressed-tensors multiplies zero points and scales in bflo
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_an_edited_configuration_is_refused_or_has_the_loss_of_transformers(
-    data: st.DataObject, root: Path
-) -> None:
+def test_an_edited_configuration_is_refused_or_agrees(data: st.DataObject, root: Path) -> None:
     whole = file_of(root, *data.draw(st.sampled_from(FILES)))
     folder = root / "edited"
     shutil.rmtree(folder, ignore_errors=True)

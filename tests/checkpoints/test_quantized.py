@@ -459,9 +459,7 @@ def changed(sample: Sample, change: Any) -> Sample:
     ("kind", "change", "match"),
     [(kind, change, match) for kind, rows in REFUSED.items() for change, match in rows],
 )
-def test_what_does_not_fit_together_is_refused(
-    kind: str, change: Any, match: str, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused(kind: str, change: Any, match: str, tmp_path: Path) -> None:
     folder = changed(sample_of(kind), change).written(tmp_path)
     with pytest.raises(SourceError, match=match) as info:
         weights = QuantizedFolder(folder)
@@ -483,9 +481,7 @@ def test_what_fits_is_read(tmp_path: Path) -> None:
         assert torch.equal(read(sample.written(tmp_path)), sample.weight)
 
 
-def test_a_single_file_comes_before_an_index_and_biases_of_zeros_are_dropped(
-    tmp_path: Path,
-) -> None:
+def test_a_single_file_comes_first_and_biases_of_zeros_are_dropped(tmp_path: Path) -> None:
     sample = gptq()
     folder = sample.written(tmp_path)
     stored = {name: tensor.contiguous() for name, tensor in gptq(8).tensors.items()}
@@ -507,9 +503,7 @@ def test_a_single_file_comes_before_an_index_and_biases_of_zeros_are_dropped(
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_a_linear_without_one_of_its_parts_is_refused_or_the_same(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_linear_without_a_part_is_refused_or_the_same(kind: str, tmp_path: Path) -> None:
     sample, other = sample_of(kind), "model.layers.1.other"
 
     def both(table: dict[str, Any]) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def test_a_diagnostic_that_fails_is_noted_and_a_twin_has_the_rows_and_reasons_of
     ]
 
 
-def test_a_subject_whose_weights_are_gone_keeps_its_measurements(
+def test_weights_that_are_gone_leave_measurements(
     series: tuple[Subject, ...], tmp_path: Path
 ) -> None:
     one = Path(shutil.copytree(series[0].first.ref.location, tmp_path / "step10"))
@@ -179,9 +179,7 @@ def test_a_subject_whose_weights_are_gone_keeps_its_measurements(
     assert skipped.diagnostic == "weights"
 
 
-def test_a_twin_behind_another_checkpoint_has_rows_of_its_own(
-    series: tuple[Subject, ...], tmp_path: Path
-) -> None:
+def test_a_twin_elsewhere_has_rows_of_its_own(series: tuple[Subject, ...], tmp_path: Path) -> None:
     beside = Path(series[0].first.ref.location).with_name("step30")
     (third,) = find_checkpoints(save_model(beside, 30))
     step30 = Subject("step30", ((third, 1.0),))
@@ -345,7 +343,7 @@ FOUR = (replace(ALL, bits=4), replace(ROLE, bits=4))
         ([replace(ROLE, part="layers", name="0..1")], []),
     ],
 )
-def test_a_role_adds_most_only_with_all_of_its_interval(
+def test_a_role_adds_most_with_all_its_interval(
     rows: list[SensitivityRow], rules: list[str]
 ) -> None:
     _, findings = judge(Measurements((), (), 0.95), Diagnostics(sensitivity=(ALL, *rows)))

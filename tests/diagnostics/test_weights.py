@@ -42,9 +42,7 @@ def columns(weight_RC: Any, bits: Any = (), asked: WeightStatistics = ASKED) -> 
     return sums_of(weight_RC, asked, bits).columns()
 
 
-def test_the_kurtosis_is_that_of_scipy_however_many_rows_are_read_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_kurtosis_is_that_of_scipy_by_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = stats.kurtosis(matrix().double().numpy(), axis=None, fisher=True, bias=True)
     assert columns(matrix())["kurtosis"] == pytest.approx(expected, rel=1e-9)
     whole = sums_of(matrix(), ASKED, (3,), matrix(1))
@@ -124,7 +122,7 @@ def test_what_a_scheme_or_training_changes_is_a_norm_over_the_norm_of_the_weight
 
 @settings(max_examples=25)
 @given(st.integers(0, 99), st.floats(0.05, 20), st.floats(-5, 5))
-def test_shape_ignores_scale_and_shift_and_the_distance_to_the_grid_scale(
+def test_shapes_ignore_scale_and_shift_and_distances_scale(
     seed: int, scale: float, shift: float
 ) -> None:
     """Between two points of the grid, rounding of the scale may send a weight to either."""

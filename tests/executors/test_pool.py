@@ -85,9 +85,7 @@ def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the
     assert len(first["greedy"][0]["candidates"]) == 3
 
 
-def test_gpus_are_counted_once_as_cuda_sees_them_or_as_the_driver_lists_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gpus_are_those_of_cuda_or_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     for visible, names in (
         ("3,5", ["3", "5"]),
         ("0,0,1", ["0", "1"]),
@@ -128,9 +126,7 @@ def test_gpus_that_are_no_number_or_of_another_executor_or_device_are_refused(
     refused(done, 2, "the plan computes on `cpu`", "--device cuda")
 
 
-def test_workers_share_the_memory_for_hidden_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_share_memory_for_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qaudit.executors.queues.default_stream_limit", lambda: 1000)
     run: Any = None
     for options, limit in (([], "250B"), (["--set", "stream_memory=7B"], "7B")):

@@ -35,9 +35,7 @@ def slurm() -> Iterator[Slurm]:
             yield running
 
 
-def test_a_damaged_list_of_jobs_has_none_and_a_script_has_ranges_and_paths_that_are_quoted(
-    tmp_path: Path,
-) -> None:
+def test_a_damaged_list_has_no_jobs_and_a_script_quotes_paths(tmp_path: Path) -> None:
     for text in ("[]", "7", '{"round": 1, "parts": 2, "jobs": 3}', "{"):
         (tmp_path / "slurm.json").write_text(text)
         assert _jobs(tmp_path / "slurm.json", 1, 2) == []
@@ -187,7 +185,7 @@ class TestOnSlurm:
         job.must_be_as_in_one_process()
 
 
-def test_a_machine_without_slurm_says_so(
+def test_without_slurm_it_says_so(
     tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -42,9 +42,7 @@ def planned(plan: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_a_subject_that_is_stopped_was_not_attempted(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_a_stopped_subject_was_not_attempted(tmp_path: Path, error: type[BaseException]) -> None:
     attempts = tmp_path / "step10.attempts"
     path = tmp_path / "0-of-1.jsonl"
     with pytest.raises(error), PartLog(path, lambda _: attempts, SILENT) as part:
@@ -81,7 +79,7 @@ def test_without_a_queue_logs_and_processes_tell(planned: Path) -> None:
     assert f"part 2/5      running  {HERE} step200" in text
 
 
-def test_the_queue_tells_where_it_answers(
+def test_the_queue_tells_states(
     planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -100,7 +98,7 @@ def test_the_queue_tells_where_it_answers(
         assert "--jobs=7,8,9,10" in (tmp_path / "asked").read_text()
 
 
-def test_the_time_left_is_that_of_the_longest_part_that_runs(
+def test_the_time_left_is_of_the_longest_part(
     planned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = read_run(planned)
@@ -194,9 +192,7 @@ def test_any_log_of_a_part_is_read(measured: Path, data: st.DataObject) -> None:
         path.write_text(whole)
 
 
-def test_logs_of_no_part_are_left_alone_and_a_record_whose_names_lead_outside_is_missing(
-    measured: Path,
-) -> None:
+def test_logs_of_no_part_and_records_that_lead_outside_count_for_nothing(measured: Path) -> None:
     began = json.dumps({"at": time.time() + 90_000, "began": True, "host": "n9"})
     strange = ("x-of-y", "1-of-0", "-1-of-2", "1-of-2-of-3", "1-of-2")
     paths = [measured / "parts" / f"{name}.jsonl" for name in strange]

@@ -202,9 +202,7 @@ SUMMARY = ExperimentSummary(
 )  # fmt: skip
 
 
-def test_a_summary_is_read_as_it_was_written_and_says_points_nats_and_dashes(
-    tmp_path: Path,
-) -> None:
+def test_a_summary_is_read_as_it_was_written_and_says_its_units(tmp_path: Path) -> None:
     for name, summary in (("a", SUMMARY), ("b", SUMMARY)):
         write_summary(summary, tmp_path / name)
     assert read_summary(tmp_path / "a" / "summary.json") == SUMMARY

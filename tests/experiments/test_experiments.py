@@ -45,9 +45,7 @@ def written(folder: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_experiment_has_every_size_and_every_place_that_it_measures_is_saved(
-    name: str, experiments: Run
-) -> None:
+def test_an_experiment_has_all_sizes_and_places_it_measures(name: str, experiments: Run) -> None:
     experiment = read_experiment(name)
     assert set(experiment.sizes) == set(SIZES)
     assert {c.claim for c in experiment.contrasts} == {c.name for c in experiment.claims}
@@ -118,9 +116,7 @@ def test_the_series_knows_the_true_rate_and_tokens_of_every_run(tmp_path: Path) 
             assert checkpoint.stage == training.name
 
 
-def test_a_price_is_steps_times_tokens_and_measurements_of_what_is_not_there_as_a_whole(
-    tmp_path: Path,
-) -> None:
+def test_a_price_is_steps_times_tokens_and_missing_measurements(tmp_path: Path) -> None:
     experiment, wanted = read_experiment("lawa"), tuple(runs_of("lawa").values())
 
     def priced(scanned: tuple[int, ...]) -> LabPrice:
@@ -190,9 +186,7 @@ def test_a_wrong_file_is_refused_by_the_name_of_what_is_wrong(
     assert hint in caught.value.hint
 
 
-def test_an_experiment_of_one_s_own_uses_the_shipped_sizes_and_existing_schedules(
-    tmp_path: Path,
-) -> None:
+def test_an_own_experiment_uses_the_shipped_sizes_and_known_schedules(tmp_path: Path) -> None:
     mine = read_experiment(str(written(tmp_path, sizes={"cpu": {"batch": 8}})))
     assert mine.sizes["cpu"].batch == 8
     assert mine.sizes["gpu"] == read_experiment("lawa").sizes["gpu"]

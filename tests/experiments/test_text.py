@@ -94,9 +94,7 @@ def test_a_stream_is_made_once_and_other_text_in_its_folder_is_refused(made, tmp
         prepare(root / "made", sources=[other], vocabulary=300)
 
 
-def test_a_given_tokenizer_is_known_by_its_bytes_and_a_text_that_broke_off_is_made_again(
-    made, tmp_path, monkeypatch
-):
+def test_given_tokenizers_are_known_and_broken_texts_made_again(made, tmp_path, monkeypatch):
     root, source, stream = made
     given = prepare(
         tmp_path / "given", sources=[source], vocabulary=999, tokenizer=root / "made/tokenizer"
@@ -149,9 +147,7 @@ def series(tmp_path_factory, text):
     return out
 
 
-def test_a_series_knows_rates_as_they_were_logged_tokens_stages_and_their_order(
-    series, tmp_path, text
-):
+def test_a_series_knows_logged_rates_tokens_stages_and_their_order(series, tmp_path, text):
     logged = {(line["run"], line["step"]): line["learning_rate"] for line in read_log(series)}
     checkpoints = find_all([str(series)])
     found = {c.label: c for c in checkpoints}

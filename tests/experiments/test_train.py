@@ -122,9 +122,7 @@ def test_averages_are_those_of_the_weights_along_the_run(tmp_path, text):
 # ----------------------------------------------------------------------------------------- forks
 
 
-def test_a_fork_has_settings_of_its_own_and_goes_on_as_its_parent_would_have(
-    tmp_path, text, monkeypatch
-):
+def test_a_fork_has_own_settings_and_goes_on_as_its_parent(tmp_path, text, monkeypatch):
     parent = replace(HELD, keep_at=(10,))
     held = train(parent, text, tmp_path)
     before, whole = held.read_bytes(), state(held)["model"]
@@ -203,9 +201,7 @@ def test_two_processes_that_want_one_run_take_turns(tmp_path, text):
 # --------------------------------------------------------------------------------- how it stops
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_its_last_checkpoint_kept(
-    tmp_path, text, monkeypatch
-):
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, text, monkeypatch):
     def poisoned(run, text, step):
         if step == 15:
             for weight in models[0].parameters():

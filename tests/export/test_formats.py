@@ -27,9 +27,7 @@ def integers(words: torch.Tensor, bits: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_gptq_files_mean_the_weights_by_the_letter_of_the_format(
-    bits: int, symmetric: bool
-) -> None:
+def test_gptq_files_mean_the_weights_by_their_format(bits: int, symmetric: bool) -> None:
     scheme = f"rtn-{bits}bit:group=32:sym={str(symmetric).lower()}"
     stored = stored_of(scheme, weight(3, 32, 64))
     form = format_named("gptq", parse_scheme(scheme))
@@ -47,7 +45,7 @@ def test_gptq_files_mean_the_weights_by_the_letter_of_the_format(
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_awq_files_mean_the_weights_by_the_letter_of_the_format(symmetric: bool) -> None:
+def test_awq_files_mean_the_weights_by_their_format(symmetric: bool) -> None:
     scheme = f"rtn-4bit:group=32:sym={str(symmetric).lower()}"
     stored = stored_of(scheme, weight(4, 16, 64))
     file = format_named("awq", parse_scheme(scheme)).pack("a", stored)

@@ -133,9 +133,7 @@ def test_every_log_likelihood_and_every_mark_is_that_of_lm_eval(
 GROUP = "mmlu"
 
 
-def test_subjects_of_other_sizes_weigh_by_their_items(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subjects_weigh_by_their_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lm_eval.api.metrics import aggregate_subtask_metrics
 
     (definition,) = harness.definitions([GROUP])

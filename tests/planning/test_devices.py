@@ -75,9 +75,7 @@ def test_fast_is_bfloat16_where_the_processor_has_instructions_for_it(
 
 
 @pytest.mark.skipif(not host.CPUINFO.is_file(), reason="this system lists no instructions")
-def test_instructions_for_bfloat16_are_those_that_torch_finds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_instructions_are_those_that_torch_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"):
         monkeypatch.delenv(name, raising=False)
     if "Features" not in host.CPUINFO.read_text(encoding="utf-8"):

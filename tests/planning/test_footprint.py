@@ -94,9 +94,7 @@ OUT, TEMPORARY = Path("out"), Path("temporary")
 FEWER = "--set task_items=478"
 
 
-def test_what_a_disk_does_not_hold_is_refused_with_what_would_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_disk_too_small_is_refused_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "hub_cache", lambda: Path("cache"))
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "temporary")
     short: tuple[tuple[dict[Path, int], int, int, str, tuple[str, ...]], ...] = (

@@ -34,7 +34,7 @@ def zeros(kind: str, weight_RC: torch.Tensor, _: object) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_planned_bits_are_those_that_are_stored(
+def test_planned_bits_are_stored_ones(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {"hidden_size": 256, "intermediate_size": 32, "num_hidden_layers": 17,

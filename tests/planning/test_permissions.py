@@ -89,9 +89,7 @@ def asked_for(hub: Hub) -> list[str]:
     return [e["path"] for e in hub.log if "/resolve" in e["path"] or e["path"].startswith("/cdn")]
 
 
-def test_pickles_and_code_are_refused_by_name_before_a_byte_is_fetched(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_pickles_and_code_are_refused_before_a_byte_is_fetched(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         plan_of(hub, tmp_path, "acme/plain", "acme/pickled")
     assert "of `acme/pickled` (like 1 more) has its weights as pickles only" in caught.value.message

@@ -120,9 +120,7 @@ def labels(found: Resolved | Plan) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_series_of_a_thousand_revisions_is_planned_with_a_call_for_each_that_is_chosen(
-    series: Series,
-) -> None:
+def test_a_thousand_revisions_take_a_call_for_each_that_is_chosen(series: Series) -> None:
     names = tuple(name for name in names_of(OLMO) if name != "main")
     world = series(names=names, main="stage2-ingredient3-step11931-tokens50B")
     hub = world.opened()
@@ -145,9 +143,7 @@ def test_a_series_of_a_thousand_revisions_is_planned_with_a_call_for_each_that_i
     assert again.client.calls <= 4  # trees are known for ever
 
 
-def test_a_local_recipe_needs_no_hub_and_texts_are_found_before_any_tree_is_read(
-    series: Series,
-) -> None:
+def test_local_recipes_need_no_hub_and_texts_are_found_before_trees(series: Series) -> None:
     assert not needs_hub(recipe("demo", calibration="mine.txt"))
     assert needs_hub(recipe("demo", evaluation=DEFAULT_HUB_EVALUATION))
     assert needs_hub(recipe("demo", OLMO))
@@ -158,9 +154,7 @@ def test_a_local_recipe_needs_no_hub_and_texts_are_found_before_any_tree_is_read
     assert not world.asked(f"/api/models/{OLMO}/tree")
 
 
-def test_folders_and_repositories_are_compared_in_one_plan(
-    series: Series, model: Path, tmp_path: Path
-) -> None:
+def test_folders_and_repositories_share_a_plan(series: Series, model: Path, tmp_path: Path) -> None:
     world = series(names=STEPS[:2])
     own = tmp_path / "own-model"
     own.mkdir()
@@ -184,9 +178,7 @@ def test_folders_and_repositories_are_compared_in_one_plan(
 # --------------------------------------------------------------------- what is no subject
 
 
-def test_a_revision_without_weights_is_a_finding_or_refused_where_it_is_asked_for(
-    series: Series,
-) -> None:
+def test_a_revision_without_weights_is_a_finding_or_refused(series: Series) -> None:
     hub = series(main=None).opened()
     found = resolve(recipe(), hub)
     assert labels(found) == list(STEPS)
@@ -232,7 +224,7 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
 # -------------------------------------------------------------------------------- the lock
 
 
-def test_a_changed_choice_is_resolved_anew_and_says_what_moved(
+def test_a_changed_choice_is_resolved_anew_and_what_moved_said(
     series: Series, tmp_path: Path
 ) -> None:
     def locked(asked: Recipe) -> tuple[Resolved, int]:

@@ -128,9 +128,7 @@ def refusal(subjects: list[Subject], budget: int | None, free: int) -> MachineEr
     return refused.value
 
 
-def test_what_does_not_fit_is_refused_with_everything_that_would(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_does_not_fit_is_refused_with_all_that_would(monkeypatch: pytest.MonkeyPatch) -> None:
     error = refusal([*SERIES, soup("ends", *ENDS)], 60 * GB, 500 * GB)
     assert error.message == (
         "`ends` needs 116.8 GB of disk for its 4 members at once, and 60.0 GB may be used"

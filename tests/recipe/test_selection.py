@@ -332,9 +332,7 @@ def test_every_family_has_a_recipe() -> None:
 
 
 @pytest.mark.parametrize("path", HUB, ids=lambda path: path.stem)
-def test_a_recipe_says_what_it_needs_and_takes_what_it_names_and_makes_its_soups(
-    path: Path,
-) -> None:
+def test_a_recipe_says_what_it_needs_takes_what_it_names_and_makes_soups(path: Path) -> None:
     table, text, recipe = raw(path), path.read_text(encoding="utf-8"), read_recipe(path)
     assert recipe.targets == tuple(table["targets"])
     assert str(table["description"]).endswith(".")

@@ -83,7 +83,7 @@ def test_samples_are_drawn_by_the_checkpoints_own_sampler(place: Path, qaudit: R
     assert all(len(r.new_ids) == 12 for r in other.samples if not r.finished)
 
 
-def test_the_same_command_goes_on_after_a_kill(
+def test_a_killed_command_goes_on(
     place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = write(qaudit, "whole")
@@ -118,9 +118,7 @@ def test_the_same_command_goes_on_after_a_kill(
     assert not calls
 
 
-def test_a_folder_of_another_request_is_refused_and_marks_are_put_beside_their_samples(
-    place: Path, qaudit: Run
-) -> None:
+def test_other_requests_are_refused_and_marks_put_beside_samples(place: Path, qaudit: Run) -> None:
     done = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=none.jsonl")
     refused(done, 2, "`none.jsonl` cannot be read: no such file or directory", "on each line")
     assert not (place / "out").exists()  # before anything is written

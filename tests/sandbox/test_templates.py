@@ -72,9 +72,7 @@ def test_a_template_that_takes_too_much_is_ended(templates: Templates, template:
     assert templates.render("{{ x }}", {"x": "still here"}) == "still here"
 
 
-def test_values_and_all_texts_together_are_bounded_and_none_may_change(
-    templates: Templates,
-) -> None:
+def test_values_and_texts_are_bounded_and_none_may_change(templates: Templates) -> None:
     for template in ("{{ values | random }}", "{{ lipsum() }}", "{{ values.count }}"):
         for is_chat in (True, False):
             with pytest.raises(TemplateError, match="another text each time"):

@@ -159,7 +159,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @given(data=st.data())
-def test_any_tokenizer_is_loaded_or_refused(
+def test_tokenizers_are_loaded_or_refused(
     file: Path, whole: dict[str, Any], data: st.DataObject
 ) -> None:
     files = copy.deepcopy(whole)

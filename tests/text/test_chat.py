@@ -70,9 +70,7 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, style: str) -> None:
             assert encoded(chat, messages, tools=tools).tokens.tolist() == wanted
 
 
-def test_generation_markers_score_what_transformers_masks_and_prefixes_agree(
-    tmp_path: Path,
-) -> None:
+def test_generation_markers_score_what_transformers_masks(tmp_path: Path) -> None:
     plain = MARKED.replace("- generation %}", "- if true %}").replace("endgeneration", "endif")
     plain += "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     with chat_of(tmp_path / "a", MARKED) as marked, chat_of(tmp_path / "b", plain) as bare:
@@ -151,9 +149,7 @@ def test_all_scores_the_prompt_too_and_plain_text_reads_no_template(tmp_path: Pa
         assert by_role(chat, TALK)["answer"] == "".join(answers)
 
 
-def test_templates_see_one_day_and_the_tokens_of_the_settings_and_a_file_replaces_them(
-    tmp_path: Path,
-) -> None:
+def test_templates_see_one_day_and_tokens_and_a_file_replaces_them(tmp_path: Path) -> None:
     for template, text in (
         ("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}", "26 Jul 2024the cat?"),
         ("{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|", "<s>|</s>||"),
@@ -170,9 +166,7 @@ def test_templates_see_one_day_and_the_tokens_of_the_settings_and_a_file_replace
         assert chat.sources == ()  # nothing was rendered with it
 
 
-def test_the_template_for_tools_renders_conversations_with_tools_and_others_are_counted(
-    tmp_path: Path,
-) -> None:
+def test_a_template_for_tools_is_used_and_other_templates_counted(tmp_path: Path) -> None:
     with chat_of(tmp_path, None) as chat:
         table = json.loads((tmp_path / "tokenizer_config.json").read_text())
         table["chat_template"] = [

@@ -52,9 +52,7 @@ def encode(text: str) -> list[int]:
 
 
 @given(st.integers(0, 200), st.integers(2, 40), st.integers(1, 3))
-def test_windows_leave_out_the_first_token_of_each(
-    length: int, context: int, unscored: int
-) -> None:
+def test_windows_leave_out_their_first_token(length: int, context: int, unscored: int) -> None:
     scored = [
         position
         for start, stop, scored_from in cuts(length, context, unscored)
@@ -259,9 +257,7 @@ def test_text_that_cannot_be_measured_is_refused() -> None:
 # ------------------------------------------------------------------------------------ tokenizer
 
 
-def test_a_text_longer_than_the_model_is_cut_without_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_text_longer_than_the_model_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         logging.getLogger("transformers").propagate = True
         build(documents(*TEXTS))
@@ -360,9 +356,7 @@ def test_a_search_without_half_as_many_further_documents_reads_those_that_are_ju
         assert len(counted) == (not further)
 
 
-def test_what_most_documents_have_is_no_work_and_copies_behind_it_are_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_most_documents_have_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[object] = []
     with monkeypatch.context() as patch:
         patch.setattr(corpus_module, "_overlap", lambda *pair: compared.append(pair) or 0.0)

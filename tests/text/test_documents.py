@@ -65,9 +65,7 @@ def refusal(source: str, **how: Any) -> CorpusError:
     return caught.value
 
 
-def test_a_plain_file_is_one_document_a_line_of_json_too_and_a_folder_all_its_files(
-    tmp_path: Path,
-) -> None:
+def test_documents_are_plain_files_lines_of_json_and_folders_of_both(tmp_path: Path) -> None:
     for name in ("a.txt", "a.md", "A.TXT"):
         source = write(tmp_path / name, "caf\u00e9\r\n\n two\n".encode())
         assert texts(source) == [(name, "caf\u00e9\r\n\n two\n")]
@@ -89,9 +87,7 @@ def test_a_plain_file_is_one_document_a_line_of_json_too_and_a_folder_all_its_fi
     assert texts(str(folder)) == [*zip(files, "1234", strict=True)]
 
 
-def test_what_is_not_asked_for_is_not_read_and_a_file_cut_short_gives_what_came_before(
-    tmp_path: Path,
-) -> None:
+def test_files_are_read_no_further_than_is_asked_for_or_they_are_cut(tmp_path: Path) -> None:
     good = lines(*({"text": f"{k}"} for k in range(3)))
     for name in ("a.jsonl", "a.jsonl.gz"):
         source = write(tmp_path / name, good + b"this is not JSON\n")
@@ -227,9 +223,7 @@ def test_a_field_of_json_lines_or_a_column_of_parquet_groups_documents(tmp_path:
 MISSING, NO_NAME = "has no value of the field `source`", "no name that documents can be grouped by"
 
 
-def test_a_value_that_names_no_group_and_text_without_the_field_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_values_that_name_no_group_and_text_without_the_field_are_refused(tmp_path: Path) -> None:
     for value, wrong in (
         *((value, MISSING) for value in (None, "")),
         *((value, NO_NAME) for value in (0.5, ["web"], {}, "a\nb", "\ud800")),

@@ -79,9 +79,7 @@ def test_a_damaged_folder_or_a_sample_that_cannot_be_is_refused(tmp_path: Path) 
     assert "there is no folder" in refusal(tmp_path).message
 
 
-def test_windows_score_what_was_written_and_other_tokens_and_prompts_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_windows_score_what_was_written_and_others_are_refused(tmp_path: Path) -> None:
     text = rollout_text(written(tmp_path), {"turn": (5,), "reasoning": ()})
     tokens = [window.tokens.tolist() for window in text.windows]
     assert tokens == [[1, 2, 3, 4, 5], [1, 2, 3], [1, 9]]

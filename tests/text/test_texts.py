@@ -80,9 +80,7 @@ def damaged_after(path: Path, count: int) -> str:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_documents_that_are_not_asked_for_are_neither_unzipped_nor_tokenized(
-    tmp_path: Path, seed: int
-) -> None:
+def test_other_documents_are_neither_unzipped_nor_tokenized(tmp_path: Path, seed: int) -> None:
     count = 128 if seed == 0 else 8  # another seed draws from 16 times as many
     pool = damaged_after(tmp_path / "calibration.json.gz", 128)
     scored = damaged_after(tmp_path / "evaluation.json.gz", 128)
@@ -135,9 +133,7 @@ def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 FED, SCORED = "hf://datasets/acme/text/fed.jsonl", "hf://datasets/acme/text/scored.json.gz"
 
 
-def test_a_plan_says_where_its_text_comes_from_and_the_audit_says_which_bytes(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_plan_says_where_text_comes_from_and_an_audit_its_bytes(hub: Hub, tmp_path: Path) -> None:
     asked = opened(hub)
     plan = make_plan(recipe("acme/tiny", calibration=FED, evaluation=SCORED), hub=asked)
     fed, scored = plan.texts
@@ -153,9 +149,7 @@ def test_a_plan_says_where_its_text_comes_from_and_the_audit_says_which_bytes(
     assert [d.name for d in corpus.documents] == ["scored.json.gz:1", "scored.json.gz:2"]
 
 
-def test_one_text_for_two_roles_is_looked_up_once_and_one_that_nobody_looked_up_is_not_read(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_text_is_looked_up_once_for_two_roles_or_not_read(hub: Hub, tmp_path: Path) -> None:
     asked = opened(hub)
     plan = make_plan(recipe("acme/tiny", calibration=FED, evaluation=FED), hub=asked)
     assert len(plan.texts) == 1
@@ -212,9 +206,7 @@ FLIPPED = {"match": r"GET .*scored\.json\.gz", "flip": 11, "times": 10**9}
 SILENT = {"match": r"GET .*fed\.jsonl", "status": 503}
 
 
-def test_a_text_that_does_not_come_ends_the_scan_before_any_weights(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_text_that_does_not_come_ends_the_scan_before_weights(hub: Hub, tmp_path: Path) -> None:
     for evaluation, faults, kind, wrong in (
         (GATED, [], HubError, f"the evaluation text `{GATED}` cannot be had: .*gated"),
         (SCORED, [FLIPPED], HubError, f"the evaluation text `{SCORED}` cannot be had: "),
@@ -237,9 +229,7 @@ def test_a_text_that_does_not_come_ends_the_scan_before_any_weights(
 # ----------------------------------------------------------------------------- whose tokenizer
 
 
-def test_a_series_without_a_tokenizer_reads_with_the_one_its_family_names(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_series_without_a_tokenizer_takes_that_of_its_family(hub: Hub, tmp_path: Path) -> None:
     asked = opened(hub)
     target = "HuggingFaceTB/SmolLM3-3B-checkpoints@stage1-step-40000"
     plan = make_plan(recipe(target, calibration=FED, evaluation=SCORED), hub=asked)

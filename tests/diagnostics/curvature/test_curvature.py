@@ -58,9 +58,7 @@ def measured(members, tmp_path, asked=QUICK, text=None) -> list[CurvatureRow]:
     return list(measure_curvature(case))
 
 
-def test_a_model_is_measured_whole_and_by_role_and_layer_and_a_soup_merged(
-    series, tmp_path
-) -> None:
+def test_a_model_is_measured_whole_and_in_parts_and_a_soup_merged(series, tmp_path) -> None:
     whole, *parts = measured(series[:1], tmp_path)
     assert (whole.part, whole.documents, whole.probes) == ("model", 3, 4)
     assert whole.trace.low < whole.trace.estimate < whole.trace.high
@@ -194,9 +192,7 @@ def test_the_line_holds_the_subject_and_what_is_measured_of_it(series, tmp_path)
     assert quantized.low < quantized.estimate < quantized.high
 
 
-def test_what_is_measured_follows_from_the_checkpoint_before_documents_and_scheme(
-    series, tmp_path
-) -> None:
+def test_what_is_measured_follows_from_documents_and_scheme(series, tmp_path) -> None:
     found = rows(series, tmp_path, previous=False, grid=True)
     assert {(row.a, row.previous) for row in found} == {(0.0, None)}
     assert any("only the line" in note for note in found[0].notes)

@@ -189,9 +189,7 @@ def test_a_product_is_the_difference_of_gradients_on_either_side(family: str) ->
     torch.testing.assert_close(difference, expected, rtol=0, atol=1e-5 * largest)
 
 
-def test_a_recomputed_block_keeps_nothing_and_a_model_that_diverged_is_refused(
-    small: nn.Module,
-) -> None:
+def test_recomputed_blocks_keep_nothing_and_a_diverged_model_is_refused(small: nn.Module) -> None:
     weights = {parameter.data_ptr() for parameter in small.parameters()}
 
     def kept(blocks: list[nn.Module]) -> int:
@@ -312,9 +310,7 @@ def test_all_steps_find_both_ends_exactly(size: int, seed: int) -> None:
 
 
 @given(st.integers(2, 40), st.integers(2, 10), st.integers(0, 10**6))
-def test_an_eigenvalue_lies_within_each_residual_after_any_number_of_steps(
-    size: int, steps: int, seed: int
-) -> None:
+def test_an_eigenvalue_lies_within_each_residual(size: int, steps: int, seed: int) -> None:
     matrix = symmetric(size, seed)
     values = np.linalg.eigvalsh(matrix.numpy())
     found = ends_of(matrix, steps=steps, count=2)
