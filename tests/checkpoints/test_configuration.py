@@ -63,9 +63,8 @@ def test_configurations_are_read_or_refused(
         assert error.code == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
+def test_what_no_model_has_is_refused(tmp_path: Path) -> None:
+    for text, why in (
         ("[" * 100_000, "nests too deep"),
         ('{"a":' * 40 + "1" + "}" * 40, "nests deeper than 32"),
         ("[]", "not a table"),
@@ -80,11 +79,9 @@ def test_configurations_are_read_or_refused(
         ('{"architectures": [1]}', "no list of names"),
         ('{"model_type": 1}', "`model_type` is `1`"),
         ('{"quantization_config": true}', "`quantization_config` is `True`"),
-    ],
-)
-def test_what_no_model_has_is_refused(text: str, why: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=why):
-        read_configuration(write(tmp_path, text))
+    ):
+        with pytest.raises(ConfigurationError, match=why):
+            read_configuration(write(tmp_path, text))
 
 
 class PanicException(BaseException):
@@ -115,9 +112,8 @@ BASE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
+def test_a_tokenizer_that_makes_other_tokens_is_refused_by_its_part(tmp_path: Path) -> None:
+    for change, part in (
         # the same
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
           "model": {**BASE["model"], "merges": ["a b"]}}, ""),
@@ -127,16 +123,12 @@ BASE: dict[str, Any] = {
         ({"model": {**BASE["model"], "merges": [["b", "a"]]}}, "other merges"),
         ({"model": {**BASE["model"], "merges": []}}, "other merges"),
         ({"model": {**BASE["model"], "vocab": {"a": 1, "b": 0, "ab": 2}}}, "another vocabulary"),
-    ],
-)  # fmt: skip
-def test_a_tokenizer_that_makes_other_tokens_is_refused_by_its_part(
-    change: dict[str, Any], part: str, tmp_path: Path
-) -> None:
-    for name, table in (("own", {**BASE, **change}), ("base", BASE)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tokenizer.json").write_text(json.dumps(table))
-    with pytest.raises(UsageError, match=f"has {part} than") if part else nullcontext():
-        must_match("m", tmp_path / "own", tmp_path / "base")
+    ):  # fmt: skip
+        for name, table in (("own", {**BASE, **change}), ("base", BASE)):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "tokenizer.json").write_text(json.dumps(table))
+        with pytest.raises(UsageError, match=f"has {part} than") if part else nullcontext():
+            must_match("m", tmp_path / "own", tmp_path / "base")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -136,9 +136,8 @@ def test_files_that_shrink_and_values_that_are_not_finite_are_refused(tmp_path: 
             weights.read("layer.bad")
 
 
-@pytest.mark.parametrize(
-    ("header", "data", "message"),
-    [
+def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
+    for header, data, message in (
         ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, bytes(12), "shares bytes"),
         ({"a": entry(0, 8, [3])}, bytes(12), "8 bytes where its shape needs 12"),
         ({"a": entry(0, 12, [2])}, bytes(12), "12 bytes where its shape needs 8"),
@@ -153,13 +152,9 @@ def test_files_that_shrink_and_values_that_are_not_finite_are_refused(tmp_path: 
         (b"{not json", b"", "not JSON"),
         (b'{"a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
          b' "a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', bytes(1), "a tensor twice"),
-    ],
-)  # fmt: skip
-def test_a_damaged_header_is_refused(
-    header: object, data: bytes, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(SourceError, match=message):
-        headers(save_raw(tmp_path, header, data))
+    ):  # fmt: skip
+        with pytest.raises(SourceError, match=message):
+            headers(save_raw(tmp_path, header, data))
 
 
 _VALUES = st.recursive(

@@ -26,7 +26,7 @@ from qaudit.engine.tasks import Task
 from qaudit.errors import ModelError, SchemeError
 from qaudit.judge.table import Measurements
 from qaudit.saved.results import ResultStore, read_measurement
-from qaudit.types import Checkpoint, Diagnostics, Interval, Ref, SensitivityRow, Subject
+from qaudit.types import Checkpoint, Diagnostics, Interval, Ref, Subject
 from tests.support.diagnosed import ALL, ROLE
 from tests.support.filled import filled
 from tests.support.measured import MACHINE, corpus
@@ -312,9 +312,8 @@ def test_a_diagnostic_can_be_measured_and_reads_back_and_all_stands_for_each() -
     assert parse_diagnostics(["weights:group=64,all"])[0] in every.values()
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
+def test_what_no_diagnostic_takes_is_refused() -> None:
+    for text, sentence in (
         ("kurtosis", "there is no diagnostic `kurtosis`"),
         ("weights:groups=3", "`weights` has no parameter `groups`"),
         ("weights:group=64,weights:group=32", "`weights` is requested twice"),
@@ -322,29 +321,22 @@ def test_a_diagnostic_can_be_measured_and_reads_back_and_all_stands_for_each() -
         ("curvature:tolerance=2", "out of range"),
         ("curvature:seed=-1", "out of range"),
         ("plane:steps=0", "out of range"),
-    ],
-)
-def test_what_no_diagnostic_takes_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(SchemeError, match=sentence):
-        parse_diagnostics([text])
+    ):
+        with pytest.raises(SchemeError, match=sentence):
+            parse_diagnostics([text])
 
 
 FOUR = (replace(ALL, bits=4), replace(ROLE, bits=4))
 
 
-@pytest.mark.parametrize(
-    ("rows", "rules"),
-    [
+def test_a_role_adds_most_with_all_its_interval() -> None:
+    for rows, rules in (
         ([ROLE], ["QA035"]),
         ([replace(ROLE, share=Interval(0.6, 0.49, 0.7))], []),  # not all of the interval
         ([replace(ROLE, share=None)], []),
         (FOUR, []),  # said at the fewer bits alone
         ([*FOUR, ROLE], ["QA035"]),
         ([replace(ROLE, part="layers", name="0..1")], []),
-    ],
-)
-def test_a_role_adds_most_with_all_its_interval(
-    rows: list[SensitivityRow], rules: list[str]
-) -> None:
-    _, findings = judge(Measurements((), (), 0.95), Diagnostics(sensitivity=(ALL, *rows)))
-    assert [finding.rule for finding in findings] == rules
+    ):
+        _, findings = judge(Measurements((), (), 0.95), Diagnostics(sensitivity=(ALL, *rows)))
+        assert [finding.rule for finding in findings] == rules

@@ -152,9 +152,8 @@ def run_of(name: str, **keys: object) -> dict[str, object]:
     return {"name": name, "units": 1, "schedule": {"kind": "linear"}, **keys}
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence", "hint"),
-    [
+def test_a_wrong_file_is_refused_by_the_name_of_what_is_wrong(tmp_path: Path) -> None:
+    for changes, sentence, hint in (
         ({"scann": []}, "there is no key `scann`", "`scan`"),
         ({"scan": ["held@11"]}, "`held@11` is past the end of `held`", "it has 10 units"),
         ({"scan": ["hold@8"]}, "`hold@8` is on no earlier run", "did you mean `held`?"),
@@ -175,15 +174,11 @@ def run_of(name: str, **keys: object) -> dict[str, object]:
         ({"contrasts": contrast(expect="near")}, "`near` needs a margin", ""),
         ({"contrasts": contrast(schemes=["fp"])}, "`fp` loses nothing", "measure its loss"),
         ({"contrasts": contrast(measure="eror")}, "`contrasts[0].measure` is `eror`", "error"),
-    ],
-)  # fmt: skip
-def test_a_wrong_file_is_refused_by_the_name_of_what_is_wrong(
-    changes: dict[str, object], sentence: str, hint: str, tmp_path: Path
-) -> None:
-    with pytest.raises(RecipeError) as caught:
-        read_experiment(str(written(tmp_path, **changes)))
-    assert sentence in caught.value.message
-    assert hint in caught.value.hint
+    ):  # fmt: skip
+        with pytest.raises(RecipeError) as caught:
+            read_experiment(str(written(tmp_path, **changes)))
+        assert sentence in caught.value.message
+        assert hint in caught.value.hint
 
 
 def test_an_own_experiment_uses_the_shipped_sizes_and_known_schedules(tmp_path: Path) -> None:

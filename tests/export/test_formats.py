@@ -76,9 +76,8 @@ def test_files_are_what_bitsandbytes_saves(kind: str, nested: bool) -> None:
         assert torch.equal(ours[f"a.{name}"].flatten(), tensor.flatten()), name
 
 
-@pytest.mark.parametrize(
-    ("form", "scheme", "shape", "sentence", "hint"),
-    [
+def test_what_does_not_fit_is_refused() -> None:
+    for form, scheme, shape, sentence, hint in (
         ("gptq", "rtn-5bit:group=32", (64, 96), "3, 4 or 8 bits", "compressed-tensors"),
         ("gptq", "rtn-4bit:group=32", (48, 96), "multiples of 32", "compressed-tensors"),
         ("awq", "rtn-8bit:group=32", (64, 96), "have 4 bits", "compressed-tensors"),
@@ -115,15 +114,11 @@ def test_files_are_what_bitsandbytes_saves(kind: str, nested: bool) -> None:
         ("gptq", "ostquant-4bit:act=16", (64, 96), "changes what its linears read", "export"),
         ("awq", "duquant-4bit:act=16", (64, 96), "changes what its linears read", "export"),
         ("compressed-tensors", "quarot-rtn-4bit:act=16", (64, 96), "changes what its", "export"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused(
-    form: str, scheme: str, shape: tuple[int, int], sentence: str, hint: str
-) -> None:
-    packing = format_named(form, parse_scheme(scheme))
-    with pytest.raises(SchemeError, match=sentence) as refusal:
-        packing.pack("a", stored_of(scheme, weight(0, *shape)))
-    assert hint in refusal.value.hint
+    ):  # fmt: skip
+        packing = format_named(form, parse_scheme(scheme))
+        with pytest.raises(SchemeError, match=sentence) as refusal:
+            packing.pack("a", stored_of(scheme, weight(0, *shape)))
+        assert hint in refusal.value.hint
 
 
 def test_scales_that_are_no_numbers_or_would_be_rounded_are_refused() -> None:

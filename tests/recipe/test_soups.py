@@ -101,9 +101,8 @@ TWINS = (RUN[0], replace(RUN[1], files=RUN[0].files), RUN[2])
 TWELVE = tuple(checkpoint(f"c{n}", n) for n in range(12))
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint", "series"),
-    [
+def test_a_soup_that_cannot_be_meant_is_refused() -> None:
+    for text, message, hint, series in (
         ("subsets:12(c*)", "makes 4083 soups of 12 members", "", TWELVE),
         ("last:2", "ends in 3 ingredients, so that `last:2` could", "", (*RUN, *ENDS)),
         ("last:2", "no checkpoint here has a step", "", (checkpoint("a"), checkpoint("b"))),
@@ -146,15 +145,11 @@ TWELVE = tuple(checkpoint(f"c{n}", n) for n in range(12))
         ("mean(step100+mean(step200+step300))", "`mean(step200` is written where", "no soup into"),
         ("x=mean(step100+step200", "`x=mean(step100` is written where", "close every bracket"),
         ]),
-    ],
-)  # fmt: skip
-def test_a_soup_that_cannot_be_meant_is_refused(
-    text: str, message: str, hint: str, series: tuple[Checkpoint, ...]
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        soups(text, series=series)
-    assert message in caught.value.message
-    assert hint in caught.value.hint
+    ):  # fmt: skip
+        with pytest.raises(UsageError) as caught:
+            soups(text, series=series)
+        assert message in caught.value.message
+        assert hint in caught.value.hint
 
 
 def test_members_of_a_run_with_several_ends_are_named_and_may_have_brackets() -> None:

@@ -105,9 +105,8 @@ def plain(value):
     return {name: plain(part) for name, part in vars(value).items()}
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
+def test_a_measurement_comes_back_as_it_was_written(tmp_path):
+    for parts in (
         {},
         {"tasks": (items_of(np.array([1.0, 2, 4, 3]), options=2, answer=1, task="piqa"),)},
         compared(),
@@ -123,16 +122,14 @@ def plain(value):
         {"rollouts": written(mark=MARKS, drawn_sum=np.array([-np.inf, -2.5, 0.0]))},
         {"rollouts": written(drawn_sum=np.zeros(3), entropy_sum=np.array([0.0, 2.5, 1.0]))},
         {"rollouts": written(mark=MARKS, weights_sha256="cc", unweighed="why")},
-    ],
-)  # fmt: skip
-def test_a_measurement_comes_back_as_it_was_written(tmp_path, parts):
-    store = ResultStore(tmp_path / "evidence")
-    path = store.write(measurement(**parts), IDENTITY.key).path
-    found = store.find("a", "rtn-4bit", IDENTITY.key)
-    assert found is not None
-    np.testing.assert_equal(plain(found.measurement), plain(measurement(**parts)))
-    with pytest.raises(ValueError, match="it has another hash"):
-        read_measurement(path, "0" * 64)
+    ):  # fmt: skip
+        store = ResultStore(tmp_path / "evidence")
+        path = store.write(measurement(**parts), IDENTITY.key).path
+        found = store.find("a", "rtn-4bit", IDENTITY.key)
+        assert found is not None
+        np.testing.assert_equal(plain(found.measurement), plain(measurement(**parts)))
+        with pytest.raises(ValueError, match="it has another hash"):
+            read_measurement(path, "0" * 64)
 
 
 def test_of_right_options_the_first_is_the_answer_in_a_file(tmp_path):
@@ -144,9 +141,8 @@ def test_of_right_options_the_first_is_the_answer_in_a_file(tmp_path):
             assert arrays["choice_answers"].tolist() == answers
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
+def test_roles_and_rollouts_that_cannot_be_are_damage(tmp_path):
+    for kind, changes in (
         ("roles", {"names": ("call", "call")}),
         ("roles", {"names": ("call",)}),
         ("roles", {"tokens": np.array([[2, 2], [4, 0]])}),
@@ -165,13 +161,11 @@ def test_of_right_options_the_first_is_the_answer_in_a_file(tmp_path):
         ("rollouts", {"drawn_sum": np.array([np.nan, -1, -1])}),
         ("rollouts", {"drawn_sum": np.array([0.5, -1, -1])}),
         ("rollouts", {"entropy_sum": np.array([1.0, -1, 1])}),
-    ],
-)
-def test_roles_and_rollouts_that_cannot_be_are_damage(tmp_path, kind, changes):
-    part = {"roles": by_role, "rollouts": written}[kind](**changes)
-    path = ResultStore(tmp_path).write(measurement(**{kind: part}), IDENTITY.key).path
-    with pytest.raises(ValueError, match=f"`{kind.removesuffix('s')}_"):
-        read_measurement(path)
+    ):
+        part = {"roles": by_role, "rollouts": written}[kind](**changes)
+        path = ResultStore(tmp_path).write(measurement(**{kind: part}), IDENTITY.key).path
+        with pytest.raises(ValueError, match=f"`{kind.removesuffix('s')}_"):
+            read_measurement(path)
 
 
 def test_a_hit_needs_everything_that_changes_numbers_to_be_equal_but_the_label(tmp_path):

@@ -103,9 +103,8 @@ SHORT = [said("user", "one?"), said("assistant", "<think>so</think>yes")]
 LAST = TALK[3]["content"]
 
 
-@pytest.mark.parametrize(
-    ("template", "settings", "messages", "roles", "last_alone"),
-    [
+def test_tokens_have_the_role_of_what_they_say(tmp_path: Path) -> None:
+    for template, settings, messages, roles, last_alone in (
         # Templates that drop reasoning leave the last answer.
         (THINKING, {}, THOUGHT, {"reasoning": "<think>\nthe dog sat\n</think>",
                                  "answer": "\n\nno<|im_end|>"}, True),
@@ -122,19 +121,10 @@ LAST = TALK[3]["content"]
                                   "answer": "on the mat<|im_end|>"}, False),
         # The last answer begins where another would differ.
         (COUNTED, {}, TALK, {"answer": f"{LAST}]"}, True),
-    ],
-)  # fmt: skip
-def test_tokens_have_the_role_of_what_they_say(
-    tmp_path: Path,
-    template: str,
-    settings: dict[str, str],
-    messages: list[Message],
-    roles: dict[str, str],
-    last_alone: bool,
-) -> None:
-    with chat_of(tmp_path, template, **settings) as chat:
-        assert by_role(chat, messages) == roles
-        assert encoded(chat, messages).last_alone == last_alone
+    ):  # fmt: skip
+        with chat_of(tmp_path, template, **settings) as chat:
+            assert by_role(chat, messages) == roles
+            assert encoded(chat, messages).last_alone == last_alone
 
 
 def test_all_scores_the_prompt_too_and_plain_text_reads_no_template(tmp_path: Path) -> None:
