@@ -12,7 +12,6 @@ that says otherwise, or that cannot be read, is left out by name; the others go 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -115,23 +114,21 @@ def _day(audit: AuditRecord) -> date | None:
 
 def _names(paths: Mapping[str, Path]) -> list[str]:
     """Name each audit by the end of its path, so long that no other has it: `decay-cpu-seed-1`."""
-    if not paths:
-        return []
     places = [
         path.resolve() if Path(target).exists() else Path(target.removeprefix("hf://"))
         for target, path in paths.items()
     ]
     places = [place.parent if place.name == "audit.json" else place for place in places]
-    lengths = [1 + bool(_BARE.fullmatch(place.name)) for place in places]
-    for _ in range(max(len(place.parts) for place in places)):
-        ends = ["-".join(p.parts[-n:]) for p, n in zip(places, lengths, strict=True)]
-        names = [re.sub(r"[^A-Za-z0-9._-]+", "-", end).strip(".-") or "audit" for end in ends]
-        times = Counter(names)
-        if len(times) == len(names):
-            return names
-        lengths = [n + (times[name] > 1) for n, name in zip(lengths, names, strict=True)]
-    name = times.most_common(1)[0][0]
-    raise UsageError(f"two audits would be named `{name}`", hint="name each audit once")
+    names = []
+    for place in places:
+        n = 1 + bool(_BARE.fullmatch(place.name))
+        while n < len(place.parts) and sum(p.parts[-n:] == place.parts[-n:] for p in places) > 1:
+            n += 1
+        end = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(place.parts[-n:])).strip(".-") or "audit"
+        if end in names:
+            raise UsageError(f"two audits would be named `{end}`", hint="name each audit once")
+        names.append(end)
+    return names
 
 
 def write_gallery(rows: Sequence[Row], out: Path) -> None:

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -211,7 +210,6 @@ Contained = option(_WRITE, "The subject that REPO contains.", **_SAME)
 Title = option(_WRITE, "Title of the pull request; `[qaudit]` is appended.")
 Preview = option(OUTPUT, _NOTHING, "--dry-run")
 Json = option(OUTPUT, "Print what was written, and where, as JSON.", "--json")
-MOST_FILES = 4  # of one folder, before a dry run sums them up in a row
 
 
 def publish(
@@ -293,20 +291,9 @@ def _preview(plan: PublishPlan, hub: Hub) -> Iterator[str]:
     yield opened
     yield ""
 
-    def folder_and_state(file: tuple[str, int, str]) -> tuple[str, str]:
-        return file[0].rpartition("/")[0], file[2]
-
-    rows: list[tuple[str, str, str]] = []
-    files: list[tuple[str, int, str]] = [
-        (file.path_in_repo, file.upload_info.size, state) for file, state in plan.files
+    rows: list[tuple[str, str, str]] = [
+        (file.path_in_repo, f"{file.upload_info.size:,}", state) for file, state in plan.files
     ]
-    files.sort(key=folder_and_state)
-    for (folder, state), group in groupby(files, folder_and_state):
-        members = list(group)
-        if folder and len(members) > MOST_FILES:
-            nbytes = sum(nbytes for _, nbytes, _ in members)
-            members = [(f"{folder}/ ({len(members)} files)", nbytes, state)]
-        rows += [(name, f"{nbytes:,}", state) for name, nbytes, state in members]
     rows += [(path, "", "removed") for path in plan.removed]
     yield tabulate(rows, ("file", "bytes", ""), tablefmt="plain", disable_numparse=True,
                    colalign=("left", "right", "left"))  # fmt: skip

@@ -275,12 +275,6 @@ class FamilySoup(Strict, Inferred):
     weights: tuple[float, ...] | None = None
     target: str | None = None
 
-    @model_validator(mode="after")
-    def _has_a_weight_for_each_member(self) -> FamilySoup:
-        if self.weights is not None and len(self.weights) != len(self.of):
-            raise ValueError(f"{len(self.weights)} weights for {len(self.of)} members")
-        return self
-
 
 class Duplicates(Strict, Inferred):
     """Revisions with the same weights, or reported to have them; a bare list of names will do."""

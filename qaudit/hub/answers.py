@@ -115,10 +115,6 @@ def files_in(rows: Any) -> tuple[HubFile, ...]:
         if sha256 is not None:
             matching(SHA256, sha256, f"the sha256 of `{path}`")
         _add(files, f"file `{path}`", HubFile(path, nbytes, git_id, sha256))
-    for path in [file.path for file in files.values()]:
-        while path := path.rpartition("/")[0]:
-            if f"file `{path}`" in files:
-                raise GarbledError(f"`{path}` is both a file and a folder")
     return tuple(sorted(files.values(), key=lambda file: file.path))
 
 

@@ -20,6 +20,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path, PurePosixPath
 from threading import Lock
@@ -66,13 +67,12 @@ class Listing:
     What it learns is in a folder, an answer in each small JSON file. File names are digests, so
     that no name from the network is ever a path. The key is written inside and compared when it is
     read, so that a file copied to another place has no effect. An answer that the disk does not
-    take is fetched again the next time; a message says so once, and the work goes on.
+    take is fetched again the next time.
     """
 
     def __init__(self, client: Client, folder: Path | None = None) -> None:
         self.client = client
         self._folder = folder or own_cache() / "hub"
-        self._warned = False
         self._revisions: dict[tuple[str, Kind], tuple[Revision, ...]] = {}
         self._files: dict[tuple[str, str, Kind], tuple[HubFile, ...]] = {}
         self._shapes: dict[str, Shapes] = {}
@@ -272,13 +272,8 @@ class Listing:
     def _record(self, key: Sequence[str], value: Any) -> None:
         """Write an answer so that it is there whole or not at all."""
         record = {"key": self._whole(key), "value": value}
-        try:
+        with suppress(MachineError):
             write_whole(self._path(key), json.dumps(record, separators=(",", ":")))
-        except MachineError as error:
-            if not self._warned:
-                why = f"answers of the Hub cannot be kept in `{self._folder}`: {error.message}"
-                self.client.say(why)
-            self._warned = True
 
 
 def _dated_revisions(value: Any) -> tuple[str, tuple[Revision, ...]]:

@@ -155,7 +155,6 @@ WRONG = [
     ("stages: [{nmae: a}]", "there is no key `stages[0].nmae`", "did you mean `name`?"),
     ("match: {repo: [a]}", "there is no key `match.repo`", "did you mean `repos`?"),
     ("soups: [{label: a}]", "key `soups[0].of` is missing", "add it"),
-    ("soups: [{label: a, of: [b], weights: [1, 2]}]", "2 weights for 1 members", ""),
     ("requires: [pickel]", "`requires[0]` is `pickel`", "it must be 'pickle', 'remote_code'"),
     ("known_duplicates: [{revisions: [a], reson: b}]", "no key", "did you mean `reason`?"),
     ("stages: [{name: a, lr: {kind: constant, peak: x}}]", "which is no number", ""),

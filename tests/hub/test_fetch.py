@@ -65,7 +65,7 @@ HEALS: list[tuple[list[dict[str, Any]], str]] = [
     ([{**HUB_TWICE, "status": 429}], "429"),
     ([{**ONCE, "expired": True}], "403"),
     ([{**ONCE, "cut": 50_000}, {**ONCE, "status": 403}], "403"),  # expired after a break
-    ([{**ONCE, "short": 100_000}], "announces"),
+    ([{**ONCE, "short": 100_000}], "early"),
     ([{**ONCE, "cut": 100_000}, {**ONCE, "norange": True}], "broke"),
     ([{**ONCE, "flip": 123_456}], "wrong hash"),
     ([{**ONCE, "flip": 0}], "wrong hash"),
@@ -94,7 +94,6 @@ ENDS: list[tuple[dict[str, Any], str]] = [
     ({"match": HUB, "status": 429}, f"{WHERE} .* 429"),
     ({"match": CDN, "silent": True}, f"{WHERE} .* silent"),
     (A_DAY, f"asks to wait 86400 s before it sends {WHERE}"),
-    ({"match": CDN, "short": 9000}, f"{WHERE} .* announces"),
     ({"match": CDN, "flip": 7}, f"{WHERE} .* sha256 .* fetched twice"),
 ]
 
