@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from qaudit.errors import PolicyError
 from qaudit.policy import PRESETS, policy_named, preset, read_policy
 from qaudit.policy.keys import FILE, margin_of, schema_text
-from qaudit.types import Ignore, Policy, PolicyRule, Tolerances
+from qaudit.types import Ignore, Metric, Policy, PolicyRule, Tolerances
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads(FILE.read_text(encoding="utf-8")))
 WHOLE = """\
@@ -66,13 +65,9 @@ def one_rule(lines: str = "", **changes: str) -> str:
 
 def test_every_key_reaches_the_policy_with_the_line_it_stands_in(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE)
+    schemes, subjects = ("*-4bit", "bnb-nf4"), ("@pick", "step*")
     four = PolicyRule(
-        "four-bit",
-        "relative_error",
-        0.02,
-        schemes=("*-4bit", "bnb-nf4"),
-        subjects=("@pick", "step*"),
-        line=10,
+        "four-bit", "relative_error", 0.02, schemes=schemes, subjects=subjects, line=10
     )
     loss = PolicyRule("regression", "loss_against_baseline", -0.01, "warn", ("fp",), line=15)
     reason, until = "the reference, not what we ship", date(2027, 3, 31)
@@ -235,19 +230,17 @@ def test_a_policy_that_is_no_text_or_not_there_is_refused(tmp_path: Path) -> Non
         assert "a policy of your own is a .yaml file" in refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("text", "metric", "margin"),
-    [
+def test_margins_are_read_in_their_unit() -> None:
+    margins: list[tuple[str, Metric, float]] = [
         ("2%", "relative_error", 0.02),
         (" .5 % ", "accuracy_drop", 0.005),
         ("0 nats", "soup_against_members", 0.0),
         ("1e-3 nats", "absolute_change", 0.001),
         ("-1 nat", "loss_against_baseline", -1.0),
         ("-0.5%", "error_against_baseline", -0.005),
-    ],
-)
-def test_margins_are_read_in_their_unit(text: str, metric: Any, margin: float) -> None:
-    assert margin_of(text, metric) == pytest.approx(margin)
+    ]
+    for text, metric, margin in margins:
+        assert margin_of(text, metric) == pytest.approx(margin)
 
 
 @given(st.text(max_size=8))
@@ -261,16 +254,13 @@ def test_any_text_is_a_margin_or_refused_in_words(text: str) -> None:
 # ----------------------------------------------------------------------- presets and schema
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_valid_by_the_published_schema_and_say_what_they_are_for(name: str) -> None:
-    # A number as a key is a text in JSON, and so it is to editors.
-    table = json.loads(json.dumps(yaml.safe_load(PRESETS[name].read_text(encoding="utf-8"))))
-    assert list(SCHEMA.iter_errors(table)) == []
-    assert table["description"]
-    assert preset(name).name == name
-
-
-def test_presets_grow_stricter() -> None:
+def test_presets_are_valid_by_the_published_schema_described_and_grow_stricter() -> None:
+    for name, path in PRESETS.items():
+        # A number as a key is a text in JSON, and so it is to editors.
+        table = json.loads(json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))))
+        assert list(SCHEMA.iter_errors(table)) == []
+        assert table["description"]
+        assert preset(name).name == name
     margins = [{rule.name: rule.margin for rule in preset(name).rules} for name in PRESETS]
     for rule in ("four-bit", "three-bit"):
         found = [by_rule[rule] for by_rule in margins]
@@ -278,22 +268,16 @@ def test_presets_grow_stricter() -> None:
     assert not any(rule.level == "error" for rule in preset("explore").rules)
 
 
-def test_the_published_schema_is_made_of_the_keys() -> None:
+def test_the_published_schema_is_made_of_the_keys_and_tells_a_policy_from_what_is_none() -> None:
     assert FILE.read_text(encoding="utf-8") == schema_text(), "python -m qaudit.policy.keys"
     SCHEMA.check_schema(SCHEMA.schema)
-
-
-@pytest.mark.parametrize(
-    ("text", "valid"),
-    [
+    for text, valid in (
         (WHOLE, True),
         ("extends: release\nrules: [{name: four-bit, level: off}]\n", True),
         (one_rule(margin="0.02"), False),
         (one_rule(margin="2"), False),
         (one_rule(level="maybe"), False),
         ("ruls: []\n", False),
-    ],
-)
-def test_the_published_schema_tells_a_policy_from_what_is_none(text: str, valid: bool) -> None:
-    table = json.loads(json.dumps(yaml.safe_load(text), default=str))
-    assert SCHEMA.is_valid(table) == valid
+    ):
+        table = json.loads(json.dumps(yaml.safe_load(text), default=str))
+        assert SCHEMA.is_valid(table) == valid
