@@ -1,8 +1,13 @@
+"""Policies as files and on their page: what is read, what is refused by its line, what is true."""
+
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import pytest
@@ -10,10 +15,31 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qaudit.core import items, statistics
 from qaudit.errors import PolicyError
-from qaudit.policy import PRESETS, policy_named, preset, read_policy
-from qaudit.policy.keys import FILE, margin_of, schema_text
-from qaudit.types import Ignore, Metric, Policy, PolicyRule, Tolerances
+from qaudit.judge.gate.checks import SUMS
+from qaudit.judge.tasks import QUANTITIES
+from qaudit.policy import PRESETS, policy_in, policy_named, preset, read_policy
+from qaudit.policy.keys import (
+    FILE,
+    IgnoreKeys,
+    PolicyKeys,
+    RequiredKeys,
+    RuleKeys,
+    margin_of,
+    schema_text,
+)
+from qaudit.types import (
+    CODES,
+    METRICS,
+    SELECTORS,
+    Ignore,
+    Interval,
+    Metric,
+    Policy,
+    PolicyRule,
+    Tolerances,
+)
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads(FILE.read_text(encoding="utf-8")))
 WHOLE = """\
@@ -281,3 +307,84 @@ def test_the_published_schema_is_made_of_the_keys_and_tells_a_policy_from_what_i
     ):
         table = json.loads(json.dumps(yaml.safe_load(text), default=str))
         assert SCHEMA.is_valid(table) == valid
+
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def rows() -> dict[str, list[str]]:
+    """Return every row of every table by its first cell."""
+    found = re.findall(r"^\| (`?[^|]+?`?) \| (.+) \|$", PAGE, flags=re.MULTILINE)
+    return {first: [cell.strip() for cell in rest.split(" | ")] for first, rest in found}
+
+
+def test_every_example_is_a_policy_and_the_first_does_what_its_comments_say() -> None:
+    schema = jsonschema.Draft202012Validator(json.loads(FILE.read_text(encoding="utf-8")))
+    for text in (*blocks("yaml"), *blocks("yaml", README)):
+        assert policy_in(text, where="the page", name="page", path=None).rules
+        table = json.loads(json.dumps(yaml.safe_load(text), default=str))
+        assert list(schema.iter_errors(table)) == []
+    found = policy_in(blocks("yaml")[0], where="the page", name="page", path=None)
+    levels = {rule.name: (rule.level, rule.margin) for rule in found.rules}
+    assert levels["four-bit"] == ("error", 0.015)
+    assert levels["three-bit"][0] == "off"
+    assert found.ignores[0].scheme == "bnb-nf4"
+
+    (code,) = blocks("python")  # the figures of the scaling law are computed
+    exec(code, {})
+
+
+def test_every_key_tolerance_metric_and_selector_has_a_row_that_is_true() -> None:
+    told = rows()
+    for keys in (PolicyKeys, RequiredKeys, RuleKeys, IgnoreKeys):
+        assert {f"`{name}`" for name in keys.model_fields} <= set(told)
+    for name, default in asdict(preset("release").verify).items():
+        assert told[f"`verify.{name}`"][-1] == f"`{default:g} nats`".replace("1e-06", "1e-6")
+    for metric, record in METRICS.items():
+        unit = "`%`" if record.unit == "fraction" else f"`{record.unit}`"
+        assert told[f"`{metric}`"][1:] == [unit, record.code]
+    assert {f"`{name}`" for name in SELECTORS} <= set(told)
+
+
+def test_the_table_of_presets_has_their_margins() -> None:
+    for width in ("eight", "four", "three"):
+        for preset_name, cell in zip(PRESETS, rows()[f"{width} bits"], strict=True):
+            (found,) = [r for r in preset(preset_name).rules if r.name == f"{width}-bit"]
+            warns = ", warns" if found.level == "warn" else ""
+            assert cell == f"{100 * found.margin:g} %{warns}"
+    assert rows()["documents"] == [str(preset(name).minimum_documents) for name in PRESETS]
+
+
+def test_every_metric_has_a_record_and_a_code_of_its_own() -> None:
+    assert get_args(Metric) == tuple(METRICS)
+    assert len({record.code for record in METRICS.values()}) == len(METRICS)
+    assert {record.code for record in METRICS.values()} <= set(CODES)
+    assert list(CODES) == sorted(CODES)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_record_names_statistics_that_exist(name: str) -> None:
+    record = METRICS[name]
+    if record.of_rollouts:
+        assert record.statistic in QUANTITIES
+    else:
+        assert record.of_tasks or record.sums in SUMS
+        assert callable(getattr(items if record.of_tasks else statistics, record.statistic))
+    assert record.worse is None or callable(getattr(statistics, record.worse))
+    assert bool(record.compared) == (record.of_fidelity or record.of_rollouts)
+    text = record.sentence.format(scheme="s", subject="a", against="b", change="1")
+    assert ("`b`" in text) == (record.against is not None)
+
+
+def test_a_margin_is_the_most_or_the_least() -> None:
+    most, least = METRICS["kl"], METRICS["tokens_to_divergence"]
+    inside, around, beyond = Interval(3, 2, 4), Interval(5, 4, 6), Interval(8, 7, 9)
+    assert most.reaches(inside, 5) == least.reaches(beyond, 5) == (True, False)
+    assert most.reaches(around, 5) == least.reaches(around, 5) == (False, False)
+    assert most.reaches(beyond, 5) == least.reaches(inside, 5) == (False, True)
