@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Text
 
 from qaudit.core.course import NO_WEIGHTS, bad_report
 from qaudit.errors import AuditError, MachineError
 from qaudit.judge.gate import verdict_of
 from qaudit.report import diff, gate, markdown, terminal
+from qaudit.report.chart import drawing
 from qaudit.report.document import (
     CodeBlock,
     Figure,
@@ -42,6 +44,8 @@ from qaudit.report.folder import render_block, render_card, render_terminal
 from qaudit.report.format import width_of
 from qaudit.report.html import Blocks
 from qaudit.report.plan import Catalog, catalog_to_json, render_catalog, render_plan
+from qaudit.report.plots import DRAWERS
+from qaudit.report.views import View
 from qaudit.types import (
     AuditRecord,
     Changed,
@@ -59,6 +63,7 @@ from qaudit.types import (
 )
 from tests.support import cards, sample, verdicts
 from tests.support import gate_sample as gates
+from tests.support.items import answered
 
 FOLDER = Path(__file__).with_name("shown")
 GB = 10**9
@@ -356,7 +361,37 @@ def documents() -> Texts:
     yield "lines, html", Blocks({}).block(lines, "An audit")
 
 
+# ------------------------------------------------------------------ figures
+
+
+def charts() -> Texts:
+    margins = {"8": 0.005, "4": 0.02, "3": 0.08}
+    made = [verdicts.class_verdict(bits, margin=margin) for bits, margin in margins.items()]
+    tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
+    whole = replace(verdicts.with_verdict(verdicts.verdict(*made)), tasks=tasks)
+    plain, apart = sample.many(6, 2), []
+    for k, subject in enumerate(plain.subjects):
+        place = {"step": k % 3, "tokens": 8192 * (k % 3), "stage": ("half", "tenth")[k // 3]}
+        again = replace(subject.first, **place, ingredient=None, family=None)  # type: ignore[arg-type]
+        apart.append(replace(subject, members=((again, 1.0),)))
+    runs = replace(plain, subjects=tuple(apart))
+    for audit, names in ((whole, [*DRAWERS]), (runs, ["trajectory"])):
+        for name in names:
+            with drawing():
+                chart = DRAWERS[name](View(audit))
+            words = [text.get_text() for text in chart.figure.findobj(Text)]
+            lines = [
+                f"{line.get_color()} {line.get_linestyle()} {line.get_marker()} "
+                + " ".join(f"{x:.4g},{y:.4g}" for x, y in line.get_xydata())  # type: ignore[union-attr]
+                for axes in chart.figure.axes
+                for line in axes.lines
+            ]
+            tips = [f"{group} {' | '.join(said)}" for group, said in chart.tips.items()]
+            yield name, "\n".join([chart.note, *dict.fromkeys(filter(None, words)), *lines, *tips])
+
+
 SHOWN: dict[str, Callable[[], Texts]] = {
+    "charts": charts,
     "pages": pages,
     "screens": screens,
     "gates": of_gates,
