@@ -25,8 +25,6 @@ os.environ["MPLBACKEND"] = "Agg"
 import pytest
 from hypothesis import settings
 
-from tests.house.source import sizes
-
 if TYPE_CHECKING:
     from tests.support.cli import Outcome, Run
 
@@ -172,9 +170,4 @@ def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name what has outgrown the house's sizes; a warning to read, never a failure."""
     terminalreporter.write_line(f"{INPUTS[0]:,} inputs were generated for property tests")
-    if lines := sizes():
-        terminalreporter.section("sizes")
-        for line in lines:
-            terminalreporter.write_line(line)

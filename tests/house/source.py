@@ -1,22 +1,16 @@
-"""The package as text: its modules, what they import and how long they are. No import of qaudit."""
+"""The package as text: its modules and what they import. No import of qaudit."""
 
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import takewhile
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "qaudit"
-
-LONG_MODULE = 500
-LONG_FUNCTION = 60
-
 
 MACHINERY = frozenset({"diagnostic"})  # of diagnostics
 RUNNING = frozenset({"case", "driver"})
@@ -105,41 +99,6 @@ def _imports(node: ast.AST, *, deferred: bool, typing: bool) -> Iterator[Import]
         else:
             inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from _imports(child, deferred=deferred or inside, typing=typing)
-
-
-DEF = re.compile(r"( *)(?:async )?def (\w+)")
-
-
-def oversized(name: str, text: str) -> Iterator[str]:
-    """Yield a line for a module or function that has outgrown the house's sizes.
-
-    Every test run ends with these lines, so that functions are told by their indentation:
-    parsing the whole package takes seconds.
-    """
-    lines = text.splitlines()
-    if len(lines) > LONG_MODULE:
-        yield f"{name} has {len(lines)} lines (at most about {LONG_MODULE})"
-    for number, line in enumerate(lines, 1):
-        if start := DEF.match(line):
-            body = takewhile(partial(_is_inside, len(start[1])), lines[number:])
-            length = 1 + len("\n".join(body).rstrip().splitlines())
-            if length > LONG_FUNCTION:
-                yield f"{name}:{number} {start[2]} has {length} lines" + (
-                    f" (at most about {LONG_FUNCTION})"
-                )
-
-
-def _is_inside(indent: int, line: str) -> bool:
-    return not line.strip() or line.startswith((" " * (indent + 1), " " * indent + ")"))
-
-
-def sizes() -> list[str]:
-    """Return every size warning of the package."""
-    return [
-        line
-        for module in modules()
-        for line in oversized(str(module.path.relative_to(ROOT)), module.text)
-    ]
 
 
 def tracked_files() -> tuple[Path, ...]:

@@ -42,13 +42,9 @@ UNKNOWN = re.compile(r"\bOWNER\b|\b(?:TODO|FIXME|XXX|TBD)\b")
 """The account that a release belongs to, and words for what is not finished."""
 
 
-@pytest.fixture(scope="module")
-def wheel(wheel_file: Path) -> set[str]:
+def test_the_wheel_holds_the_package_the_recipes_and_nothing_else(wheel_file: Path) -> None:
     with zipfile.ZipFile(wheel_file) as archive:
-        return set(archive.namelist())
-
-
-def test_the_wheel_holds_the_package_the_recipes_and_nothing_else(wheel: set[str]) -> None:
+        wheel = set(archive.namelist())
     files = [path for path in PACKAGE.rglob("*") if path.is_file()]
     needed = {
         path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts
@@ -62,17 +58,12 @@ def test_the_wheel_holds_the_package_the_recipes_and_nothing_else(wheel: set[str
     assert (recipes_folder() / "README.md").is_file()  # of this installation
 
 
-@pytest.fixture(scope="module")
-def shown(wheel_file: Path) -> str:
-    """Return the page that an index makes of the wheel."""
+def test_the_index_shows_the_readme_with_links_that_lead_to_the_repository(
+    wheel_file: Path, tmp_path: Path
+) -> None:
     with zipfile.ZipFile(wheel_file) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
-        page = Parser().parsestr(archive.read(name).decode()).get_payload()
-    assert isinstance(page, str)
-    return page
-
-
-def test_the_index_shows_the_readme_with_links_that_lead_to_the_repository(shown: str) -> None:
+        shown: Any = Parser().parsestr(archive.read(name).decode()).get_payload()
     links, files = LINK.findall(shown), LINK.findall(README)
     assert len(links) == len(files) > 10
     assert [link for link in links if not link.startswith("https://")] == []
@@ -80,15 +71,12 @@ def test_the_index_shows_the_readme_with_links_that_lead_to_the_repository(shown
         kind = "raw" if file.endswith(".png") else "blob"
         place = f"{PROJECT['urls']['Repository']}/{kind}/main/{file}"
         assert link in (file, place)
-
-
-def test_a_release_links_to_its_own_tag(tmp_path: Path) -> None:
     for path in (ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"):
         shutil.copy(path, tmp_path)
     shutil.copytree(ROOT / "packaging", tmp_path / "packaging")
     (tmp_path / "qaudit").mkdir()
     (tmp_path / "qaudit" / "version.py").write_text('__version__ = "1.2.3"\n')
-    page = WheelBuilder(str(tmp_path)).metadata.core.readme
+    page = WheelBuilder(str(tmp_path)).metadata.core.readme  # a release links to its own tag
     assert f"({PROJECT['urls']['Repository']}/blob/v1.2.3/docs/gating.md)" in page
 
 
