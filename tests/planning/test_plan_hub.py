@@ -27,7 +27,7 @@ from qaudit.text.texts import DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION
 from qaudit.types import Plan, Recipe, Resolved
 from tests.support.hub import Hub, write_headers
 from tests.support.names import names_of
-from tests.support.texts import opened
+from tests.support.series import opened
 
 OLMO = "allenai/OLMo-2-1124-7B"
 GB = 10**9
