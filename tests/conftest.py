@@ -35,7 +35,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 gc.disable()  # until tests are collected: libraries and tests are no garbage
 
-pytest_plugins = ["tests.support.hub", "tests.support.wheel"]
+pytest_plugins = ["tests.support.hub"]
 
 # A core that others use is no finding; `make fuzz` gives the inputs that are saved here.
 settings.register_profile("busy", deadline=None, max_examples=30)
@@ -120,6 +120,18 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return function(tmp_path_factory.mktemp("once"), *arguments, **named)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the wheel that a release would publish: compressing the demo takes seconds."""
+    from hatchling.builders.wheel import WheelBuilder
+
+    from tests.house.source import ROOT
+
+    folder = tmp_path_factory.mktemp("wheel")
+    (built,) = WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
+    return Path(built)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.support import rollouts
 from tests.support.cards import whole_at
 from tests.support.cli import OUT, Run, audit_of, cells, refused
 from tests.support.models import text
-from tests.support.schemas import violations
+from tests.support.saved_audits import violations
 
 GREEDY = ("--soup", "best=greedy(series-*)")
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from qaudit.planning.prepare import LONGEST_NAME, default_folder, folder_name
-from tests.support.cli import OUT, QUICK, STEPS, Run, audit_of, cells
-from tests.support.curved import must_be_close
+from tests.support.cli import OUT, QUICK, STEPS, Run, audit_of, cells, must_be_close
 from tests.support.models import write_documents
 from tests.support.parts import ended, start
 from tests.support.pretended_device import pretended

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qaudit.checkpoints.configuration import read_configuration
-from tests.support import quantized_bases, released
+from tests.support import released
 from tests.support.cards import section, table, whole_at
 from tests.support.cli import OUT, QUICK, TEXT, Run, audit_of, edited, refused, weights_in
 from tests.support.gguf import write_gguf
@@ -334,7 +334,7 @@ def write_gpt_oss(folder: Path, path: Path) -> None:
 
 
 def test_the_codes_of_a_release_are_those_of_its_gguf_file(place: Path, qaudit: Run) -> None:
-    ships, _ = quantized_bases.write(place, "gpt-oss", place / BASE)
+    ships, _ = released.write_quantized(place, "gpt-oss", place / BASE)
     write_gpt_oss(ships, place / "gpt-oss.gguf")
     options = ("--schemes", "none", "--shipped", "gpt-oss.gguf", "--out", "out")
     qaudit("scan", ships, *TEXT, *options, code=0)
@@ -380,11 +380,11 @@ def test_an_exported_file_is_measured_beside_its_wrapper(place: Path, qaudit: Ru
 MEASURED = ("ce", "kl", "relative_error", "bits_per_weight")
 
 
-@pytest.mark.parametrize("layout", quantized_bases.LAYOUTS)
+@pytest.mark.parametrize("layout", released.LAYOUTS)
 def test_a_base_that_ships_quantized_is_measured_as_what_it_means(
     layout: str, place: Path, qaudit: Run
 ) -> None:
-    ships, means = quantized_bases.write(place, layout, place / BASE)
+    ships, means = released.write_quantized(place, layout, place / BASE)
     for folder in (ships, means):
         done = qaudit("scan", *TEXT, "--schemes", "rtn-4bit", "--out", f"out-{folder.name}", folder)
         assert done.code == 0, done.err
@@ -404,7 +404,7 @@ def test_a_base_that_ships_quantized_is_measured_as_what_it_means(
 def test_a_base_that_ships_quantized_is_diagnosed_and_exported_as_what_it_means(
     layout: str, place: Path, qaudit: Run
 ) -> None:
-    ships, means = quantized_bases.write(place, layout, place / BASE)
+    ships, means = released.write_quantized(place, layout, place / BASE)
     scheme = "gptq-4bit:group=-1"
     setting = f"--schemes {scheme} --set dtype=bfloat16 --set diagnostics=weights -q"
     options = (*TEXT, *setting.split())
@@ -424,7 +424,7 @@ def test_a_base_that_ships_quantized_is_diagnosed_and_exported_as_what_it_means(
 def test_a_base_of_the_hub_is_priced_as_what_it_means(
     place: Path, scan: Run, online: Path, serve_root: Callable[..., Hub]
 ) -> None:
-    ships, means = quantized_bases.write(place, "gpt-oss", place / BASE)
+    ships, means = released.write_quantized(place, "gpt-oss", place / BASE)
     for folder, name in ((ships, "oss"), (means, "dense")):
         shutil.copytree(folder, online / "root" / "lab" / name / "v1")
     serve_root()

@@ -16,8 +16,7 @@ from qaudit.items import harness
 from qaudit.saved.evidence import read_saved
 from tests.support import toys
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, TEXT, Run, audit_of, edited, refused
-from tests.support.curved import must_be_close
+from tests.support.cli import OUT, TEXT, Run, audit_of, edited, must_be_close, refused
 from tests.support.hub import Hub
 from tests.support.models import save_model, write_documents
 from tests.support.parts import same_audit

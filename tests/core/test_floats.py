@@ -16,7 +16,7 @@ from qaudit.core.floats import by_group
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.core.rotation import rotate, rotation
-from tests.support.correlated import correlated_inputs
+from tests.support.problems import correlated_inputs
 
 torch.set_num_threads(1)
 

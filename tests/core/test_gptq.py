@@ -20,8 +20,8 @@ from qaudit.core.scheme import Calibration
 from qaudit.errors import SchemeError, SourceError
 from qaudit.planning.machine import choose_column_loop
 from qaudit.planning.sizes import Sizes
-from tests.support.correlated import ORDERS, correlated_inputs, problem
 from tests.support.pretended_device import pretended
+from tests.support.problems import ORDERS, correlated_inputs, problem
 from tests.support.reference.plain_gptq import gptq, qronos
 from tests.support.schemes import example
 

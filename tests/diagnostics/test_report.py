@@ -20,8 +20,20 @@ from qaudit.report.views import View
 from qaudit.types import AuditRecord, Diagnostics, Interval, NotDiagnosed, PositionRow, StratumRow
 from tests.support import sample
 from tests.support.cards import section, whole
-from tests.support.curved import HELD, ROLES, SERIES, around, audit_with, grid_of, model, slice_of
-from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of
+from tests.support.diagnosed import (
+    HELD,
+    LAST,
+    ROLES,
+    SERIES,
+    WEIGHT,
+    around,
+    audit_with,
+    diagnosed,
+    grid_of,
+    model,
+    parts_of,
+    slice_of,
+)
 
 
 def why(audit: AuditRecord) -> str:

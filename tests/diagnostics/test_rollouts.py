@@ -34,7 +34,7 @@ from tests.support import sample
 from tests.support.cards import section, whole
 from tests.support.filled import filled
 from tests.support.gated import TODAY, A, held, of, policy, rule
-from tests.support.schemas import violations
+from tests.support.saved_audits import violations
 
 CELL = ("soup", "gptq-3bit")
 

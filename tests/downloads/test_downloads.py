@@ -15,9 +15,19 @@ from qaudit.checkpoints.stamps import folder_of
 from qaudit.downloads.downloads import Downloads
 from qaudit.errors import HubError, MachineError, UnreachableError
 from qaudit.types import Checkpoint, Ref, Subject, WeightFile
-from tests.support.downloads import SOON, Fake, checkpoint, measure, subject
 from tests.support.sample import alone
-from tests.support.shelf import STEPS, Place, place, plan_of, shelf
+from tests.support.shelf import (
+    SOON,
+    STEPS,
+    Fake,
+    Place,
+    checkpoint,
+    measure,
+    place,
+    plan_of,
+    shelf,
+    subject,
+)
 
 Make = Callable[..., Downloads]
 

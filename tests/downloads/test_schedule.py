@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qaudit.downloads.downloads import DownloadSchedule, Step
-from tests.support.downloads import total
 
 KEYS = "abcde"
+
+
+def total(schedule: DownloadSchedule, keys: set[str]) -> int:
+    return sum(schedule.nbytes[key] for key in keys)
 
 
 @st.composite

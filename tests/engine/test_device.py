@@ -24,11 +24,10 @@ from qaudit.executors.part import _free_for_streams
 from qaudit.model.device import free_nbytes
 from qaudit.planning.machine import Footprint
 from qaudit.planning.sizes import Load, Sizes, TextSize
-from tests.support.awkward import NAMES, REFUSED, SHAPES, made, short
 from tests.support.filled import filled
 from tests.support.passes import opened, run, tallies_of
 from tests.support.pretended_device import pretended
-from tests.support.schemes import LEARNED
+from tests.support.schemes import LEARNED, NAMES, REFUSED, SHAPES, made, short
 
 # Waits of the host in two blocks, and copies of memory that is not pinned: lower them where they
 # fall, and raise none. A scheme that is not here may wait as often as rounding to nearest.

@@ -20,7 +20,7 @@ from qaudit.recipe.soups import resolve_soups
 from qaudit.types import Recipe, Subject
 from tests.support.filled import filled
 from tests.support.models import save_model, save_tokenizer
-from tests.support.soups import write_soup
+from tests.support.series import write_soup
 
 
 @pytest.fixture(scope="module")

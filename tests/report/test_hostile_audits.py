@@ -27,7 +27,7 @@ from qaudit.saved.audits import from_json, to_json
 from qaudit.types import AuditRecord
 from tests.support import cards, sample
 from tests.support.hostile import HARSH, TABLES, TEXT, Page, named, names
-from tests.support.schemas import violations
+from tests.support.saved_audits import violations
 
 Place = tuple[str | int, ...]
 SMALL = replace(sample.many(3, 2, soups=1), findings=sample.audit().findings[:2])

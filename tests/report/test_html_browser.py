@@ -29,9 +29,8 @@ from qaudit.types import AuditRecord
 from tests.support import sample
 from tests.support.browser import browser, needs_browser
 from tests.support.cards import check, held
-from tests.support.curved import HELD, ROLES, SERIES, grid_of, slice_of
-from tests.support.curved import audit_with as curved
-from tests.support.diagnosed import LAST, WEIGHT, parts_of
+from tests.support.diagnosed import HELD, LAST, ROLES, SERIES, WEIGHT, grid_of, parts_of, slice_of
+from tests.support.diagnosed import audit_with as curved
 from tests.support.hostile import HARSH, named
 from tests.support.items import answered
 from tests.support.verdicts import class_verdict, verdict, with_verdict

@@ -24,8 +24,7 @@ from qaudit.saved.results import ResultStore, sha256_of
 from qaudit.types import AuditRecord, Finding, Interval, Subject, TextFile, Traffic
 from tests.support import sample
 from tests.support.items import answered
-from tests.support.saved_audits import identity_of, save
-from tests.support.schemas import SCHEMA, violations
+from tests.support.saved_audits import SCHEMA, identity_of, save, violations
 
 
 def document(audit: AuditRecord | None = None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from qaudit.types import (
     StratumRow,
 )
 from qaudit.types.conclusions import TaskRow
-from tests.support import curved, diagnosed, sample, verdicts
+from tests.support import diagnosed, sample, verdicts
 
 SOUP, LAST, STAGE_END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
 
@@ -92,14 +92,14 @@ def held(*checks: Finding) -> AuditRecord:
 
 def everything() -> AuditRecord:
     """Return an audit with a verdict, draws, tasks and the tables of diagnostics."""
-    half, subject = Interval(0.5, 0.4, 0.6), curved.LAST
+    half, subject = Interval(0.5, 0.4, 0.6), diagnosed.LAST
     task = TaskRow(
         subject, "gptq-4bit", "x", "arc", half, half, 100, half, 0.1, 3, 2, 4, 0.04, half,
         evidence="evidence/t.npz", evidence_sha256="ab",
     )  # fmt: skip
-    around = curved.audit_with(
-        [*curved.SERIES, curved.role(subject, "down", 5.0)],
-        [*curved.slice_of(subject), *curved.grid_of(curved.HELD)],
+    around = diagnosed.audit_with(
+        [*diagnosed.SERIES, diagnosed.role(subject, "down", 5.0)],
+        [*diagnosed.slice_of(subject), *diagnosed.grid_of(diagnosed.HELD)],
     ).diagnostics
     labels = tuple(one.label for one in sample.series()[:3])
     changed = ChangeRow("gptq-3bit", "change", at=Interval(30e6, 28e6, 34e6))

@@ -1,10 +1,19 @@
-"""Rows of the weights and sensitivity diagnostics."""
+"""Rows of diagnostics: weights, sensitivity, curvature of three subjects, the loss around one."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from qaudit.types import AuditRecord, Diagnostics, Interval, NotDiagnosed, SensitivityRow, WeightRow
+from qaudit.types import (
+    AuditRecord,
+    CurvatureRow,
+    Diagnostics,
+    Interval,
+    PlaneRow,
+    SensitivityRow,
+    WeightRow,
+)
 from tests.support import sample
 
 ROLE = SensitivityRow(
@@ -46,12 +55,10 @@ WEIGHT = WeightRow(
 
 
 def diagnosed(
-    weights: tuple[WeightRow, ...] = (),
-    parts: tuple[SensitivityRow, ...] = (),
-    skipped: tuple[NotDiagnosed, ...] = (),
+    weights: tuple[WeightRow, ...] = (), parts: tuple[SensitivityRow, ...] = (), **tables: Any
 ) -> AuditRecord:
-    tables = Diagnostics(weights=weights, sensitivity=parts, skipped=skipped)
-    return replace(sample.audit(), diagnostics=tables)
+    found = Diagnostics(weights=weights, sensitivity=parts, **tables)
+    return replace(sample.audit(), diagnostics=found)
 
 
 def parts_of(label: str) -> tuple[SensitivityRow, ...]:
@@ -59,3 +66,67 @@ def parts_of(label: str) -> tuple[SensitivityRow, ...]:
         replace(row, subject=label)
         for row in (ROLE, ALL, replace(ALL, bits=4, bits_per_weight=4.125))
     )
+
+
+HELD = "stage1-step5000"
+
+
+def around(value: float, half: float) -> Interval:
+    return Interval(value, value - half, value + half)
+
+
+def model(label: str, trace: float, **changes: object) -> CurvatureRow:
+    row = CurvatureRow(
+        subject=label,
+        part="model",
+        name="all",
+        parameters=10**6,
+        trace=around(trace, 30.0),
+        trace_elsewhere=around(trace, 100.0),
+        eigenvalues=(trace / 40,),
+        residuals=(0.1,),
+        smallest=-3.0,
+        loss=2.7,
+        probes=30,
+        products=47,
+        documents=16,
+        tokens=2560,
+        documents_sha256="ab" * 32,
+        notes=("trace: standard error 1.4 % of it after 30 probes",),
+    )
+    return replace(row, **changes)
+
+
+def role(label: str, name: str, trace: float) -> CurvatureRow:
+    return CurvatureRow(label, "role", name, 10**5, around(trace, 5.0), probes=30)
+
+
+def point(label: str, a: float, b: float, change: float, previous: str | None = None) -> PlaneRow:
+    half = 0.02 * abs(change)
+    return PlaneRow(
+        label, "gptq-3bit", "gptq:bits=3", a, b, around(2.7 + change, 0.2), around(change, half),
+        previous, 64, 10_000, "cd" * 32, ("weights moved and run in float32",),
+    )  # fmt: skip
+
+
+def slice_of(label: str) -> list[PlaneRow]:
+    return [point(label, 0.0, b, 0.2 * b * b) for b in (-0.5, 0.0, 0.5, 1.0, 1.5)]
+
+
+def grid_of(label: str) -> list[PlaneRow]:
+    places = (-0.5, 0.0, 0.5, 1.0)
+    return [
+        point(label, a, b, 0.2 * b * b + 0.1 * a * a + 0.05 * a * b, HELD)
+        for a in places
+        for b in places
+    ]
+
+
+def audit_with(curved: list[CurvatureRow], sliced: list[PlaneRow]) -> AuditRecord:
+    return diagnosed(curvature=tuple(curved), plane=tuple(sliced))
+
+
+SERIES = [model(HELD, 1000.0), model(LAST, 3000.0), model("soup", 1200.0)]
+
+
+ROLES = [role(LAST, "q", 400.0), role(LAST, "down", 2000.0)]

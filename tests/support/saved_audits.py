@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from qaudit.judge import judge
 from qaudit.judge.table import Measurements
@@ -92,3 +95,14 @@ def stub_pictures(audit: AuditRecord, folder: Path) -> dict[str, str]:
             (folder / f"{name}{kind}.svg").write_text(PICTURE.format(name), encoding="utf-8")
         (folder / f"{name}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     return {name: PICTURE.format(name) for name in names}
+
+
+SCHEMA = json.loads(resources.files("qaudit.saved").joinpath("audit.schema.json").read_text())
+
+
+def violations(value: Any) -> list[str]:
+    """Return how a value departs from the published schema of audit.json."""
+    import jsonschema
+
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    return [error.message for error in validator.iter_errors(value)]

@@ -1,4 +1,4 @@
-"""Every registered scheme under many parameters, and linears to quantize.
+"""Every registered scheme under many parameters, linears to quantize, and awkward models.
 
 Parameter sets are made from a scheme's own fields: its defaults, every flag turned over, and
 other bits, groups and block sizes where it has them.
@@ -11,10 +11,12 @@ import functools
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.errors import SchemeError
+from tests.support.tiny import TABLES
 
 COLUMNS = 160
 TRANSFORMS = ("flatquant", "spinquant", "ostquant")
@@ -129,3 +131,26 @@ def transform_nbits(scheme, columns):
         scales = 0 if scheme.name == "spinquant" else columns
         return 16 * (left**2 + (columns // left) ** 2 + scales)
     return 0
+
+
+SHAPES = TABLES["awkward"]
+NAMES = tuple(PLUGINS)
+REFUSED = {
+    ("smoothquant", "post-norm"): "no norm of block 0 can take the scales of `smoothquant`",
+    **{(name, "odd"): "32" for name in NAMES if name.startswith("gguf-")},
+}
+
+
+def short(name: str) -> str:
+    plugin = schemes()[name]
+    has_bits = any(field.name == "bits" for field in dataclasses.fields(plugin))
+    learned = [f.name for f in dataclasses.fields(plugin) if f.name in ("steps", "iters")]
+    steps = f":{learned[0]}=2" if learned else ""
+    return f"{name}-4bit{steps}" if has_bits else f"{name}{steps}"
+
+
+def made(folder, shape):
+    """Save a small random model."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[shape])).save_pretrained(folder)
+    return folder

@@ -1,17 +1,21 @@
-"""The series of one target, and a Hub that is opened."""
+"""The series of one target, a Hub that is opened, and soups as `qaudit soup` writes them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from qaudit.checkpoints.folder import find_all as find_folders
+from qaudit.engine.block_pass import open_weights
+from qaudit.export import contents, soup
 from qaudit.hub import Hub
 from qaudit.hub.api import Client
 from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import find_all
-from qaudit.types import SILENT, Checkpoint, Recipe, Watch
+from qaudit.types import SILENT, Checkpoint, Recipe, Subject, Watch
 from tests.support.hub import Hub as Server
 
 
@@ -34,3 +38,11 @@ def find_checkpoints(
 ) -> tuple[Checkpoint, ...]:
     """Return the checkpoints of one folder in the order in which they were trained."""
     return find_folders([str(target)], recipe, hashed=hashed)
+
+
+def write_soup(subject: Subject, out: Path, shard_nbytes: int = soup.SHARD_NBYTES) -> Path:
+    contents.must_be_new(out)
+    with contents.begun_folder(out, "a soup") as begun, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(soup, "SHARD_NBYTES", shard_nbytes)
+        weights = open_weights(subject, allow_pickle=False)
+        return soup.write_soup(subject, out, weights, begun)

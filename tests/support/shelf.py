@@ -1,11 +1,11 @@
-"""A series on a local Hub, and a machine that has nothing yet."""
+"""A series on a local Hub, a machine that has nothing yet, and downloads that take no time."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,29 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from qaudit.checkpoints.stamps import folder_of
 from qaudit.core.registry import parse_schemes
+from qaudit.downloads.downloads import Downloads
+from qaudit.errors import HubError, Interrupted, UnreachableError
 from qaudit.hub import Hub
 from qaudit.hub.series import with_files
 from qaudit.text.texts import find_text
-from qaudit.types import AuditRecord, Checkpoint, Plan, Recipe, Subject, TextFile, Watch
+from qaudit.types import (
+    AuditRecord,
+    Checkpoint,
+    Plan,
+    Recipe,
+    Ref,
+    Subject,
+    TextFile,
+    Watch,
+    WeightFile,
+)
 from tests.support.hub import Hub as Server
 from tests.support.hub import Serve
 from tests.support.models import save_model, save_tokenizer, write_documents
 from tests.support.running import EMPTY, run
+from tests.support.sample import alone
 from tests.support.series import find_series, opened
 
 STEPS = ("step10", "step20", "step30", "step40", "step50")
@@ -197,3 +211,96 @@ class Looking(list[dict[str, Any]]):
     def append(self, entry: dict[str, Any]) -> None:
         self.look()
         super().append(entry)
+
+
+SOON = 10.0
+"""Seconds after which something that should have happened has not."""
+
+
+def checkpoint(label: str, *, content: str = "", repo: str = "org/series") -> Checkpoint:
+    """Return a checkpoint of ten bytes on the Hub."""
+    file = WeightFile("model.safetensors", 10, content or label)
+    return Checkpoint(Ref(repo, label), label, (file,), commit=label.encode().hex().ljust(40, "0"))
+
+
+def subject(*members: Checkpoint) -> Subject:
+    return soup(*members) if members[1:] else alone(*members)
+
+
+@dataclass
+class Fake:
+    """A fetcher that fetches names: `gates` hold a checkpoint back until they are opened."""
+
+    refused: dict[str, Exception] = field(default_factory=dict)
+    gates: dict[str, threading.Event] = field(default_factory=dict)
+    disk: set[str] = field(default_factory=set)
+    log: list[str] = field(default_factory=list)
+    kept: dict[str, set[str]] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    stopped: bool = False
+    silent: bool = False  # whether no question is answered either
+
+    def nbytes_missing(self, checkpoint: Checkpoint) -> int:
+        return 0 if checkpoint.label in self.disk else checkpoint.nbytes
+
+    def weights(self, checkpoint: Checkpoint) -> Path:
+        label = checkpoint.label
+        self._note(f"begin {label}")
+        if label in self.gates:
+            with self.changed:
+                self.changed.wait_for(lambda: self.stopped or self.gates[label].is_set(), SOON)
+        if self.stopped:
+            raise Interrupted("stopped")
+        if label in self.refused:
+            raise self.refused[label]
+        self.disk.add(label)
+        self._note(f"fetch {label}")
+        return folder_of(checkpoint)
+
+    def evict(self, checkpoint: Checkpoint, *, keep: Iterable[Checkpoint] = ()) -> int:
+        self.kept[checkpoint.label] = {c.label for c in keep}
+        self.disk.discard(checkpoint.label)
+        self._note(f"evict {checkpoint.label}")
+        return 10
+
+    def break_off(self) -> None:
+        self._note("break off")
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+
+    def commit(self, repo: str, revision: str) -> str:
+        if self.silent:
+            raise UnreachableError("silence")
+        return revision
+
+    def open(self, label: str) -> None:
+        with self.changed:
+            self.gates[label].set()
+            self.changed.notify_all()
+
+    def until(self, what: str) -> bool:
+        """Wait until something is in the log."""
+        with self.changed:
+            return self.changed.wait_for(lambda: what in self.log, SOON)
+
+    def done(self) -> list[str]:
+        """Return what was fetched and evicted, in order."""
+        return [line for line in self.log if not line.startswith("begin")]
+
+    def _note(self, line: str) -> None:
+        with self.changed:
+            self.log.append(line)
+            self.changed.notify_all()
+
+
+def measure(downloads: Downloads) -> list[str]:
+    """Measure everything that is ready; return what was measured and what was refused."""
+    seen = []
+    for one in downloads.order:
+        try:
+            with downloads.ready(one):
+                seen.append(one.label)
+        except HubError as error:
+            seen.append(f"{one.label}: {error.message}")
+    return seen

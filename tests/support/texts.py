@@ -1,11 +1,18 @@
-"""Tokenizers and texts that take no time."""
+"""Tokenizers, texts, and conversations with chat templates in the styles of released models."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from qaudit.sandbox import Limits, Templates
+from qaudit.text.chat import Chat
 
 TEXTS = ["the cat sat on the mat and the dog sat on the cat", "caf\u00e9 na\u00efve \U0001f600 ok"]
 
@@ -43,3 +50,133 @@ BYTES, OWN_BOS, WORDS = byte_level(), byte_level(own_bos=True), words()
 
 def lines(*texts: str) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+SPECIAL = [
+    *("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    *("<start_of_turn>", "<end_of_turn>", "<think>", "</think>", "<tool_call>", "</tool_call>"),
+]
+
+CHATML = """\
+{%- if tools %}
+<|im_start|>system
+Tools: {{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content %}{{ message.content }}{% endif %}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+LLAMA = """\
+{{- bos_token }}
+{%- set date = strftime_now("%d %b %Y") if strftime_now is defined else "26 Jul 2024" %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\nToday: 26 Jul 2024<|eot_id|>' }}
+{%- for message in messages %}
+{%- set head = '<|start_header_id|>' ~ message['role'] ~ '<|end_header_id|>\\n\\n' %}
+{{- head ~ (message['content'] | trim) ~ '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}"""
+
+GEMMA = """\
+{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}\
+{% endif %}{% for message in messages %}\
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('roles must alternate') }}{% endif %}\
+{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}\
+{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
+
+MARKED = """\
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{{- '<|im_start|>assistant\\n' }}
+{%- generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}
+{{- '\\n' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}"""
+
+THINKING = """\
+{%- set last = namespace(user=0) %}
+{%- for message in messages if message.role == 'user' %}
+{%- set last.user = messages.index(message) %}
+{%- endfor %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.reasoning_content and loop.index0 > last.user %}
+{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
+{%- endif %}
+{{- message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+TEMPLATES = {
+    "chatml": CHATML,
+    "llama": LLAMA,
+    "gemma": GEMMA,
+    "marked": MARKED,
+    "thinking": THINKING,
+}
+
+Message = dict[str, Any]
+
+
+def said(role: str, content: str, **more: Any) -> Message:
+    return {"role": role, "content": content, **more}
+
+
+TALK = [
+    said("user", "the cat?"),
+    said("assistant", "sat on the mat"),
+    said("user", "na\u00efve \U0001f600 ok"),
+    said("assistant", 'the dog <b> & "caf\u00e9" '),
+]
+THOUGHT = [
+    said("user", "one?"),
+    said("assistant", "yes", reasoning_content="it is so"),
+    said("user", "two?"),
+    said("assistant", "no", reasoning_content="the dog sat"),
+]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALLED = [
+    said("user", "where is the cat?"),
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "look", "arguments": {"at": "<mat>"}}}],
+    },
+    said("tool", "on the mat"),
+    said("assistant", "on the mat"),
+]
+
+
+def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with the special tokens of all templates, and a template."""
+    made = byte_level()
+    made.add_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    made.chat_template = template
+    made.model_max_length = 1 << 20
+    return made
+
+
+def saved(folder: Path, template: str | None) -> PreTrainedTokenizerFast:
+    """Write a tokenizer as a repository has it."""
+    made = tokenizer(template)
+    made.save_pretrained(folder)
+    return made
+
+
+@contextmanager
+def chat_of(folder: Path, template: str | None, **settings: Any) -> Iterator[Chat]:
+    """Yield what makes documents of conversations with the template of a folder."""
+    limits = settings.pop("limits", Limits())
+    with Templates(limits) as templates:
+        yield Chat([folder], saved(folder, template), templates, **settings)

@@ -21,7 +21,7 @@ from qaudit.text.corpus import build_corpus
 from qaudit.text.documents import read_documents
 from qaudit.text.tokenizer import Cutter, Encoded
 from qaudit.types import ROLES, UNSCORED, Corpus, Document, Protocol
-from tests.support.chats import (
+from tests.support.texts import (
     CALLED,
     CHATML,
     GEMMA,

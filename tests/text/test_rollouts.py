@@ -27,8 +27,8 @@ from qaudit.text.rollouts import (
     text_of,
 )
 from qaudit.types import CALL, REASONING, ROLES, Window
-from tests.support.chats import THINKING, chat_of, tokenizer
 from tests.support.rollouts import SAMPLES, written
+from tests.support.texts import THINKING, chat_of, tokenizer
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
