@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,22 +26,29 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def audited(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with an audit of the series and a soup in `out`, and an export in `new`."""
-    folder = tmp_path_factory.mktemp("audited") / "place"
-    shutil.copytree(shipped, folder)
-    assert run_in(folder, "scan", *AUDITED, "-q") == 0
-    what = ("--subject", "step200", "--scheme", ROUNDED)
-    assert run_in(folder, "export", "out", *what, "--out", "new", "-q") == 0
-    return folder
+def after(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that runs commands in a copy of `shipped`, once; tests only read it."""
+
+    @functools.cache
+    def run(*commands: tuple[object, ...]) -> Path:
+        folder = shutil.copytree(shipped, tmp_path_factory.mktemp("after") / "place")
+        assert [run_in(folder, *command) for command in commands] == [0] * len(commands)
+        return folder
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def scanned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def audited(after: Callable[..., Path]) -> Path:
+    """Return a folder with an audit of the series and a soup in `out`, and an export in `new`."""
+    export = ("export", "out", "--subject", "step200", "--scheme", ROUNDED, "--out", "new", "-q")
+    return after(("scan", *AUDITED, "-q"), export)
+
+
+@pytest.fixture(scope="session")
+def scanned(after: Callable[..., Path]) -> Path:
     """Return a folder like `shipped` with what a scan of its series left in `out`."""
-    folder = shutil.copytree(shipped, tmp_path_factory.mktemp("scanned") / "place")
-    assert run_in(folder, "scan", *QUICK, "series") == 0
-    return folder
+    return after(("scan", *QUICK, "series"))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -393,27 +394,27 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize("first", [1, 2000], ids=["before", "behind"])
-def test_damaged_checkpoints_are_skipped_by_name(place: Path, scan: Run, first: int) -> None:
-    reasons = {f"step{first + k}": reason for k, (_, reason) in enumerate(DAMAGES)}
+def test_damaged_checkpoints_are_skipped_by_name(place: Path, scan: Run) -> None:
+    before_and_behind = (f"step{(1, 2000)[k % 2] + k}" for k in range(len(DAMAGES)))
+    reasons = dict(zip(before_and_behind, [reason for _, reason in DAMAGES], strict=True))
     for (break_it, _), label in zip(DAMAGES, reasons, strict=True):
         shutil.copytree("series/step1000", f"series/{label}")
         break_it(place / "series" / label)
     shutil.copytree("series/step200", "series/step300")
     save_file(load_file(WEIGHTS), place / "series/step300/model.safetensors")
-    done = scan("series", "--soup", f"mean(step10+step{first})")
+    soups = [f"mean(step10+{label})" for label in ("step1", "step2001")]
+    done = scan("series", "--soup", soups[0], "--soup", soups[1], code=3)
     audit = audit_of(place / "out")
     good = ["step10", "step200", "step300", "step1000"]
     assert [subject["label"] for subject in audit["subjects"]] == good
     assert {row["subject"] for row in audit["measurements"]} == set(good)
     skipped = {row["subject"]: row for row in audit["skipped"]}
-    assert skipped.keys() == {*reasons, f"mean(step10+step{first})"}
+    assert skipped.keys() == {*reasons, *soups}
     for label, reason in reasons.items():
         assert skipped[label]["scheme"] is None
         assert reason in skipped[label]["reason"]
         assert f"skipped {label}: " in done.err
         assert f"- {label}: " in done.out
-    assert done.code == 3
 
 
 def test_a_folder_of_plain_texts_is_as_many_documents(place: Path, qaudit: Run) -> None:
@@ -436,26 +437,18 @@ def test_files_of_a_checkpoint_that_nest_without_end(place: Path, scan: Run) -> 
     refused(scan("series"), 2, "qaudit-family.yaml` cannot be read: line 1: it nests", "YAML")
 
 
-@pytest.mark.parametrize("out", ["series/step10", "series/step10/audits/new"])
-def test_an_output_folder_inside_a_checkpoint(place: Path, qaudit: Run, out: str) -> None:
+def test_an_output_folder_inside_a_checkpoint(place: Path, qaudit: Run) -> None:
     files = sorted((place / "series").rglob("*"))
-    done = qaudit("scan", "series", *QUICK[:-1], out)
-    refused(done, 2, "series/step10`, whose files others copy", "outside of it with `--out`")
-    for command in (
-        ("soup", "series", "--soup", "last:2"),
-        ("export", "series/step10", "--scheme", "rtn-4bit"),
-        ("rollouts", "series/step10", "--prompts", TEXT),
+    for command, *outs in (
+        (f"scan series {' '.join(TEXT)}", "", "/audits/new"),
+        ("soup series --soup last:2", "/new", "/audits/new-new"),
+        ("export series/step10 --scheme rtn-4bit", "/new", "/audits/new-new"),
+        ("rollouts series/step10 --prompts evaluation.jsonl", "/new", "/audits/new-new"),
     ):
-        done = qaudit(*command, "--out", out + "-new" if out.endswith("new") else f"{out}/new")
-        refused(done, 2, "series/step10`, whose files others copy", "outside of it with `--out`")
+        for out in outs:
+            done = qaudit(*command.split(), "--out", f"series/step10{out}")
+            refused(done, 2, "series/step10`, whose files others copy", "outside of it with `--o")
     assert sorted((place / "series").rglob("*")) == files
-
-
-def raising(error: Exception) -> Callable[..., object]:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    return fail
 
 
 FOOTPRINT = "qaudit.planning.machine.Footprint"
@@ -479,9 +472,9 @@ def test_what_the_machine_does_not_give_is_said_in_words(
     for name, value, more, sentence, hint in (
         ("os.access", lambda path, _: "results" not in str(path), results,
          "`results` takes no files", "`--out`"),
-        ("qaudit.engine.block_pass.run_blocks", raising(OUT_OF_MEMORY), (),
+        ("qaudit.engine.block_pass.run_blocks", Mock(side_effect=OUT_OF_MEMORY), (),
          "out of memory", "`--set context=N`"),
-        ("qaudit.planning.prepare.make_plan", raising(DENIED), (),
+        ("qaudit.planning.prepare.make_plan", Mock(side_effect=DENIED), (),
          "`secret/config.json`: permission denied", "run the same command"),
         (f"{FOOTPRINT}.memory_nbytes", 2**60, (), TERABYTES, "more memory"),
     ):  # fmt: skip

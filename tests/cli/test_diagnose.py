@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +14,7 @@ from qaudit.diagnostics.diagnostic import diagnostics
 from qaudit.errors import ModelError
 from qaudit.saved.audits import read_audit
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, Run, audit_of
+from tests.support.cli import OUT, Run, audit_of, cells
 
 ONE = ("series/step1000", "--set", "diagnostics=weights")
 PARTS = "sensitivity:layers=1:scheme=rtn-3bit"
@@ -24,15 +24,12 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run) -> None
     assert scan("series/step1000").code == 0
     assert "positions" not in audit_of()["diagnostics"]
     done = scan(*ONE, "--set", f"diagnostics={PARTS}", "--set", "diagnostics=positions", code=0)
-    assert "diagnose sensitivity at rtn-3bit: about 17 streams more for each" in " ".join(
-        done.err.split()
-    )
-    audit = audit_of()
-    found = audit["diagnostics"]
+    asked = "diagnose sensitivity at rtn-3bit: about 17 streams more for each"
+    assert asked in " ".join(done.err.split())
+    found = audit_of()["diagnostics"]
     assert {row["part"] for row in found["weights"]} == {"model", "role"}
     assert [row["part"] for row in found["sensitivity"]][-1] == "all"
-    cells = {(row["subject"], row["scheme"]) for row in found["positions"]}
-    assert cells == {(row["subject"], row["scheme"]) for row in audit["measurements"]}
+    assert {(row["subject"], row["scheme"]) for row in found["positions"]} == cells().keys()
     card = whole_at(OUT)
     assert "<summary>Why</summary>" in card
     assert f"--set diagnostics=weights,{PARTS}" in card
@@ -50,9 +47,7 @@ def test_what_ships_is_not_diagnosed_again_where_it_is_rounded_otherwise(
 def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
     scan: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(case: Any) -> Any:
-        raise ModelError("it is tied in knots")
-
+    fails = Mock(side_effect=ModelError("it is tied in knots"))
     monkeypatch.setattr(weights_part, "MEASURE", Measure(fails))
     done = scan(*ONE, code=3)
     assert "step1000 went without weights: it is tied in knots" in done.err
@@ -73,9 +68,7 @@ def test_diagnoses_are_part_of_a_recipe_of_the_environment_and_of_the_price(
     assert asked["recipe"]["diagnostics"] == ["weights:group=64", "sensitivity"]
     assert asked["streams"] == plain["streams"] + 3 * 18
     assert plain["diagnoses"] == []
-
-
-def test_diagnostics_are_listed_with_what_they_are(qaudit: Run) -> None:
+    # They are listed with what they are.
     lines = dict(line.split(maxsplit=1) for line in qaudit("list", "diagnostics").out.splitlines())
     assert set(lines) == set(diagnostics())
     assert lines["weights"].startswith("Kurtosis, outliers, ranges")

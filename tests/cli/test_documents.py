@@ -10,15 +10,16 @@ import pytest
 
 from qaudit.saved.results import read_measurement
 from tests.support.cards import whole_at
-from tests.support.cli import Run, audit_of, refused
+from tests.support.cli import OUT, Run, audit_of, refused
 from tests.support.models import text
 
 TEMPLATE = (
     "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}{# <think> </think> #}"
 )
-TEXT = ("--calibration", "fed.jsonl", "--evaluation", "talks.jsonl", "--schemes", "rtn-4bit")
-SCAN = ("scan", "series/step10", *TEXT, "--out", "out")
+TEXT = ("--calibration", "fed.jsonl", "--evaluation", "talks.jsonl")
+SCHEMES = ("rtn-4bit", "rtn-8bit")
+SCAN = ("scan", "series/step10", *TEXT, "--schemes", ",".join(SCHEMES), "--out", "out")
 
 
 def talk(seed: int) -> list[dict[str, str]]:
@@ -41,41 +42,38 @@ def talks(place: Path) -> Path:
     return place
 
 
-def test_conversations_are_scored_by_role_and_once(talks: Path, qaudit: Run) -> None:
-    qaudit(*SCAN, code=0)
-    evidence = {path: path.stat().st_mtime_ns for path in (talks / "out").rglob("*.npz")}
-    assert qaudit(*SCAN).code == 0
-    assert {path: path.stat().st_mtime_ns for path in (talks / "out").rglob("*.npz")} == evidence
-    audit: Any = audit_of(talks / "out")
+def test_conversations_are_scored_by_role_and_once_and_strict_warns_of_what_kl_does_not_rank(
+    talks: Path, qaudit: Run
+) -> None:
+    qaudit(*SCAN, "--policy", "strict", code=0)
+    evidence = {path: path.stat().st_mtime_ns for path in OUT.rglob("*.npz")}
+    qaudit(*SCAN, "--policy", "strict", code=0)
+    assert {path: path.stat().st_mtime_ns for path in OUT.rglob("*.npz")} == evidence
+    audit = audit_of()
     rows = audit["diagnostics"]["roles"]
     cells = {(row["scheme"], row["role"]) for row in rows}
-    assert cells == {(s, r) for s in ("fp", "rtn-4bit") for r in ("reasoning", "answer")}
+    assert cells == {(s, r) for s in ("fp", *SCHEMES) for r in ("reasoning", "answer")}
     (measured,) = (row for row in audit["measurements"] if row["scheme"] == "rtn-4bit")
     of_roles = [row for row in rows if row["scheme"] == "rtn-4bit"]
     assert sum(row["tokens"] for row in of_roles) == measured["tokens"]
     assert all(row["kl"] > 0 for row in of_roles)
-    sources = audit["plan"]["protocol"]["sources"]
-    assert sources["chat_template"] == "that of step10"
+    protocol = audit["plan"]["protocol"]
+    sources = protocol["sources"]
+    assert (protocol["has_chat_template"], sources["chat_template"]) == (True, "that of step10")
     assert len(sources["chat_template_sha256"]) == 64
-    assert "by role in the conversation" in whole_at(talks / "out")
-
-
-def test_strict_warns_of_a_chat_model_that_kl_does_not_rank(talks: Path, qaudit: Run) -> None:
-    qaudit(*SCAN[:6], "--schemes", "rtn-8bit", "--policy", "strict", "--out", "out", code=0)
-    audit: Any = audit_of(talks / "out")
-    assert audit["plan"]["protocol"]["has_chat_template"] is True
-    (decision,) = audit["verdict"]["classes"]
+    assert "by role in the conversation" in whole_at(OUT)
+    (decision,) = (one for one in audit["verdict"]["classes"] if one["bit_class"] == "8")
     assert any("neither tasks nor rollouts were measured" in w for w in decision["warnings"])
     gated = qaudit("gate", "out", "--policy", "strict")
     assert "neither tasks nor rollouts were measured" in gated.out
     assert "neither tasks nor rollouts" not in qaudit("gate", "out").out
 
 
-def test_all_tokens_are_scored_on_request_and_nothing_without_a_template(
+def test_all_tokens_are_scored_on_request_and_a_template_is_needed(
     talks: Path, qaudit: Run
 ) -> None:
-    assert qaudit(*SCAN, "--set", "score=all").code == 0
-    audit: Any = audit_of(talks / "out")
+    qaudit(*SCAN, "--set", "score=all", code=0)
+    audit = audit_of()
     roles = {row["role"] for row in audit["diagnostics"]["roles"]}
     assert roles == {"prompt", "reasoning", "answer"}
     assert audit["plan"]["protocol"]["sources"]["scored"] == "all"
@@ -83,9 +81,6 @@ def test_all_tokens_are_scored_on_request_and_nothing_without_a_template(
     done = qaudit(*SCAN, "--out", "new")
     refused(done, 2, "`step10` has no chat template", "`--set chat_template=FILE`")
     assert not (talks / "new" / "evidence").exists()
-
-
-def test_a_hostile_template_ends_the_plan(talks: Path, qaudit: Run) -> None:
     (talks / "bomb.jinja").write_text("{{ 'a' * 10**10 }}")
     done = qaudit(*SCAN, "--set", "chat_template=bomb.jinja")
     refused(done, 2, "line 1 of `talks.jsonl` cannot be rendered", "`--set chat_template=FILE`")
@@ -103,26 +98,23 @@ def grouped(place: Path) -> Path:
     return place
 
 
-def test_another_field_needs_no_new_measurement(grouped: Path, scan: Run) -> None:
-    assert scan("series/step10").code == 0
-    seconds = [row["seconds"] for row in audit_of(grouped / "out")["measurements"]]
+def test_another_field_needs_no_new_measurement_and_has_to_group(grouped: Path, scan: Run) -> None:
+    scan("series/step10", code=0)
+    seconds = [row["seconds"] for row in audit_of()["measurements"]]
     for field, expected in (
         ("source", ("web", "code", "code") * 4),
         ("half", ("0",) * 6 + ("1",) * 6),
         (None, ()),
     ):
-        assert scan("series/step10", *(["--set", f"strata={field}"] if field else [])).code == 0
-        audit = audit_of(grouped / "out")
+        scan("series/step10", *(["--set", f"strata={field}"] if field else []), code=0)
+        audit = audit_of()
         assert [row["seconds"] for row in audit["measurements"]] == seconds
-        files = [grouped / "out" / row["evidence"] for row in audit["measurements"]]
+        files = [OUT / row["evidence"] for row in audit["measurements"]]
         assert {read_measurement(file).evidence.strata for file in files} == {expected}
         rows = audit["diagnostics"].get("strata", [])
         assert {row["stratum"] for row in rows} == set(expected)
         assert all((row["kl"] is None) == (row["scheme"] == "fp") for row in rows)
         assert audit["plan"]["protocol"]["sources"].get("strata") == field
-
-
-def test_a_field_that_groups_nothing_is_refused_by_the_plan(grouped: Path, scan: Run) -> None:
     (grouped / "evaluation.txt").write_text("one two three", encoding="utf-8")
     for options, sentence, hint in (
         ("--set strata=origin", "no value of the field `origin`", "its fields are text"),

@@ -53,12 +53,9 @@ def hub(place: Path, online: Path, serve_root: Callable[..., Hub]) -> Hub:
     return serve_root()
 
 
-def asked_of(hub: Hub) -> list[str]:
-    return [f"{entry['method']} {entry['path']}" for entry in hub.log]
-
-
-def weights_asked(hub: Hub) -> list[str]:
-    return [line for line in asked_of(hub) if line.startswith("GET /cdn/")]
+def asked_of(hub: Hub, start: str = "") -> list[str]:
+    lines = (f"{entry['method']} {entry['path']}" for entry in hub.log)
+    return [line for line in lines if line.startswith(start)]
 
 
 def numbers(row: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +110,8 @@ def test_a_scan_is_planned_first_fetches_weights_once_and_asks_nothing_again(
     lock = json.loads((OUT / "plan.json").read_text(encoding="utf-8"))["resolved"]
     pinned = {c["ref"]["revision"]: c["commit"] for c in lock["checkpoints"]}
     assert pinned["step200"] == hub.repos[REPO].branches["step200"]
-    assert len(weights_asked(hub)) == len(set(weights_asked(hub))) == 3
+    weights = asked_of(hub, "GET /cdn/")
+    assert len(weights) == len(set(weights)) == 3
     hub.log.clear()
     scan(REPO, code=0)
     assert asked_of(hub) == []
@@ -275,7 +273,7 @@ def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(hub: Hub,
     assert done.err.count("error: ") == 1
     assert len(list((OUT / "evidence").glob("*.npz"))) > 0
     hub.faults.clear()
-    fetched = weights_asked(hub)[0]
+    fetched = asked_of(hub, "GET /cdn/")[0]
     hub.log.clear()
     scan(REPO, code=0)
     assert fetched not in asked_of(hub)  # what was brought is not brought again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,20 @@ import pytest
 
 from qaudit.audit import load
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, TEXT, Outcome, Run, audit_of, edited, refused, run_in
+from tests.support.cli import OUT, TEXT, Outcome, Run, audit_of, edited, refused
 from tests.support.parts import same_audit
 
 ANSWERS = Path(__file__).parents[1] / "items" / "answers" / "lm-eval"
 STRICT = "exact_match,strict"
 FILES = ("--base", "answers/base", "--quantized", "rtn-4bit=answers/q3", "--metric", STRICT)
 SCHEMES = "rtn-4bit,rtn-3bit:group=16"
+SCAN = ("scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out")
 
 
 @pytest.fixture(scope="module")
-def scanned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scanned(after: Callable[..., Path]) -> Path:
     """Return a folder with a finished scan of one checkpoint."""
-    root = shutil.copytree(shipped, tmp_path_factory.mktemp("import") / "place")
-    assert run_in(root, "scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out") == 0
-    return root
+    return after(SCAN)
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def tasks() -> dict[tuple[str, str], Any]:
     return {(row["scheme"], row["task"]): row for row in audit_of()["tasks"]}
 
 
-def test_imported_answers_are_rows_like_those_of_a_scan(imported: Outcome) -> None:
+def test_imported_answers_are_rows_like_those_of_a_scan_and_gated_so(
+    imported: Outcome, place: Path, qaudit: Run
+) -> None:
     assert imported.code == 0, imported.err
     rows = tasks()
     row = rows["rtn-4bit", "choice"]
@@ -57,11 +59,7 @@ def test_imported_answers_are_rows_like_those_of_a_scan(imported: Outcome) -> No
     card = whole_at(OUT)
     assert "`choice` (lm-eval 0.4.13, acc,none, greedy)" in card
     assert "1 back, p 0.12" in imported.out
-
-
-def test_a_gate_reads_imported_tasks_by_their_evidence_and_refuses_what_was_edited(
-    imported: Outcome, place: Path, qaudit: Run
-) -> None:
+    # A gate reads them by their evidence and refuses what was edited.
     rule = '{name: answers, metric: flips, margin: "5%", tasks: worst}'
     (place / "policy.yaml").write_text(f"rules:\n  - {rule}\n", "utf-8")
     gate = qaudit("gate", "out", "--policy", "policy.yaml", code=1)
@@ -82,10 +80,9 @@ def test_a_gate_reads_imported_tasks_by_their_evidence_and_refuses_what_was_edit
 def test_a_scan_keeps_what_was_imported_until_it_is_imported_again_or_weights_are_others(
     imported: Outcome, place: Path, qaudit: Run
 ) -> None:
-    scan = ("scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out")
     shutil.copytree(OUT, place / "before")
     before, files = tasks(), sorted(Path("out/evidence/imported").rglob("*.npz"))
-    assert qaudit(*scan).code == 0
+    assert qaudit(*SCAN).code == 0
     same_audit(place / "before", OUT)
     assert tasks() == before
 
@@ -97,7 +94,7 @@ def test_a_scan_keeps_what_was_imported_until_it_is_imported_again_or_weights_ar
     assert tasks() == before
 
     shutil.copytree(place / "series" / "step200", place / "series" / "step10", dirs_exist_ok=True)
-    assert qaudit(*scan).code == 0
+    assert qaudit(*SCAN).code == 0
     assert tasks() == {}
 
 

@@ -51,11 +51,9 @@ def test_json_alone_goes_to_stdout_when_asked_for(scan: Run) -> None:
     assert labels(json.loads(done.out)) == ["step200", "step1000"]  # as the glob chooses
     assert "plan " in done.err
     assert done.code == 0
-
-
-def test_folders_are_one_series_in_order_and_a_quiet_scan_says_nothing_on_stderr(scan: Run) -> None:
-    done = scan("series/step1000", "series/step10", "-q")
-    assert labels(audit_of()) == ["step10", "step1000"]
+    # Folders are one series in order, and a quiet scan says nothing on stderr.
+    done = scan("series/step1000", "series/step10", "-q", "--out", "quiet")
+    assert labels(audit_of(Path("quiet"))) == ["step10", "step1000"]
     assert (done.code, done.err, "step1000" in done.out) == (0, "", True)
 
 
@@ -74,9 +72,18 @@ def test_choices_become_accuracy_of_every_subject_and_scheme(place: Path, scan: 
     assert audit_of()["plan"]["protocol"]["choices"] == 6
 
 
-def test_options_come_from_the_environment_too(
+def test_options_come_from_recipes_and_the_environment_too_and_win(
     place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (place / "audit.yaml").write_text(
+        "targets: [series]\nschemes: [rtn-4bit, rtn-3bit]\ncheckpoints: step10\n"
+        "calibration: calibration.jsonl\nevaluation: evaluation.jsonl\ncontext: 32\n",
+        encoding="utf-8",
+    )
+    audit = json.loads(qaudit("scan", "audit.yaml", "--schemes", "rtn-8bit", "--json").out)
+    assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-8bit"]
+    assert audit["plan"]["context"] == 32
+    assert (place / "qaudit-out" / "audit" / "card.md").is_file()
     values = "CALIBRATION=calibration.jsonl EVALUATION=evaluation.jsonl CHECKPOINTS=step10 "
     values += "SCHEMES=rtn-4bit,rtn-3bit CONTEXT=16 BOS=never PACKED=1 OUT=elsewhere JSON=1 QUIET=1"
     for value in values.split():
@@ -89,19 +96,6 @@ def test_options_come_from_the_environment_too(
     assert (protocol["context"], protocol["bos"], protocol["packed"]) == (16, "never", True)
     assert audit_of(place / "elsewhere") == audit
     assert done.err == ""
-
-
-def test_a_recipe_says_what_options_say_and_options_win(place: Path, qaudit: Run) -> None:
-    (place / "audit.yaml").write_text(
-        "targets: [series]\nschemes: [rtn-4bit, rtn-3bit]\ncheckpoints: step10\n"
-        "calibration: calibration.jsonl\nevaluation: evaluation.jsonl\ncontext: 32\n",
-        encoding="utf-8",
-    )
-    done = qaudit("scan", "audit.yaml", "--schemes", "rtn-8bit", "--json", "-q")
-    audit = json.loads(done.out)
-    assert [row["scheme"] for row in audit["measurements"]] == ["fp", "rtn-8bit"]
-    assert audit["plan"]["context"] == 32
-    assert (place / "qaudit-out" / "audit" / "card.md").is_file()
 
 
 def test_a_tokenizer_that_is_missing_and_pickles_that_are_trusted_change_no_number(

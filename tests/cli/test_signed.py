@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from qaudit.saved.results import SEAL, seal_of, sha256_of
-from tests.support.cli import QUICK, TEXT, Run, audit_of, edited, refused, run_in
+from tests.support.cli import QUICK, TEXT, Run, audit_of, edited, refused
 
 Row = dict[str, Any]
 Change = Callable[[Row, Row], object]
@@ -27,14 +27,11 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def scanned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("signed") / "place"
-    shutil.copytree(shipped, folder)
+def scanned(after: Callable[..., Path]) -> Path:
     options = ("--schemes", "rtn-4bit:group=32", "--set", "sign=true", "-q")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QAUDIT_SIGNING_KEY", KEY)
-        assert run_in(folder, "scan", *QUICK, "series/step10", *options) == 0
-    return folder / "out"
+        return after(("scan", *QUICK, "series/step10", *options)) / "out"
 
 
 @pytest.fixture
@@ -133,15 +130,6 @@ def test_a_signed_export_is_what_was_audited_without_the_audit(
     assert verified("")[1] == 3  # the promise of hashes ends here
 
 
-def test_what_parts_measured_is_signed_when_it_is_collected(
-    place: Path, qaudit: Run, key: None
-) -> None:
-    qaudit("plan", "series/step10", *TEXT, "--schemes", "rtn-4bit", "--out", "out", code=0)
-    qaudit("part", "out", "--part", "0/1", code=0)
-    qaudit("collect", "out", "--set", "sign=true", code=0)
-    assert "error: " not in qaudit("gate", "out", "--signed").err
-
-
 # ------------------------------------------------------------- without a key
 
 ASKED = (
@@ -157,26 +145,21 @@ def halved(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def part(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def part(after: Callable[..., Path]) -> Path:
     """Return the folder of a plan whose one part is measured."""
-    folder = tmp_path_factory.mktemp("part") / "place"
-    shutil.copytree(shipped, folder)
-    assert run_in(folder, "plan", *ASKED) == 0
-    assert run_in(folder, "part", "out", "--part", "0/1") == 0
-    return folder / "out"
-
-
-@pytest.fixture
-def audited_part(part: Path, place: Path) -> Path:
-    """Return the folder of the plan with its audit."""
-    shutil.copytree(part, place / "out")
-    assert run_in(place, "collect", "out") == 0
-    return place / "out"
+    return after(("plan", *ASKED), ("part", "out", "--part", "0/1")) / "out"
 
 
 @pytest.fixture
 def measured(part: Path, place: Path) -> Path:
-    return Path(shutil.copytree(part, place / "out"))
+    return shutil.copytree(part, place / "out")
+
+
+def test_what_parts_measured_is_signed_when_it_is_collected(
+    measured: Path, qaudit: Run, key: None
+) -> None:
+    qaudit("collect", "out", "--set", "sign=true", code=0)
+    assert "error: " not in qaudit("gate", "out", "--signed").err
 
 
 def with_records(out: Path, change: Change) -> None:
@@ -199,70 +182,63 @@ def with_a_renewed_hash(one: Row, other: Row) -> None:
     one["results"][1]["sha256"] = sha256_of(path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        with_a_renewed_hash,
+def test_a_record_that_is_not_of_its_unit_is_not_measured_yet(
+    part: Path, place: Path, qaudit: Run
+) -> None:
+    for change in (
         lambda one, other: exchange(one, other, "results"),
         lambda one, other: exchange(*one["results"][1:3], "evidence", "sha256"),
         lambda one, other: one["results"].pop(1),
         lambda one, other: one["results"].__setitem__(1, one["results"][2]),
-    ],
-    ids=["hash renewed", "another subject", "another scheme", "without one", "twice the same"],
-)
-def test_a_record_that_is_not_of_its_unit_is_not_measured_yet(
-    measured: Path, qaudit: Run, change: Change
+        with_a_renewed_hash,
+    ):
+        shutil.rmtree("out", ignore_errors=True)
+        with_records(shutil.copytree(part, place / "out"), change)
+        refused(qaudit("collect", "out"), 3, "not measured yet", "qaudit part")
+    qaudit("part", "out", "--part", "0/1", code=0)
+    qaudit("collect", "out", code=0)
+    assert len(audit_of()["measurements"]) == 6
+
+
+def test_what_was_edited_in_an_audit_is_found_and_measured_again(
+    place: Path, measured: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_records(measured, change)
-    refused(qaudit("collect", measured), 3, "not measured yet", "qaudit part")
-    assert qaudit("part", measured, "--part", "0/1").code == 0
-    assert qaudit("collect", measured).code == 0
-    assert len(audit_of(measured)["measurements"]) == 6
+    qaudit("collect", "out", code=0)
 
-
-def test_an_edited_file_is_measured_again_in_a_copied_folder_with_an_empty_cache(
-    place: Path, qaudit: Run, audited_part: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = [row["ce"] for row in audit_of(place / "out")["measurements"]]
-    halved(next((place / "out" / "evidence").glob("step10--rtn-3bit*.npz")))
-    (place / "out").rename(place / "copy")
-    monkeypatch.setenv("QAUDIT_CACHE", str(place / "empty"))
-    assert qaudit("scan", *ASKED, "--out", "copy").code == 0
-    assert [row["ce"] for row in audit_of(place / "copy")["measurements"]] == before
-
-
-def test_rows_that_name_each_others_evidence_are_refused(audited_part: Path, qaudit: Run) -> None:
     def change(audit: Row) -> None:
         rows = {(row["subject"], row["scheme"]): row for row in audit["measurements"]}
         exchange(rows["step10", "fp"], rows["step200", "fp"], "evidence", "evidence_sha256")
 
-    edited(audited_part / "audit.json", change)
+    whole = edited(measured / "audit.json", change)
     refused(qaudit("gate", "out"), 2, "of other weights than those of `step10`", "edited by hand")
+    # A measurement that is cut out of it is missing.
+    audit = json.loads(whole)
+    shipped = {(one["subject"], one["scheme"]) for one in audit["verdict"]["classes"]}
+    cells = [(r["subject"], r["scheme"]) for r in audit["measurements"] if r["scheme"] != "fp"]
+    cut = next(cell for cell in cells if cell not in shipped)
+    for name in ("measurements", "comparisons"):
+        audit[name] = [r for r in audit[name] if (r.get("subject"), r.get("scheme")) != cut]
+    (measured / "audit.json").write_text(json.dumps(audit))
+    done = qaudit("gate", "out", "--policy", "explore", "--format", "json", code=3)
+    sentence = f"`{cut[0]}` was planned under {cut[1]}, and the audit has no result of it"
+    assert sentence in [check["message"] for check in json.loads(done.out)["checks"]]
+    # A file that was edited is measured again in a copied folder with an empty cache.
+    halved(next((measured / "evidence").glob("step10--rtn-3bit*.npz")))
+    measured.rename(place / "copy")
+    monkeypatch.setenv("QAUDIT_CACHE", str(place / "empty"))
+    qaudit("scan", *ASKED, "--out", "copy", code=0)
+    before = [row["ce"] for row in json.loads(whole)["measurements"]]
+    assert [row["ce"] for row in audit_of(place / "copy")["measurements"]] == before
 
 
 def test_a_scheme_that_failed_in_a_part_is_skipped_with_its_reason(
-    place: Path, qaudit: Run, measured: Path
+    qaudit: Run, measured: Path
 ) -> None:
     def change(one: Row, other: Row) -> None:
         scheme = one["results"].pop(1)["scheme"]
         one["failed_schemes"] = {scheme: {"message": "it ran out of scales", "hint": ""}}
 
     with_records(measured, change)
-    assert qaudit("collect", measured).code == 3
+    qaudit("collect", measured, code=3)
     (skipped,) = audit_of(measured)["skipped"]
     assert (skipped["subject"], skipped["reason"]) == ("step10", "it ran out of scales")
-
-
-def test_a_measurement_cut_out_of_an_audit_is_missing(audited_part: Path, qaudit: Run) -> None:
-    audit = audit_of(audited_part)
-    shipped = {(one["subject"], one["scheme"]) for one in audit["verdict"]["classes"]}
-    cells = [(r["subject"], r["scheme"]) for r in audit["measurements"] if r["scheme"] != "fp"]
-    cut = next(cell for cell in cells if cell not in shipped)
-    kept = {
-        name: [r for r in audit[name] if (r.get("subject"), r.get("scheme")) != cut]
-        for name in ("measurements", "comparisons")
-    }
-    edited(audited_part / "audit.json", **kept)
-    done = qaudit("gate", "out", "--policy", "explore", "--format", "json", code=3)
-    sentence = f"`{cut[0]}` was planned under {cut[1]}, and the audit has no result of it"
-    assert sentence in [check["message"] for check in json.loads(done.out)["checks"]]

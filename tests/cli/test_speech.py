@@ -155,17 +155,9 @@ def test_without_a_terminal_there_is_a_line_for_each_checkpoint_and_now_and_then
     assert second.endswith(" left")
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the time that a clock shows, to be changed."""
-    time_of = [100.0]
-    monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: time_of[0])
-    return time_of
-
-
-def test_the_time_left_counts_subjects_that_take_time(
-    now: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_counts_subjects_that_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: now[0])
     pipe = piped(monkeypatch)
     with Progress(verbose=True) as bars:
         bars.subject(1, 4, "b")  # the first was kept
@@ -306,13 +298,12 @@ def test_foreign_text_in_a_refusal_is_one_line(
     assert not controls(done.err)
 
 
-@pytest.mark.parametrize("ending", [">&- 2>&-", "2>/dev/full"])
-def test_where_nobody_listens_the_code_is_the_same(tmp_path: Path, ending: str) -> None:
-    done = process(tmp_path, COMMAND, "gate", "nowhere", shell=ending)
-    assert (done.returncode, done.stderr) == (2, "")
-
-
-def test_a_result_that_the_disk_does_not_take_is_one_error(tmp_path: Path) -> None:
+def test_where_nobody_listens_the_code_is_the_same_and_a_full_disk_is_one_error(
+    tmp_path: Path,
+) -> None:
+    for ending in (">&- 2>&-", "2>/dev/full"):
+        done = process(tmp_path, COMMAND, "gate", "nowhere", shell=ending)
+        assert (done.returncode, done.stderr) == (2, "")
     done = process(tmp_path, COMMAND, "list", "schemes", shell=">/dev/full")
     assert done.returncode == 4
     assert done.stderr.startswith("error: `output`: no space left on device\n")
@@ -364,7 +355,7 @@ def test_lists_come_as_lines_names_and_json_and_fit_a_terminal(
     assert " ".join(lines).split() == " ".join(f"{k} {v}" for k, v in told.items()).split()
 
 
-def test_lines_of_an_error_break_between_words_on_a_terminal(
+def test_lines_break_between_words_and_the_verdict_has_a_colour_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     screen = terminal(monkeypatch, columns=20)
@@ -373,10 +364,7 @@ def test_lines_of_an_error_break_between_words_on_a_terminal(
     assert screen.getvalue() == (
         "error: there is no\npolicy `my policy`\n\nhint: again:\nqaudit scan a b c d e f\n"
     )
-
-
-def test_the_verdict_has_a_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("NO_COLOR")
     for variable, word in (("PLAIN", "\x1b[1;32mSHIP\x1b[0m"), ("NO_COLOR", "SHIP")):
         monkeypatch.setenv(variable, "1")
         screen = terminal(monkeypatch, "stdout")

@@ -25,7 +25,7 @@ from qaudit.export.runs import AsItRuns, Loaded
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.saved.exports import read_export
 from qaudit.types import Interval, Tolerances
-from tests.support.cli import ROUNDED, TEXT, Run, cells, edited, refused, run_in
+from tests.support.cli import ROUNDED, TEXT, Run, cells, edited, refused
 
 FORMATS = [
     ("compressed-tensors", "rtn-3bit:group=32:sym=false"),
@@ -46,13 +46,10 @@ def of(scheme: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def formats(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def formats(after: Callable[..., Path]) -> Path:
     """Return an audit of every scheme of `FORMATS`."""
-    folder = tmp_path_factory.mktemp("formats") / "place"
-    shutil.copytree(shipped, folder)
     schemes = ("--schemes", ",".join(scheme for _, scheme in FORMATS))
-    assert run_in(folder, "scan", "series/step200", *TEXT, *schemes, "--out", "out", "-q") == 0
-    return folder / "out"
+    return after(("scan", "series/step200", *TEXT, *schemes, "--out", "out", "-q")) / "out"
 
 
 def run_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
