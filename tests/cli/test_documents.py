@@ -69,9 +69,7 @@ def test_conversations_are_scored_by_role_and_once_and_strict_warns_of_what_kl_d
     assert "neither tasks nor rollouts" not in qaudit("gate", "out").out
 
 
-def test_all_tokens_are_scored_on_request_and_a_template_is_needed(
-    talks: Path, qaudit: Run
-) -> None:
+def test_all_tokens_are_scored_on_request_by_a_template(talks: Path, qaudit: Run) -> None:
     qaudit(*SCAN, "--set", "score=all", code=0)
     audit = audit_of()
     roles = {row["role"] for row in audit["diagnostics"]["roles"]}

@@ -74,9 +74,7 @@ def holds(folder: Path, source: dict[str, torch.Tensor]) -> None:
         ("bnb", "bnb-fp4:blocksize=32:double_quant=true"),
     ],
 )
-def test_files_are_read_as_shipped_ones_are(
-    qaudit: Run, place: Path, form: str, scheme: str
-) -> None:
+def test_files_are_read_as_shipped_ones(qaudit: Run, place: Path, form: str, scheme: str) -> None:
     qaudit("export", *WHERE, "--scheme", scheme, "--format", form, "--out", "new", code=0)
     record, read = read_export(place / "new"), QuantizedFolder(place / "new")
     assert set(read.linears) == {f"{name}.weight" for name in record.dense}
@@ -84,9 +82,7 @@ def test_files_are_read_as_shipped_ones_are(
         assert sha256_of(read.read(f"{name}.weight").float()) == sha256, name
 
 
-def test_an_export_holds_what_the_scheme_makes_of_the_checkpoint_and_says_so(
-    qaudit: Run, exported: Path
-) -> None:
+def test_an_export_holds_what_the_scheme_makes_and_says_so(qaudit: Run, exported: Path) -> None:
     holds(exported, tensors_of(Path("series/step200")))
     done = qaudit(*CELL)
     assert (done.code, done.out) == (0, "again\n")
@@ -136,9 +132,7 @@ def test_shards_have_an_index(qaudit: Run, place: Path, monkeypatch: pytest.Monk
     assert all(torch.equal(one[name], many[name]) for name in filled(one))
 
 
-def test_what_ships_by_an_audit_is_exported_with_it(
-    qaudit: Run, place: Path, exported: Path
-) -> None:
+def test_what_ships_by_an_audit_goes_with_it(qaudit: Run, place: Path, exported: Path) -> None:
     shutil.rmtree(exported)
     refused(qaudit("export", "out", "--out", "new"), 2, "decides 2 classes", "`--bits 4`")
     done = qaudit("export", "out", "--bits", "4", "--out", "new")
@@ -287,9 +281,7 @@ def test_weights_that_differ_from_those_of_the_audit_are_measured_and_judged_alo
     assert alone.items() <= audited.items()
 
 
-def test_an_index_of_other_weights_beside_a_single_file_is_not_read_and_named(
-    qaudit: Run, place: Path
-) -> None:
+def test_an_index_beside_a_single_file_is_named_and_not_read(qaudit: Run, place: Path) -> None:
     source = place / "series" / "step200"
     single, other = tensors_of(source), "part.safetensors"
     shutil.copy(place / "series" / "step1000" / "model.safetensors", source / other)

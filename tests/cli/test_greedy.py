@@ -159,9 +159,7 @@ def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
     assert len(passes) == 9
 
 
-def test_trials_read_neither_rollouts_nor_items(
-    scan: Run, trained: Path, passes: list[str]
-) -> None:
+def test_trials_read_no_rollouts_and_no_items(scan: Run, trained: Path, passes: list[str]) -> None:
     """They choose by the loss of documents; subjects and the soup are measured on everything."""
     folder = trained / "ends" / "series-c"
     rollout = Rollout(prompt=0, prompt_sha256="a", ids=(1, 2), new_ids=(3, 4, 5))
@@ -183,9 +181,7 @@ def test_trials_read_neither_rollouts_nor_items(
     assert passes == []
 
 
-def test_the_same_soup_by_its_members_is_the_same_measurement(
-    scan: Run, trained: Path, passes: list[str]
-) -> None:
+def test_the_same_soup_is_the_same_measurement(scan: Run, trained: Path, passes: list[str]) -> None:
     scan("ends", *GREEDY, "--soup", "both=mean(series-a+series-b)", code=0)
     # The soup is measured before the search, which finds it.
     assert passes == ["a", "b", "c", "a+b", "a+b+c alone"]
@@ -231,9 +227,7 @@ def test_a_recipe_may_ask_for_a_search(qaudit: Run, trained: Path) -> None:
     assert _search()["members"] == ["series-a", "series-b"]
 
 
-def test_a_candidate_that_cannot_be_read_ends_the_search_and_nothing_else(
-    scan: Run, trained: Path
-) -> None:
+def test_a_candidate_that_cannot_be_read_ends_the_search_alone(scan: Run, trained: Path) -> None:
     weights = trained / "ends" / "series-c" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     assert scan("ends", *GREEDY).code == 3

@@ -149,9 +149,7 @@ def test_a_lock_is_measured_elsewhere_and_a_subject_diagnosed_before_its_weights
         assert list(map(numbers, rows)) == list(map(numbers, first))
 
 
-def test_a_lock_is_kept_refused_or_made_anew_where_it_must_be(
-    hub: Hub, place: Path, qaudit: Run, scan: Run
-) -> None:
+def test_a_lock_is_kept_refused_or_made_anew(hub: Hub, place: Path, qaudit: Run, scan: Run) -> None:
     asked = (REPO, "--checkpoints", "step10")
     assert scan(*asked).code == 0
     lock = OUT / "plan.json"
@@ -283,9 +281,7 @@ def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(hub: Hub,
 # ---------------------------------------------------------------- files that are quantized already
 
 
-def test_files_of_repositories_are_fetched_verified_and_pinned(
-    hub: Hub, scan: Run, online: Path
-) -> None:
+def test_files_of_repositories_are_fetched_and_pinned(hub: Hub, scan: Run, online: Path) -> None:
     gguf = "lab/series-GGUF@v1//files/series-{}.gguf"
     base = f"{REPO}@step10"
     missing = scan(base, "--shipped", gguf.format("Q5_0"))

@@ -131,9 +131,7 @@ def test_a_subject_that_ends_its_process_twice_is_given_up(once: Path, qaudit: R
     assert status(qaudit, once)["failed"] == []
 
 
-def test_a_search_is_a_round_behind_its_candidates_that_are_no_subjects(
-    place: Path, qaudit: Run
-) -> None:
+def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> None:
     asked = ("series", *TEXT, "--schemes", "rtn-3bit:group=16", "--checkpoints", "step10")
     asked = (*asked, "--set", "diagnostics=weights", "--soup", "greedy(step10+step200+step1000)")
     assert qaudit("plan", *asked, "--out", "out").code == 0

@@ -99,9 +99,7 @@ def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run) 
         assert both[0][key]["reference_kl"] == both[1][key]["reference_kl"] > 0
 
 
-def test_a_reference_that_cannot_be_compared_with_is_refused_by_name(
-    place: Path, scan: Run
-) -> None:
+def test_a_reference_of_another_kind_is_refused_by_name(place: Path, scan: Run) -> None:
     done = scan(PARENT, "--set", f"reference={CHILD}")
     refused(done, 2, f"the reference `{CHILD}` is not", "as a target")
     save_tokenizer(save_model(place / "shallow", 3, num_hidden_layers=1))

@@ -88,9 +88,7 @@ def test_a_card_goes_into_a_readme_and_is_replaced_there(saved: Path, qaudit: Ru
     assert [path.name for path in readme.parent.iterdir() if path.is_file()] == ["README.md"]
 
 
-def test_a_readme_gets_lines_of_text_until_pictures_are_drawn_again(
-    saved: Path, qaudit: Run
-) -> None:
+def test_a_readme_has_lines_of_text_until_pictures_are_drawn(saved: Path, qaudit: Run) -> None:
     done = qaudit("report", "out", "--into", "NEW.md")
     assert "no pictures in out/plots" in done.err
     text = (saved / "NEW.md").read_text(encoding="utf-8")

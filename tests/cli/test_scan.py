@@ -111,9 +111,7 @@ def test_a_tokenizer_that_is_missing_and_pickles_that_are_trusted_change_no_numb
     assert [row["ce"] for row in rows] == [row["ce"] for row in meant]
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing_and_few_documents_are_named(
-    place: Path, scan: Run
-) -> None:
+def test_a_dry_run_writes_nothing_and_few_documents_are_named(place: Path, scan: Run) -> None:
     done, as_json = scan("series", "--dry-run"), scan("series", "--dry-run", "--json")
     assert "3 checkpoints" in done.out
     assert labels(json.loads(as_json.out)) == LABELS
@@ -124,9 +122,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing_and_few_documents_are_name
     assert "evaluate on at least" in done.out
 
 
-def test_every_scheme_has_its_divergence_also_where_full_precision_was_measured_before(
-    scan: Run,
-) -> None:
+def test_every_scheme_has_its_divergence_from_what_was_measured_before(scan: Run) -> None:
     scan("series/step10", code=0)
     scan("series/step10", "--schemes", "rtn-2bit", code=0)  # beside rtn-4bit
     full, four, two = audit_of()["measurements"]
@@ -180,9 +176,7 @@ BASE = "series/step10"
     ],
     ids=["files", "diagnostics"],
 )
-def test_a_scan_has_the_cpus_numbers_on_a_pretended_gpu(
-    chosen: str, place: Path, scan: Run
-) -> None:
+def test_a_pretended_gpu_has_the_cpus_numbers(chosen: str, place: Path, scan: Run) -> None:
     quantized_copy(place / BASE, place / "model-GPTQ", "gptq")
     quantized_copy(place / BASE, place / "model-AWQ", "awq", scale=2.0)
     words = (BASE, *chosen.split(), "--schemes", "gptq-3bit", "--set", "dtype=float32")

@@ -125,9 +125,7 @@ def test_a_walk_that_is_stopped_keeps_what_it_read(
     assert calls(hub) == {"refs": 3, "tree": 41}
 
 
-def test_a_tree_that_is_refused_leaves_the_others_and_what_selects_nothing_is_refused(
-    hub: Hub, qaudit: Run
-) -> None:
+def test_a_tree_that_is_refused_leaves_the_others(hub: Hub, qaudit: Run) -> None:
     commit = hub.repos["o/run"].branches["step3000"]
     hub.faults.append({"match": f"tree/{commit}", "status": 404, "times": 99})
     done = qaudit("series", "o/run", "--check", "--all", code=3)
@@ -146,9 +144,7 @@ def test_a_tree_that_is_refused_leaves_the_others_and_what_selects_nothing_is_re
 # ------------------------------------------------------------------------------- folders and JSON
 
 
-def test_folders_are_shown_without_a_hub_and_equal_ones_found_when_asked_for(
-    place: Path, qaudit: Run
-) -> None:
+def test_folders_need_no_hub_and_equal_ones_are_found(place: Path, qaudit: Run) -> None:
     done = qaudit("series", "demo", code=0)
     assert ("* stage2-ingredient3-step1000" in done.out, done.err) == (True, "")
     shutil.copytree(place / "series" / "step10", place / "series" / "step3000")
@@ -158,9 +154,7 @@ def test_folders_are_shown_without_a_hub_and_equal_ones_found_when_asked_for(
     assert "MB" in done.out or "kB" in done.out
 
 
-def test_json_has_every_row_and_a_recipe_its_own_selection(
-    hub: Hub, online: Path, qaudit: Run
-) -> None:
+def test_json_has_every_row_and_a_recipe_its_selection(hub: Hub, online: Path, qaudit: Run) -> None:
     done = qaudit("series", "o/run", "--json", "--checkpoints", "@7k", "--checkpoints", "@40k")
     found = json.loads(done.out)
     rows = {row["label"]: row for row in found["checkpoints"]}

@@ -102,9 +102,7 @@ def reordered(folder: Path) -> None:
     renamed(folder, '"desc_act": false', '"desc_act": true')
 
 
-def test_a_changed_file_is_measured_again_and_one_that_breaks_is_skipped_by_name(
-    place: Path, scan: Run
-) -> None:
+def test_a_changed_file_is_measured_again_and_a_broken_one_skipped(place: Path, scan: Run) -> None:
     folder = copy(place, "model-GPTQ")
     assert scan(BASE, "--shipped", "model-GPTQ").code == 0
     before = audit_of()["measurements"][-1]["kl"]

@@ -155,9 +155,7 @@ def measured(part: Path, place: Path) -> Path:
     return shutil.copytree(part, place / "out")
 
 
-def test_what_parts_measured_is_signed_when_it_is_collected(
-    measured: Path, qaudit: Run, key: None
-) -> None:
+def test_what_parts_measured_is_signed_by_collect(measured: Path, qaudit: Run, key: None) -> None:
     qaudit("collect", "out", "--set", "sign=true", code=0)
     assert "error: " not in qaudit("gate", "out", "--signed").err
 
@@ -182,9 +180,7 @@ def with_a_renewed_hash(one: Row, other: Row) -> None:
     one["results"][1]["sha256"] = sha256_of(path)
 
 
-def test_a_record_that_is_not_of_its_unit_is_not_measured_yet(
-    part: Path, place: Path, qaudit: Run
-) -> None:
+def test_a_record_of_another_unit_is_not_measured_yet(part: Path, place: Path, qaudit: Run) -> None:
     for change in (
         lambda one, other: exchange(one, other, "results"),
         lambda one, other: exchange(*one["results"][1:3], "evidence", "sha256"),
@@ -231,9 +227,7 @@ def test_what_was_edited_in_an_audit_is_found_and_measured_again(
     assert [row["ce"] for row in audit_of(place / "copy")["measurements"]] == before
 
 
-def test_a_scheme_that_failed_in_a_part_is_skipped_with_its_reason(
-    qaudit: Run, measured: Path
-) -> None:
+def test_a_scheme_that_fails_in_a_part_is_skipped_in_words(qaudit: Run, measured: Path) -> None:
     def change(one: Row, other: Row) -> None:
         scheme = one["results"].pop(1)["scheme"]
         one["failed_schemes"] = {scheme: {"message": "it ran out of scales", "hint": ""}}

@@ -101,9 +101,7 @@ def test_a_quiet_scan_draws_no_bar_and_fetches_in_silence(monkeypatch: pytest.Mo
         assert screen.getvalue() == ""
 
 
-def test_what_is_counted_outside_a_scan_has_a_time_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_counted_outside_a_scan_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 30.0, 60.0, 70.0, 80.0])
     monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: next(clock))
     rates = Rates()
@@ -298,9 +296,7 @@ def test_foreign_text_in_a_refusal_is_one_line(
     assert not controls(done.err)
 
 
-def test_where_nobody_listens_the_code_is_the_same_and_a_full_disk_is_one_error(
-    tmp_path: Path,
-) -> None:
+def test_where_nobody_listens_the_code_is_the_same(tmp_path: Path) -> None:
     for ending in (">&- 2>&-", "2>/dev/full"):
         done = process(tmp_path, COMMAND, "gate", "nowhere", shell=ending)
         assert (done.returncode, done.stderr) == (2, "")

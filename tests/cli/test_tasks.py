@@ -116,9 +116,7 @@ def written() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
 
 
-def test_tasks_whose_data_fail_are_skipped_and_cost_the_others_nothing_later(
-    hub: Hub, scan: Run
-) -> None:
+def test_tasks_whose_data_fail_are_skipped_and_cost_no_others(hub: Hub, scan: Run) -> None:
     hub.faults.append({"match": r"piqa/resolve/.*validation", "status": 404})
     hub.faults.append({"match": r"pqal.zip", "reset": 0})
     scan("--tasks", TASKS, code=3)

@@ -108,9 +108,7 @@ def test_adapters_of_a_run_are_a_series_that_is_merged_as_peft_merges(
     assert losses(place / "again")["checkpoint-1", "fp"] != ours["checkpoint-1", "fp"]
 
 
-def test_a_mixture_of_a_soup_with_an_adapter_is_measured_exported_and_verified(
-    qaudit: Run, run: Path
-) -> None:
+def test_a_mixture_of_a_soup_with_an_adapter_is_exported(qaudit: Run, run: Path) -> None:
     half = ("--soup", "half=step10+checkpoint-2", "--checkpoints", "step10", "--out", "out")
     assert qaudit("scan", "run", BASE, *half, *TEXT, "--schemes", MIXTURE).code == 0
     assert len(set("".join(cells()["half", MIXTURE]["mixture"].values()))) > 1
