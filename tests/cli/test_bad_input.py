@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +20,7 @@ import qaudit.errors
 from qaudit.saved.parts import one_writer
 from tests.house.source import modules
 from tests.support.cli import QUICK, TEXT, Run, audit_of, edited, refused
-from tests.support.models import save_model, save_tokenizer, write_documents
+from tests.support.models import save_model, save_tokenizer
 
 DAMAGED = "download the file again"
 STEP10 = Path("series/step10")
@@ -55,6 +56,11 @@ def model(name: str, family: str = "llama", **options: Any) -> Edit:
     return lambda: save_tokenizer(save_model(Path(name), 0, family, **options))
 
 
+def of_tensors(edit: Any = dict.update, *arguments: object, **tensors: torch.Tensor) -> Edit:
+    """Edit tensors by a method of dictionaries: `update` if no other is named."""
+    return lambda: change(lambda own: edit(own, *arguments, **tensors))
+
+
 def filled(name: str, value: str, many: slice) -> Edit:
     return lambda: change(lambda tensors: tensors[name][3, many].fill_(float(value)))
 
@@ -72,9 +78,8 @@ def add_encoder() -> None:
 def add_vision_model() -> None:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
+    small = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
+    config = ViTConfig(num_hidden_layers=1, **small)
     ViTForImageClassification(config).save_pretrained("vit")
     save_tokenizer(Path("vit"))
 
@@ -92,8 +97,19 @@ def with_nan(folder: Path) -> None:
     change(lambda tensors: tensors["model.norm.weight"].fill_(torch.nan), folder / WEIGHTS.name)
 
 
+def nan_everywhere() -> None:
+    for folder in Path("series").iterdir():
+        with_nan(folder)
+
+
+def without_tokenizer() -> None:
+    for file in STEP10.glob("token*"):
+        file.unlink()
+
+
 UP, V = "model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.v_proj.weight"
-LOST, SIDE = "model.layers.1.mlp.up_proj.weight", "model.layers.0.mlp.side.weight"
+LOST, CUT = "model.layers.1.mlp.up_proj.weight", "model.safetensors` is cut short"
+DOCUMENT, NO_ANSWER = '{"text": "the fox"}', '{"question": "a", "choices": ["b", "c"]}'
 NO_NUMBERS = f"tensor `{V}` in `model.safetensors` holds NaN or infinity"
 RECIPE = "audit.yaml"
 GOOD_RECIPE = file_of(RECIPE, "targets: [series]\n")
@@ -107,61 +123,42 @@ REFUSED: list[Case] = [
     (lambda: Path("nothing").mkdir(), "nothing", 2, "`nothing` is empty", "name a folder with"),
     (file_of("other/notes.txt", "hello"), "other", 2, "no checkpoint in `other`", "`config.json`"),
     (None, "calibration.jsonl", 2, "is a file", "`config.json`"),
-    (CONFIG.unlink, "series/step10", 4, "holds weights and no `config.json`", "`config.json`"),
-    (WEIGHTS.unlink, "series/step10", 4, "no weights in `series/step10`", "`model.safetensors`"),
     (None, "series series/step10", 2, "is given 2 times", "name each of them once"),
     # models
     (add_encoder, "bert", 4, "`BertForMaskedLM`, not a decoder", "predict the next token"),
     (add_vision_model, "vit", 4, "`ViTForImageClassification`, not a decoder", "next token of a"),
-    (configure(model_type="lamma"), "series/step10", 2, "not describe a known model", "model_type"),
-    (short(CONFIG, 40), "series/step10", 2, "config.json` cannot be read", "download it again"),
-    (file_of(str(CONFIG), "[1]"), "series/step10", 2, "it is not a table of keys", "config.json"),
-    (
-        configure(num_attention_heads=5),
-        "series/step10", 2, "hidden size (32) is not a multiple", "`model_type`",
-    ),
-    (configure(num_hidden_layers="two"), "series/step10", 2, "num_hidden_layers", "`config.json`"),
     (model("helium", "helium", head_dim=128), "helium", 4, "block 0 cannot be run", "config.json"),
-    (
-        lambda: [file.unlink() for file in STEP10.glob("token*")],
-        "series/step10", 4, "there is no tokenizer in", "copy `tokenizer.json`",
-    ),
-    (short(STEP10 / "tokenizer.json", 100), "series/step10", 2, "the tokenizer in", "copy `token"),
     (model("small", vocab_size=270), "small", 4, "knows 270 tokens", "tokenizer"),
     (
         model("gpt2", "gpt2", max_position_embeddings=16),
         "gpt2 --set context=40", 4, "a window of", "`--set context=N`",
     ),
-    (
-        lambda: save_tokenizer(Path("series/step200"), 280),
-        "series", 2, "different tokenizers", "bits per byte",
-    ),
-    # weights
+    (partial(save_tokenizer, Path("series/step200"), 280), "series", 2, "different tok", "bits"),
+    (nan_everywhere, "series", 4, "nothing could be measured", "diverged"),
     *(
-        (short(WEIGHTS, nbytes), "series/step10", 4, "model.safetensors` is cut short", DAMAGED)
-        for nbytes in (0, 5, 500, 60_000)
+        (edit, "series/step10", code, sentence, hint)
+        for edit, code, sentence, hint in (
+            (CONFIG.unlink, 4, "holds weights and no `config.json`", "`config.json`"),
+            (WEIGHTS.unlink, 4, "no weights in `series/step10`", "`model.safetensors`"),
+            (configure(model_type="lamma"), 2, "not describe a known model", "model_type"),
+            (short(CONFIG, 40), 2, "config.json` cannot be read", "download it again"),
+            (file_of(str(CONFIG), "[1]"), 2, "it is not a table of keys", "config.json"),
+            (configure(num_attention_heads=5), 2, "(32) is not a multiple", "`model_type`"),
+            (configure(num_hidden_layers="two"), 2, "num_hidden_layers", "`config.json`"),
+            (without_tokenizer, 4, "there is no tokenizer in", "copy `tokenizer.json`"),
+            (short(STEP10 / "tokenizer.json", 100), 2, "the tokenizer in", "copy `token"),
+            (short(WEIGHTS, 0), 4, CUT, DAMAGED),
+            (short(WEIGHTS, 5), 4, CUT, DAMAGED),
+            (short(WEIGHTS, 500), 4, CUT, DAMAGED),
+            (short(WEIGHTS, 60_000), 4, CUT, DAMAGED),
+            (of_tensors(dict.pop, LOST), 4, f"no tensor for `{LOST}` in `ser", "incomplete"),
+            (of_tensors(SIDE=torch.ones(2, 2)), 4, "has no place for `SIDE`", "belong together"),
+            (of_tensors(**{UP: torch.ones(64, 30)}), 4, f"`{UP}` in `series/st", "config"),
+            (filled(V, "nan", slice(4, 6)), 4, NO_NUMBERS, "diverged"),
+            (filled(V, "inf", slice(4, 6)), 4, "2 of 1024", "diverged"),
+            (pickled, 4, "holds pickled weights only", "`--allow-pickle`"),
+        )
     ),
-    (
-        lambda: change(lambda tensors: tensors.pop(LOST)),
-        "series/step10", 4, f"no tensor for `{LOST}` in `series/step10`", "incomplete",
-    ),
-    (
-        lambda: change(lambda own: own.update({SIDE: torch.ones(2, 2)})),
-        "series/step10", 4, f"step10/config.json` has no place for `{SIDE}`",
-        "belong together",
-    ),
-    (
-        lambda: change(lambda own: own.update({UP: torch.ones(64, 30)})),
-        "series/step10", 4, f"tensor `{UP}` in `series/step10/model.safetensors` is [64, 30]",
-        "config",
-    ),
-    (filled(V, "nan", slice(4, 6)), "series/step10", 4, NO_NUMBERS, "diverged"),
-    (filled(V, "inf", slice(4, 6)), "series/step10", 4, "2 of 1024", "diverged"),
-    (
-        lambda: [with_nan(folder) for folder in Path("series").iterdir()],
-        "series", 4, "nothing could be measured", "diverged",
-    ),
-    (pickled, "series/step10", 4, "holds pickled weights only", "`--allow-pickle`"),
     # schemes
     *(
         (None, f"series --schemes {scheme}", 2, sentence, hint)
@@ -188,27 +185,17 @@ REFUSED: list[Case] = [
         )
     ),
     # text
-    (
-        lambda: write_documents(Path("one.jsonl"), range(1)),
-        "series --evaluation one.jsonl", 2, "1 usable document, and 2 are needed", "one a line",
-    ),
-    (
-        file_of("book.txt", "the fox\n" * 500),
-        "series --evaluation book.txt", 2, "1 usable document, and 2", "one a file",
-    ),
-    (None, "series --calibration evaluation.jsonl", 2, "share 12 documents", "no document in"),
-    (share_a_document, "series", 2, "share 1 documents, the first is `calibration.jsonl:5`", "in"),
-    (
-        None, "series --evaluation evaluatoin.jsonl", 2, "no text file `evaluatoin.jsonl`",
-        "did you mean `evaluation.jsonl`?",
-    ),
-    (
-        lambda: added("evaluation", "{oops\n"),
-        "series", 2, "line 13 of `evaluation.jsonl` is not JSON", "one object",
-    ),
-    (
-        file_of("c.jsonl", '{"question": "a", "choices": ["b", "c"]}'),
-        "series --set choices=c.jsonl", 2, "no `answer`", '"answer": 0',
+    *(
+        (edit, f"series {options}", 2, sentence, hint)
+        for edit, options, sentence, hint in (
+            (file_of("1.txt", "fox " * 500), "--evaluation 1.txt", "1 usable doc", "one a file"),
+            (file_of("1.jsonl", DOCUMENT), "--evaluation 1.jsonl", "1 usable", "one a line"),
+            (None, "--calibration evaluation.jsonl", "share 12 documents", "no document in"),
+            (share_a_document, "", "share 1 documents, the first is `calibration.jsonl:5`", "in"),
+            (None, "--evaluation evaluatoin.jsonl", "no text file", "mean `evaluation.jsonl`?"),
+            (partial(added, "evaluation", "{oops\n"), "", "line 13 of `eval", "one object"),
+            (file_of("c.jsonl", NO_ANSWER), "--set choices=c.jsonl", "no `answer`", '"answer": 0'),
+        )
     ),
     # options
     *(

@@ -153,29 +153,27 @@ def test_two_schemes_of_one_name_are_refused(
         assert other in done.err and "other-one 2.5" in done.err
 
 
-@pytest.mark.parametrize(
-    ("value", "sentence"),
-    [
+def test_a_broken_plug_in_is_refused_where_it_is_used(
+    clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qaudit: Run, scan: Run
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    for value, sentence in (
         ("absent_module:One", "the scheme `broken` of other-one 2.5 cannot be imported: No module"),
         ("math:pi", "`math:pi` of other-one 2.5 is no Scheme named `broken`"),
         ("leaving:One", "of other-one 2.5 cannot be imported: it ends the process with exit code"),
-    ],
-)
-def test_a_broken_plug_in_is_refused_where_it_is_used(
-    clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qaudit: Run, scan: Run,
-    value: str, sentence: str,
-) -> None:  # fmt: skip
-    entries = f"[qaudit.schemes]\nbroken = {value}\n[qaudit.diagnostics]\nworse = {value}\n"
-    distribution(tmp_path / "site", entries)
-    (tmp_path / "site" / "leaving.py").write_text("raise SystemExit(0)")
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    refused(scan("series/step10", "--schemes", "broken"), 4, sentence, "uninstall other-one")
-    worse = scan("series/step10", "--set", "diagnostics=worse")
-    refused(worse, 4, "the diagnostic `worse` of other-one 2.5 cannot", "uninstall other-one")
-    assert scan("series/step10", "--dry-run").code == 0
-    listed = qaudit("list", "schemes")
-    assert (listed.code, "gptq" in listed.out, sentence in listed.out) == (0, True, True)
-    assert "worse" in qaudit("list", "diagnostics").out
+    ):
+        shutil.rmtree(tmp_path / "site", ignore_errors=True)
+        entries = f"[qaudit.schemes]\nbroken = {value}\n[qaudit.diagnostics]\nworse = {value}\n"
+        distribution(tmp_path / "site", entries)
+        (tmp_path / "site" / "leaving.py").write_text("raise SystemExit(0)")
+        forget()
+        refused(scan("series/step10", "--schemes", "broken"), 4, sentence, "uninstall other-one")
+        worse = scan("series/step10", "--set", "diagnostics=worse")
+        refused(worse, 4, "the diagnostic `worse` of other-one 2.5 cannot", "uninstall other-one")
+        scan("series/step10", "--dry-run", code=0)
+        listed = qaudit("list", "schemes", code=0)
+        assert ("gptq" in listed.out, sentence in listed.out) == (True, True)
+        assert "worse" in qaudit("list", "diagnostics").out
 
 
 def test_a_plug_in_that_ends_the_process_is_an_error(

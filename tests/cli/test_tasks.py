@@ -108,8 +108,8 @@ def test_tasks_have_the_cpus_numbers_on_a_pretended_gpu(hub: Hub, scan: Run) -> 
     must_be_close(audit_of(Path("gpu"))["tasks"], audit_of(Path("cpu"))["tasks"], 1e-5)
 
 
-def skipped() -> dict[str, str]:
-    return {row["subject"]: row["reason"] for row in audit_of()["skipped"]}
+def skipped(folder: Path = OUT) -> dict[str, str]:
+    return {row["subject"]: row["reason"] for row in audit_of(folder)["skipped"]}
 
 
 def written() -> dict[Path, int]:
@@ -238,20 +238,19 @@ def test_items_of_tasks_are_published_and_those_that_lose_their_beginning_are_co
 
 
 @pytest.mark.usefixtures("few_files")
-@pytest.mark.parametrize("kinds", [["bos_token"], ["eos_token"], []])
-def test_items_without_a_context_need_bos_or_eos(scan: Run, place: Path, kinds: list[str]) -> None:
-    left_out = {"bos_token", "eos_token"} - set(kinds)
-    edited(place / "model/tokenizer_config.json", **dict.fromkeys(left_out))
+def test_items_without_a_context_need_bos_or_eos(scan: Run, place: Path) -> None:
     options = [{"sentence_good": f"{w} is", "sentence_bad": f"is {w}"} for w in toys.WORDS[:4]]
     toys.write_data(place / "data/nyu-mll/blimp", "adjunct_island", {"train": options})
-    blimp = "blimp_adjunct_island"
-    if kinds:
-        assert scan("--tasks", blimp, "--set", "task_data=data").code == 0
-        assert rows()["fp", blimp]["items"] == 4
-        return
-    assert scan("--tasks", f"{blimp},piqa", "--set", "task_data=data").code == 3
-    assert {task for _, task in rows()} == {"piqa"}
-    assert "has neither BOS nor EOS" in skipped()[f"task {blimp}"]
+    blimp, own = ("--set", "task_data=data", "--tasks", "blimp_adjunct_island"), Path("own")
+    for left_out in ("bos_token", "eos_token"):
+        whole = edited(place / "model/tokenizer_config.json", **{left_out: None})
+        scan(*blimp, "--out", left_out, code=0)
+        assert rows(Path(left_out))["fp", blimp[-1]]["items"] == 4
+        (place / "model/tokenizer_config.json").write_text(whole)
+    edited(place / "model/tokenizer_config.json", bos_token=None, eos_token=None)
+    scan(*blimp, "--tasks", "piqa", "--out", own, code=3)
+    assert {task for _, task in rows(own)} == {"piqa"}
+    assert "has neither BOS nor EOS" in skipped(own)[f"task {blimp[-1]}"]
 
 
 def test_tasks_are_listed_with_what_they_cost(qaudit: Run) -> None:

@@ -121,21 +121,19 @@ def bits_of(folder: Path) -> float:
     return bits
 
 
-@pytest.mark.parametrize(
-    ("form", "package"), [("gptq", "gptqmodel"), ("awq", "gptqmodel"), ("mlx", "mlx-lm")]
-)
 def test_without_its_runtime_the_files_are_compared_all_the_same(
-    qaudit: Run, exported: Path, form: str, package: str
+    qaudit: Run, exported: Path
 ) -> None:
-    runtime = package.partition("-")[0]
-    assert qaudit("export", "out", *of(ROUNDED), "--format", form, "--out", form, "-q").code == 0
-    assert bits_of(Path(form)) > 4.6 > bits_of(exported)  # with zero points or biases
-    done = qaudit("verify", form, "--audit", "out", code=0)
-    assert f"not run: {package} is not installed" in done.out
-    assert f"to run it: pip install 'qaudit-llm[{runtime}]'" in done.out
-    assert "those that were audited; the model was not run." in done.out
-    named = qaudit("verify", form, "--audit", "out", "--runtime", runtime)
-    refused(named, 4, f"{package} is not installed", f"qaudit-llm[{runtime}]")
+    for form, package in (("gptq", "gptqmodel"), ("awq", "gptqmodel"), ("mlx", "mlx-lm")):
+        runtime = package.partition("-")[0]
+        qaudit("export", "out", *of(ROUNDED), "--format", form, "--out", form, code=0)
+        assert bits_of(Path(form)) > 4.6 > bits_of(exported)  # with zero points or biases
+        done = qaudit("verify", form, "--audit", "out", code=0)
+        assert f"not run: {package} is not installed" in done.out
+        assert f"to run it: pip install 'qaudit-llm[{runtime}]'" in done.out
+        assert "those that were audited; the model was not run." in done.out
+        named = qaudit("verify", form, "--audit", "out", "--runtime", runtime)
+        refused(named, 4, f"{package} is not installed", f"qaudit-llm[{runtime}]")
 
 
 def test_a_policy_says_how_far_losses_may_differ(
