@@ -126,11 +126,9 @@ def tables_of(value: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
 def _check(table: Mapping[str, Any]) -> None:
     for key in _POSITIVE:
         value = table.get(key)
-        if value is not None and not isinstance(value, int | list):
-            raise ValueError(f"`{key}` is {_shown(value)}, which is not a whole number")
         for count in value if isinstance(value, list) else [value]:  # one for each layer
             if count is not None and (type(count) is not int or not 0 < count < _LARGEST_COUNT):
-                raise ValueError(f"`{key}` is {_shown(count)}, which is not a count")
+                raise ValueError(f"`{key}` is {_shown(count)}, which is not a whole number above 0")
     for key in _LAYERS:
         if isinstance(table.get(key), list) or (table.get(key) or 0) > _MOST_LAYERS:
             raise ValueError(f"`{key}` is {_shown(table[key])}, and no model has as many layers")

@@ -67,10 +67,7 @@ def headers(
             if name in without:
                 continue
             if name in tensors:
-                raise SourceError(
-                    f"tensor `{name}` is in both `{tensors[name].file}` and `{file}`",
-                    hint="keep the shards of one checkpoint only in the folder",
-                )
+                raise _twice(name, tensors[name].file, file)
             tensors[name] = info
     for name, file in placed.items():
         if name not in tensors or tensors[name].file != file:
@@ -79,6 +76,13 @@ def headers(
                 hint="download the index and the shards again; they belong to different versions",
             )
     return tensors
+
+
+def _twice(name: str, *files: str) -> SourceError:
+    return SourceError(
+        f"tensor `{name}` is in both `{files[0]}` and `{files[1]}`",
+        hint="keep the shards of one checkpoint only in the folder",
+    )
 
 
 class WeightFolder:
@@ -358,10 +362,7 @@ def load_pickles(folder: Path, files: Sequence[str]) -> Mapping[str, tuple[Tenso
             ) from error
         for name, tensor in loaded.items():
             if str(name) in tensors:
-                raise SourceError(
-                    f"tensor `{name}` is in both `{tensors[str(name)][1]}` and `{file}`",
-                    hint="keep the shards of one checkpoint only in the folder",
-                )
+                raise _twice(str(name), tensors[str(name)][1], file)
             tensors[str(name)] = tensor.detach(), file
     return tensors
 

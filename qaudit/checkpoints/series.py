@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,19 @@ def read_trainer_state(folder: Path) -> TrainerState:
         return TrainerState()
     try:
         state = json.loads(read_regular(path, _LARGEST_NBYTES).decode())
-        if not isinstance(state, dict):
-            raise ValueError("it is not a table of keys")
-        tokens = _count(state, "num_input_tokens_seen") or None
-        return TrainerState(_count(state, "global_step"), tokens, dict(_rates(state)))
+        log = state.get("log_history") or [] if isinstance(state, dict) else [None]
+        if not isinstance(log, list) or not all(isinstance(line, dict) for line in log):
+            raise ValueError("it is not a table of keys with a `log_history` of such tables")
+        rates = {  # those that were logged first last
+            line["step"]: float(_number(line, "learning_rate"))
+            for line in reversed(log)
+            if isinstance(line.get("step"), int) and line.get("learning_rate") is not None
+        }
+        step, tokens = (
+            None if state.get(key) is None else int(_number(state, key, whole=True))
+            for key in ("global_step", "num_input_tokens_seen")  # tokens are logged as floats
+        )
+        return TrainerState(step, tokens or None, rates)
     except (OSError, ValueError, RecursionError) as error:
         why = "it nests too deep" if isinstance(error, RecursionError) else error
         raise SourceError(
@@ -61,33 +70,12 @@ def read_trainer_state(folder: Path) -> TrainerState:
         ) from error
 
 
-def _rates(state: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
-    """Yield each step and the learning rate logged at it, those that were logged first last."""
-    log = state.get("log_history") or []
-    if not isinstance(log, list):
-        raise ValueError("`log_history` is not a list")
-    for line in reversed(log):
-        if not isinstance(line, dict):
-            raise ValueError("a line of `log_history` is not a table of keys")
-        step, rate = line.get("step"), line.get("learning_rate")
-        if not isinstance(step, int) or rate is None:
-            continue
-        if not isinstance(rate, int | float) or isinstance(rate, bool):
-            raise ValueError("a `learning_rate` of `log_history` is not a number")
-        if not 0 <= rate < _LARGEST_NUMBER:
-            raise ValueError("a `learning_rate` of `log_history` is out of range")
-        yield step, float(rate)
-
-
-def _count(state: Mapping[str, Any], key: str) -> int | None:
-    value = state.get(key)
-    if isinstance(value, float) and value.is_integer():  # numbers of tokens are logged as floats
-        value = int(value)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST_NUMBER:
-        raise ValueError(f"`{key}` is not a whole number from 0 to 2^53")
-    return value
+def _number(table: Mapping[str, Any], key: str, *, whole: bool = False) -> float:
+    value = table[key]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 <= value < _LARGEST_NUMBER) or (whole and value != int(value)):
+        raise ValueError(f"`{key}` is not a {'whole ' * whole}number from 0 to 2^53")
+    return float(value) if not whole else int(value)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class FourBitCodes(StoredWeight):
     def state(self, shape: tuple[int, ...]) -> Any:
         """Return bitsandbytes' own description of these codes, as a tensor of a shape."""
         state_of = library().functional.QuantState
-        maxima = {}
+        inner = None
         if self.nested is not None:
             inner = state_of(
                 absmax=self.nested.absmax,
@@ -59,7 +59,6 @@ class FourBitCodes(StoredWeight):
                 blocksize=NESTED_BLOCK,
                 dtype=self.nested.absmax.dtype,
             )
-            maxima = {"offset": self.nested.offset, "state2": inner}
         return state_of(
             absmax=self.absmax,
             shape=shape,
@@ -67,7 +66,8 @@ class FourBitCodes(StoredWeight):
             blocksize=self.blocksize,
             code=self.table,
             quant_type=self.kind,
-            **maxima,
+            offset=self.nested and self.nested.offset,
+            state2=inner,
         )
 
     @property
@@ -75,18 +75,6 @@ class FourBitCodes(StoredWeight):
         nested = () if self.nested is None else (self.nested.absmax, self.nested.offset)
         parts: tuple[Tensor, ...] = (self.packed, self.absmax, *nested)
         return sum(8 * part.nbytes for part in parts)
-
-    @property
-    def fits(self) -> bool:
-        """Return whether all parts are as long as the shape needs: kernels read unchecked."""
-        count, maxima = math.prod(self.shape), -(-self._padded // self.blocksize)
-        sizes = [(self._padded, count + count % 2), (self.absmax.numel(), maxima)]
-        sizes.append((self.table.numel(), 2**4))
-        if self.nested is not None:
-            sizes.append((self.nested.absmax.numel(), -(-maxima // NESTED_BLOCK)))
-            sizes.append((self.nested.table.numel(), 2**8))
-        whole = self.blocksize in BLOCKSIZES and self.packed.element_size() == 1
-        return whole and all(size == needed for size, needed in sizes)
 
     @property
     def _padded(self) -> int:
@@ -108,12 +96,6 @@ class Int8Codes(StoredWeight):
     @property
     def nbits(self) -> int:
         return 8 * (self.codes_RC.nbytes + self.absmax_R.nbytes)
-
-
-def parts_of(codes: FourBitCodes) -> dict[str, Tensor]:
-    """Return the tensors that bitsandbytes saves beside the codes."""
-    parts: dict[str, Tensor] = codes.state(codes.shape).as_dict(packed=True)
-    return parts
 
 
 def library() -> Any:

@@ -128,14 +128,9 @@ def _seconds(side: int, dtype: torch.dtype, device: torch.device) -> float:
 def _torch_fault() -> Fact | None:
     try:
         importlib.import_module("torch")
-    except ModuleNotFoundError as error:
-        missing = error.name or "torch"
-        hint = f"only what measures needs it: {INSTALL}"
-        return Fact("machine", "torch", f"`{missing}` is not installed", "fault", hint)
     except Exception as error:  # noqa: BLE001 - a broken library raises anything
-        does_not = f"installed, and does not load: {_reason(error)}"
-        hint = "install it again: pip install --force-reinstall torch"
-        return Fact("machine", "torch", does_not, "fault", hint)
+        hint = f"only what measures needs it: {INSTALL}; pip install --force-reinstall torch"
+        return Fact("machine", "torch", f"does not load: {_reason(error)}", "fault", hint)
     return None
 
 

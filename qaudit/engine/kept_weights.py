@@ -45,7 +45,7 @@ from torch import Tensor
 from qaudit.checkpoints.configuration import unreadable
 from qaudit.checkpoints.safetensors import save_tensors
 from qaudit.core.bnb_codes import NestedMaxima
-from qaudit.core.linears import FoldSource, Linears, Quantized, StoredWeight
+from qaudit.core.linears import FoldSource, Linears, Quantized, StoredWeight, decoded
 from qaudit.core.scheme import Calibration, Scheme, StandIn
 from qaudit.errors import SourceError
 from qaudit.model.blocks import Weights
@@ -205,18 +205,12 @@ def _read_group(path: Path, device: torch.device) -> tuple[Linears, Quantized]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         scale_C = tensors.get("column_scale_C")
         stored = {name: _from_json(part, tensors) for name, part in about["stored"].items()}
-        weights = {}
-        for name, part in stored.items():
-            weight_RC = part.decode()
-            if scale_C is not None:  # as `core.linears.decoded` does
-                weight_RC = weight_RC.to(scale_C.dtype).div_(scale_C)
-            weights[name] = weight_RC.to(getattr(torch, about["dtypes"][name]))
+        like = {n: torch.empty(0, dtype=getattr(torch, about["dtypes"][n])) for n in stored}
+        made = decoded(Linears(like), stored, tuple(about["notes"]), column_scale_C=scale_C)
         source = about["fold_source"] and FoldSource(**about["fold_source"])
-        fold_C, notes = tensors.get("fold_C"), tuple(about["notes"])
-        return (
-            Linears(weights, block=about["block"], fold_C=fold_C, fold_source=source),
-            Quantized(weights, about["bits"], notes, stored=stored, column_scale_C=scale_C),
-        )
+        fold_C = tensors.get("fold_C")
+        linears = Linears(made.weights, block=about["block"], fold_C=fold_C, fold_source=source)
+        return linears, replace(made, bits=about["bits"])
 
 
 def _as_json(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
@@ -281,12 +275,17 @@ def rest_names(
     """
     places = [linear.split(".", 1) for linear in linears]
     quantized = {names(int(block), f"{name}.weight") for block, name in places}
-    expert = re.compile(r"\d+\.(.*experts)\.\d+\.(?:gate|up|down)_proj")
+    ends = expert_ends(linears)
+    return [name for name in stored if name not in quantized and not name.endswith(ends)]
+
+
+def expert_ends(linears: Collection[str]) -> tuple[str, ...]:
+    """Return how tensors end that hold the same linear of all experts."""
+    expert = re.compile(r"(?:\d+\.)?(.*experts)\.\d+\.(?:gate|up|down)_proj")
     joined = {match[1] for match in map(expert.fullmatch, linears) if match}
     roles = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
     tensors = [f".{owner}.{role}" for owner in joined for role in roles]
-    ends = tuple(tensor + end for tensor in tensors for end in ("", ".weight"))
-    return [name for name in stored if name not in quantized and not name.endswith(ends)]
+    return tuple(tensor + end for tensor in tensors for end in ("", ".weight"))
 
 
 def rest_sha256(weights: Weights, names: Sequence[str]) -> str:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import gc
 import math
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -51,6 +50,7 @@ from qaudit.engine.kept_weights import (
     LinearHashes,
     Restored,
     WeightKeeper,
+    expert_ends,
     is_whole,
     rest_names,
     rest_sha256,
@@ -124,14 +124,8 @@ class StoredSizes:
         None where it is not known what the linears take as they are stored, by name or by their
         one dtype.
         """
-        ends: list[str] = []
-        for linear in tally.linears:
-            ends.append(f".{linear}.weight")
-            if match := re.fullmatch(r"(.*experts)\.\d+\.(gate|up|down)_proj", linear):
-                # The experts of a linear may be stored in one tensor.
-                role = "down_proj" if match[2] == "down" else "gate_up_proj"
-                ends += [f".{match[1]}.{role}", f".{match[1]}.{role}.weight"]
-        names = [name for name in self.elements if name.endswith(tuple(ends))]
+        ends = (*(f".{name}.weight" for name in tally.linears), *expert_ends(tally.linears))
+        names = [name for name in self.elements if name.endswith(ends)]
         if not self.nbytes:
             linears = round(self.total_nbytes * tally.weights / sum(self.elements.values()))
         elif sum(self.elements[name] for name in names) == tally.weights:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -211,10 +212,8 @@ Ints = npt.NDArray[np.int64]
 
 def position_edges(context: int) -> Ints:
     """Return the bins of positions in a window: 16, and four times as many each further one."""
-    edges = [0]
-    while 16 * 4 ** (len(edges) - 1) < context:
-        edges.append(16 * 4 ** (len(edges) - 1))
-    return np.array([*edges, context], dtype=np.int64)
+    inner = takewhile(lambda edge: edge < context, (16 * 4**k for k in count()))
+    return np.array([0, *inner, context], dtype=np.int64)
 
 
 def _rollout_evidence(

@@ -16,12 +16,12 @@ Shapes: B windows, T tokens of each, D hidden, C columns.
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -121,9 +121,8 @@ class Surroundings:
 
 def _module_around(linears: Sequence[str]) -> str:
     """Return the module around several linears, with no name where that is the block."""
-    levels = zip(*(linear.split(".")[:-1] for linear in linears), strict=False)
-    common = takewhile(lambda names: len(set(names)) == 1, levels)
-    return ".".join(names[0] for names in common) if len(linears) > 1 else ""
+    common = posixpath.commonpath([linear.replace(".", "/") for linear in linears])
+    return common.replace("/", ".") if len(linears) > 1 else ""
 
 
 Observer = Callable[[Scheme, Linears, Quantized], None]

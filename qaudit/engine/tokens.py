@@ -125,8 +125,6 @@ class _MiniBatches(Sequence[MiniBatch]):
         return len(self._places)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return _MiniBatches(self._places[index], *self._read)
         places, width = self._places[index], self._places[index][0].width
         side_by_side = []
         for read in self._read:

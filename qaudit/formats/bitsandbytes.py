@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, ClassVar
 
-from qaudit.core.bnb_codes import FourBitCodes, Int8Codes, parts_of
+from qaudit.core.bnb_codes import FourBitCodes, Int8Codes
 from qaudit.core.linears import Codes, StoredWeight
 from qaudit.errors import SchemeError
 from qaudit.formats import packing, reading
@@ -171,7 +171,8 @@ class Bitsandbytes(packing.Format):
                 hint="export it as `compressed-tensors`, or a scheme "
                 f"{packing.schemes_of('bitsandbytes')}",
             )
-        parts = {f"{linear}.weight.{name}": part.cpu() for name, part in parts_of(stored).items()}
+        state = stored.state(stored.shape).as_dict(packed=True)
+        parts = {f"{linear}.weight.{name}": part.cpu() for name, part in state.items()}
         return {f"{linear}.weight": stored.packed.cpu(), **parts}
 
     def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:

@@ -41,7 +41,7 @@ B bounds tried.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -181,16 +181,12 @@ class Awq(Scheme):
         elif fold_C is None:
             scales = [as_stored(one_C, self.scale_dtype).to(weight_RC.dtype) for one_C in scales]
         scale_SC = torch.stack(scales).to(weight_RC.device)
-        losses: Iterable[float]
         if linears.around is not None:
             losses = linears.around([partial(self._rounded, linears, one_C) for one_C in scale_SC])
         else:
             losses = self._own_losses(weight_RC, inputs.gram_CC, scale_SC)
-        best_C, lowest = None, float("inf")
-        for scale_C, loss in zip(scale_SC, losses, strict=True):
-            if loss < lowest:
-                best_C, lowest = scale_C, loss
-        return best_C
+        finite = [k for k, loss in enumerate(losses) if loss < float("inf")]
+        return scale_SC[min(finite, key=losses.__getitem__)] if finite else None
 
     def _own_losses(self, weight_RC: Tensor, gram_CC: Tensor, scale_SC: Tensor) -> list[float]:
         """Return for each scale the squared error of what the linears themselves return."""
@@ -206,7 +202,7 @@ class Awq(Scheme):
                     error_SRC = self._round(scaled_SRC.flatten(0, 1)).view_as(scaled_SRC)
                     error_SRC.div_(some_SC[:, None]).sub_(part_RC)
                     into_S += quadratic_forms(error_SRC, pairs_CC)
-        return [float(loss) for loss in loss_S.tolist()]
+        return list(map(float, loss_S.tolist()))
 
     def _rounded(self, linears: Linears, scale_C: Tensor) -> dict[str, Tensor]:
         return {n: self._round(w * scale_C).div_(scale_C) for n, w in linears.widened()}
