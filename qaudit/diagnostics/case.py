@@ -66,19 +66,11 @@ class Case:
     def folder(self) -> Path:
         return folder_of(self.subject.first)
 
-    def weights(self) -> Weights:
-        return self._open(self.subject)
-
-    def previous_weights(self) -> Weights | None:
-        """Open the weights of the checkpoint before, if they are on disk."""
-        if self.previous is None:
-            return None
-        return self._open(Subject(self.previous.label, ((self.previous, 1.0),)))
-
-    def _open(self, subject: Subject) -> Weights:
-        return open_weights(
-            subject, allow_pickle=self.machine.allow_pickle, folder=self.task.folder
-        )
+    def weights(self, of: Checkpoint | None = None) -> Weights:
+        """Open the weights of the subject, or of a checkpoint that is on disk."""
+        subject = self.subject if of is None else Subject(of.label, ((of, 1.0),))
+        allowed = self.machine.allow_pickle
+        return open_weights(subject, allow_pickle=allowed, folder=self.task.folder)
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,8 +51,9 @@ Place = tuple[int, str]
 def measure_plane(case: Case) -> list[PlaneRow]:
     parameters = cast(Plane, case.parameters)
     choice = DocumentChoice.of(case.corpus, parameters.documents, "a slice")
-    before = case.previous_weights() if parameters.grid else None
-    previous = None if before is None or case.previous is None else case.previous.label
+    earlier = case.previous if parameters.grid else None
+    before = None if earlier is None else case.weights(earlier)
+    previous = None if earlier is None else earlier.label
     scheme = parameters.scheme_among(case.task.schemes)
     anchor = Anchor(inner=scheme, keeps=before is not None)
     notes = ["weights moved and run in float32"]

@@ -4,25 +4,19 @@ Stream and full precision are compared token by token; the unit stays the docume
 of one subject under one scheme hold at once (Bonferroni over its layers).
 
 Routing of the subject that ships under every scheme, and of each layer.
-
-The share of tokens that each layer sends to other experts, a line for each scheme.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from qaudit.core import statistics
 from qaudit.core.statistics import Array
-from qaudit.diagnostics.diagnostic import DiagnosticFigure
 from qaudit.judge.table import Cell, Measurements, agreement_of
 from qaudit.report import document as doc
-from qaudit.report.chart import Chart, looks
 from qaudit.report.format import or_dash, percent
-from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import Diagnostics, Finding, Interval, RoutingRow
 
@@ -83,9 +77,7 @@ def section(view: View) -> doc.Section:
         if row.scheme == main
     )
     fold = doc.fold(f"{subject} at {main}, layer by layer", doc.table(LAYERS, layers))
-    return doc.Section(
-        "Routing", (doc.paragraph(LEGEND), table, *picture(view, "routing"), fold), 4
-    )
+    return doc.Section("Routing", (doc.paragraph(LEGEND), table, fold), 4)
 
 
 def shown_subject(view: View) -> str | None:
@@ -106,44 +98,3 @@ def _row(view: View, subject: str, scheme: str, rows: list[RoutingRow]) -> doc.C
         or_dash(score.routing_moved if score else None, percent),
         f"{least.block}: {percent(least.agreement)}",
     )
-
-
-ALT = "Share of tokens that each layer sends to other experts than in full precision"
-
-
-def _is_drawn(view: View) -> bool:
-    return len({row.block for row in view.audit.diagnostics.routing}) > 1
-
-
-def _moved(same: Interval) -> Interval:
-    """Return the tokens with other experts, in percent."""
-    return Interval(*(100 * (1 - end) for end in (same.estimate, same.high, same.low)))
-
-
-def _draw(view: View) -> Chart:
-    chart = Chart(ALT, "Bands: intervals over documents, of all layers at once.", 2.8)
-    axes = chart.figure.subplots()
-    axes.set(xlabel="block", ylabel="tokens with other experts, %")
-    rows = [r for r in view.audit.diagnostics.routing if r.subject == shown_subject(view)]
-    shown: dict[str, Any] = {}
-    for k, (scheme, look) in enumerate(looks(view.schemes).items()):
-        layers = [
-            (
-                float(row.block),
-                _moved(row.agreement),
-                f"block {row.block} at {scheme}\nsame experts {percent(row.agreement)} %\n"
-                f"moved mass {percent(row.moved)} %",
-            )
-            for row in rows
-            if row.scheme == scheme
-        ]
-        if layers:
-            shown[scheme], chart.names[str(k)] = look, scheme
-            chart.curve(axes, str(k), layers, **look)
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    axes.locator_params(axis="x", integer=True)
-    chart.legend(shown)
-    return chart
-
-
-FIGURE = DiagnosticFigure("routing", ALT, _is_drawn, _draw)

@@ -243,10 +243,12 @@ class WeightWatch:
 
 
 def _blocks_before(case: Case) -> Generator[Block, None, None]:
-    weights, machine = case.previous_weights(), case.machine
-    assert weights is not None and case.previous is not None
-    folder = folder_of(case.previous)
-    yield from BlockModel(folder, weights, dtype=machine.dtype, device=machine.device).blocks()
+    before, machine = case.previous, case.machine
+    assert before is not None
+    opened = BlockModel(
+        folder_of(before), case.weights(before), dtype=machine.dtype, device=machine.device
+    )
+    yield from opened.blocks()
 
 
 MEASURE = Measure(

@@ -384,25 +384,18 @@ def _is_named(name: str, metric: str) -> bool:
 
 def _pair(a: AnswerFile, b: AnswerFile, metric: str | None) -> tuple[TaskEvidence, TaskEvidence]:
     greedy, sampled = (a, b) if a.greedy else (b, a)
-    for is_other, message, hint in (
-        (
-            a.tool != b.tool,
-            f"`{a.path}` is of {a.tool} and `{b.path}` of {b.tool}",
-            "mark both with the same version: prompts and marks change between versions",
-        ),
-        (
-            a.greedy != b.greedy,
-            f"the answers in `{greedy.path}` are greedy and those in `{sampled.path}` sampled",
-            "generate both with temperature 0, or both with the same sampler",
-        ),
-        (
-            a.sampler != b.sampler,
-            f"`{a.path}` was generated with {a.sampler}, `{b.path}` with {b.sampler}",
-            "generate both with the same settings",
-        ),
-    ):
-        if is_other:
-            raise UsageError(message, hint=hint)
+    message = ""
+    if a.tool != b.tool:
+        message = f"`{a.path}` is of {a.tool} and `{b.path}` of {b.tool}"
+        hint = "mark both with the same version: prompts and marks change between versions"
+    elif a.greedy != b.greedy:
+        message = f"the answers in `{greedy.path}` are greedy and those in `{sampled.path}` sampled"
+        hint = "generate both with temperature 0, or both with the same sampler"
+    elif a.sampler != b.sampler:
+        message = f"`{a.path}` was generated with {a.sampler}, `{b.path}` with {b.sampler}"
+        hint = "generate both with the same settings"
+    if message:
+        raise UsageError(message, hint=hint)
     if not a.answers or not b.answers:
         raise bad_file(a.path if not a.answers else b.path, "it has no items")
     # The metric whose marks are read: the one that is named, `acc`, or the only one.
@@ -435,11 +428,8 @@ def _evidence(file: AnswerFile, items: Sequence[str], metric: str) -> TaskEviden
                 "and a mark is 0 or 1",
                 hint="choose marks that are right or wrong, with `--metric NAME`",
             )
-    hashes = [hashlib.sha256(repr(answer).encode()).digest() for _, answer in marks]
-    picked = [
-        -1 if answer is None else int.from_bytes(sha256[:7])
-        for sha256, (_, answer) in zip(hashes, marks, strict=True)
-    ]
+    answers = [answer if answer is None else repr(answer).encode() for _, answer in marks]
+    picked = [-1 if a is None else int.from_bytes(hashlib.sha256(a).digest()[:7]) for a in answers]
     return TaskEvidence(
         file.task,
         np.full(len(items), np.nan),

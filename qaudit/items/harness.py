@@ -350,7 +350,6 @@ def _quiet() -> Iterator[None]:
     import lm_eval.api.task
 
     module: Any = lm_eval.api.task
-    was = module.datasets.is_progress_bar_enabled()
     level = logging.root.manager.disable
     module.datasets.disable_progress_bars()
     logging.disable(logging.WARNING)
@@ -359,5 +358,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-        if was:
-            module.datasets.enable_progress_bars()

@@ -83,11 +83,12 @@ def render_block(audit: AuditRecord, folder: str, *, has_page: bool) -> str:
     blocks: list[doc.Block] = []
     if view.classes:
         blocks.append(table(view.classes[:MOST_CLASSES]))
+    runs, before = list[doc.TextRun](), "The whole report: "
     pages = [("card", "card.md"), *([("page", html.FILE)] * has_page), ("data", "audit.json")]
-    links = [doc.TextRun(name, href=f"{folder}/{file}") for name, file in pages]
-    joined = [run for link in links for run in (doc.TextRun(", "), link)][1:]
-    more = (*doc.words("The whole report: "), *joined, *doc.words("."))
-    blocks.append(doc.paragraph(more))
+    for name, file in pages:
+        runs += [doc.TextRun(before), doc.TextRun(name, href=f"{folder}/{file}")]
+        before = ", "
+    blocks.append(doc.paragraph((*runs, *doc.words("."))))
     text = markdown.render(doc.Page(name_of(view), doc.prose(measured(view)), tuple(blocks)))
     return f"{BEGIN}\n\n{text}\n{END}\n"
 

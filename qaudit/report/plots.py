@@ -177,34 +177,26 @@ def series_axis(view: View, panels: Sequence[Axes]) -> None:
         for name, begin, end in where.phases or ():
             if name == "falls":
                 axes.axvspan(begin, end, color=FAINT, alpha=0.1, lw=0, zorder=0)
-    _in_a_row(panels[0], names, 1.02)
-    last.xaxis.set_major_formatter(lambda x, _: count(round(x)))
-    last.set_xlabel(where.name)
-
-
-def _in_a_row(axes: Axes, names: Sequence[tuple[str, float]], up: float, **style: Any) -> None:
-    """Write names side by side, without those that would overlap the one before."""
-    low, high = axes.get_xlim()
+    low, high = panels[0].get_xlim()
     free, letter = low, (high - low) / 80  # of the narrowest axes
     for text, middle in names:
         half = letter * len(short := name_of(text, 16)) / 2
         if middle - half >= free:
-            axes.text(middle, up, short, ha="center", transform=axes.get_xaxis_transform(), **style)
+            upwards = panels[0].get_xaxis_transform()
+            panels[0].text(middle, 1.02, short, ha="center", transform=upwards)
             free = middle + half + letter
+    last.xaxis.set_major_formatter(lambda x, _: count(round(x)))
+    last.set_xlabel(where.name)
 
 
 def _rates(view: View, axes: Axes) -> None:
     axes.set_title("learning rate", color=FAINT, fontweight="normal")
-    peak = 0.0
+    peak = max(s.first.learning_rate or 0.0 for run in view.axis.runs for s in run)
     for run in view.axis.runs:
         rates = [s.first.learning_rate or 0.0 for s in run]
-        peak = max(peak, *rates)
-        places, marker = [view.axis.places[s.label] for s in run], "o" * (len(run) <= MANY)
-        axes.plot(places, rates, color=INK, marker=marker, ms=3)
+        axes.plot([view.axis.places[s.label] for s in run], rates, color=INK, marker="o", ms=2)
     axes.margins(y=0.2)
     axes.set_yticks([0.0, peak], ["0", f"{peak:.2g}"])
-    named = [(name, (begin + end) / 2) for name, begin, end in view.axis.phases or ()]
-    _in_a_row(axes, named, 0.12, color=FAINT)
 
 
 def _key(view: View, sampled: str) -> str:
@@ -243,8 +235,7 @@ def quantized(view: View) -> Chart:
     panels = list(chart.figure.subplots(rows, COLUMNS, squeeze=False).flat)
     looks_of = {stage: look_of(k) | {"ls": "none"} for k, stage in enumerate((*stages, None))}
     soup: dict[str, Any] = {"color": INK, "marker": "*", "ms": 8, "ls": "none"}
-    explained = {stage: looks_of[stage] for stage in stages}
-    chart.legend(explained | {"soup": soup} if view.soups else explained)
+    chart.legend({s: looks_of[s] for s in stages} | ({"soup": soup} if view.soups else {}))
     for k, (scheme, axes) in enumerate(zip(view.schemes, panels, strict=False)):
         axes.set_title(name_of(scheme, 20))
         axes.axline((best, best), slope=1, color=FAINT, ls="--", lw=0.7, zorder=1)

@@ -20,7 +20,6 @@ from typing import Any
 
 from qaudit.errors import AuditError, CorpusError, UsageError, not_written
 from qaudit.saved.codec import decode, parse, read_object
-from qaudit.support.foreign import json_of
 from qaudit.text.chat import MESSAGES, Chat
 from qaudit.text.documents import TextPath, must_exist, read_objects
 from qaudit.text.rollouts import (
@@ -210,46 +209,37 @@ def add_marks(folder: Path, path: Path) -> None:
     """Put the marks of a file into a folder of rollouts; CorpusError names what is wrong."""
     rollouts = read_rollouts(folder)
     marks = read_marks(path)
-    keys = {key_of(sample) for sample in rollouts.samples}
-    if strange := [key for key in marks if key not in keys]:
-        prompt, sample, greedy = strange[0]
-        kind = "greedy" if greedy else f"{sample}th"
+    by_key = {key_of(sample): sample for sample in rollouts.samples}
+    if strange := [key for key in marks if key not in by_key]:
+        prompt, count, greedy = strange[0]
+        kind = "greedy" if greedy else f"{count}th"
         raise CorpusError(
             f"`{path}` marks the {kind} sample of prompt {prompt}, which `{folder}` does not have",
             hint=f"mark those that `{folder / TEXTS}` has",
         )
-    marked = []
-    for rollout in rollouts.samples:
-        if mark := marks.get(key_of(rollout)):
-            score, reads = mark.get("score"), mark.get("reads")
-            rollout = replace(
-                rollout,
-                correct=mark.get("correct"),
-                score=None if score is None else float(score),
-                reads=None if reads is None else min(reads, len(rollout.new_ids)),
-            )
-        marked.append(rollout)
-    write_lines(folder, marked, rollouts.header)
+    for key, mark in marks.items():
+        sample, score, reads = by_key[key], mark.get("score"), mark.get("reads")
+        by_key[key] = replace(
+            sample,
+            correct=mark.get("correct"),
+            score=None if score is None else float(score),
+            reads=None if reads is None else min(reads, len(sample.new_ids)),
+        )
+    write_lines(folder, [*by_key.values()], rollouts.header)
 
 
 def read_marks(path: Path) -> dict[Key, Mapping[str, Any]]:
     """Read a file of marks; CorpusError says what is wrong with it."""
-    try:
-        lines = [line for line in read_regular(path).decode().split("\n") if line.strip()]
-        marks = {}
-        for number, line in enumerate(lines, 1):
-            mark = json_of(line)
-            key = (mark["prompt"], mark.get("sample", 0), mark.get("greedy", False))
-            if [type(part) for part in key] != [int, int, bool] or not _is_mark(**mark):
-                raise ValueError(f"line {number} is no mark")
-            if key in marks:
-                raise ValueError(f"line {number} marks a sample again")
-            marks[key] = mark
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise CorpusError(f"`{path}` cannot be read: {reason}", hint=_MARK_FORM) from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CorpusError(f"`{path}` cannot be read as marks: {error}", hint=_MARK_FORM) from error
+    marks: dict[Key, Mapping[str, Any]] = {}
+    file = TextPath(path, str(path))
+    must_exist(file)
+    for number, mark in read_objects(file):
+        key: Any = (mark.get("prompt"), mark.get("sample", 0), mark.get("greedy", False))
+        is_mark = [type(part) for part in key] == [int, int, bool] and _is_mark(**mark)
+        if not is_mark or key in marks:
+            wrong = "marks a sample again" if is_mark else "is no mark"
+            raise CorpusError(f"line {number} of `{path}` {wrong}", hint=_MARK_FORM)
+        marks[key] = mark
     return marks
 
 

@@ -120,7 +120,7 @@ def test_a_killed_command_goes_on(
 
 def test_other_requests_are_refused_and_marks_put_beside_samples(place: Path, qaudit: Run) -> None:
     done = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=none.jsonl")
-    refused(done, 2, "`none.jsonl` cannot be read: no such file or directory", "on each line")
+    refused(done, 2, "there is no text file `none.jsonl`", "path")
     assert not (place / "out").exists()  # before anything is written
     write(qaudit, "out")
     other = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "seed=1")
@@ -135,7 +135,7 @@ def test_other_requests_are_refused_and_marks_put_beside_samples(place: Path, qa
     assert found == [1, 0.5, None]
     for mark, wrong, hint in (
         ({"prompt": 9, "correct": True}, "sample of prompt 9, which `out` does not", "answers"),
-        ({"prompt": 0, "correct": 1}, "line 1 is no mark", "correct"),
+        ({"prompt": 0, "correct": 1}, "line 1 of `marks.jsonl` is no mark", "correct"),
     ):
         (place / "marks.jsonl").write_text(json.dumps(mark), "utf-8")
         done = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=marks.jsonl")
