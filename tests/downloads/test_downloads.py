@@ -77,7 +77,7 @@ GONE, BROKEN = HubError("gone"), UnreachableError("broke off")
 TWIN = checkpoint("final", content="a", repo="org/final")
 
 
-HAD: list[tuple[tuple[Any, ...], int | None, str, dict[str, Exception], str, str]] = [
+HAD: list[Any] = [
     ((A, B), 1, "", {}, "a, b", "fetch a, evict a, fetch b, evict b"),
     ((A, B), None, "", {}, "a, b", "fetch a, fetch b"),
     ((A, B, C), 1, "", {"b": GONE}, "a, b: gone, c",
@@ -93,17 +93,9 @@ HAD: list[tuple[tuple[Any, ...], int | None, str, dict[str, Exception], str, str
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("subjects", "contents", "cached", "refused", "measured", "done"), HAD)
-def test_what_can_be_had_is_measured_and_what_came_goes(
-    fake: Fake,
-    downloads: Make,
-    subjects: tuple[Any, ...],
-    contents: int | None,
-    cached: str,
-    refused: dict[str, Exception],
-    measured: str,
-    done: str,
-) -> None:
+@pytest.mark.parametrize("row", HAD)
+def test_what_can_be_had_is_measured_and_goes(fake: Fake, downloads: Make, row: Any) -> None:
+    subjects, contents, cached, refused, measured, done = row
     fake.disk, fake.refused = {*cached}, refused
     wanted = [subject(*one) if isinstance(one, tuple) else subject(one) for one in subjects]
     with downloads(*wanted, contents=contents) as supplied:

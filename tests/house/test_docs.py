@@ -176,7 +176,6 @@ def file_of(section: str, folder: Path, name: str) -> Path:
     """Write the YAML of a section into a file."""
     body = TEXT.partition(f"## {section}\n")[2].partition("\n## ")[0]
     block = re.search(r"^```yaml\n(.*?)^```", body, re.M | re.S)
-    assert block is not None
     (folder / name).write_text(block[1], encoding="utf-8")
     return folder / name
 

@@ -135,7 +135,6 @@ def test_jobs_of_the_hub_give_the_client_what_it_takes(monkeypatch: pytest.Monke
     run_job.side_effect = lambda **given: type("Job", (), {"id": given["command"][-1]})
     monkeypatch.setattr(huggingface_hub, "run_job", run_job)
     spec = importlib.util.spec_from_file_location("hub_jobs", FOLDER / "hub_jobs.py")
-    assert spec is not None and spec.loader is not None
     hub_jobs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hub_jobs)
     assert hub_jobs.submit("lab/out", 3) == ["0/3", "1/3", "2/3"]

@@ -303,7 +303,6 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
     )
     program, pipe = [sys.executable, "-c", code, str(path)], subprocess.PIPE
     with subprocess.Popen(program, stdout=pipe, stdin=pipe) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"taken\n"
         with Claims().alone(path) as alone:
             assert not alone

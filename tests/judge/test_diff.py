@@ -269,7 +269,6 @@ def test_a_change_of_divergence_is_paired_on_documents() -> None:
     assert difference.at_once == 6 + 4 + 4  # losses, relative errors, divergences
     changed = delta(difference, "soup", "gptq-3bit")
     m, n = (loss_of(each_side, "soup", "gptq-3bit").evidence for each_side in (a, b))
-    assert m.fidelity is not None and n.fidelity is not None
     sums = (n.fidelity.kl_sum, m.fidelity.kl_sum, m.tokens)
     level = statistics.simultaneous(0.95, 14)
     assert near(changed.kl, statistics.interval(sums, statistics.change, level))

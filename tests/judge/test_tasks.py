@@ -132,7 +132,6 @@ def test_a_change_of_length_has_no_sign() -> None:
     draw = np.random.default_rng(1)
     other = evidence(SPREAD, end_sum=FULL.end_sum * draw.normal(1.0, 0.5, (PROMPTS, 1)))
     found = answer_length(other, FULL, 0.95)
-    assert found is not None
     assert found.low == 0.0 <= found.estimate <= found.high
     assert answer_length(replace(other, sha256="other"), FULL, 0.95) is None
     assert answer_length(replace(other, end_names=("reasoning",)), FULL, 0.95) is None

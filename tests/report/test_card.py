@@ -53,7 +53,6 @@ def test_every_cell_is_the_score_it_stands_for() -> None:
     for row in rows:
         for scheme, text in zip(head[2:], row[2:], strict=True):
             error = view.error(row[0].strip("`"), scheme)
-            assert error is not None
             numbers = [float(x) for x in re.findall(r"-?[0-9.]+", text.replace("*", ""))]
             tolerance = 0.06 * 100 * (error.high - error.low)  # two digits of the half-width
             expected = [100 * error.estimate, 100 * error.low, 100 * error.high]
@@ -217,7 +216,6 @@ def test_of_a_long_series_telling_rows_in_order_and_spread_over_it_are_shown() -
     audit = sample.many(200, 4, soups=2)
     shown = {subject.label for subject in shown_rows(View(audit))}
     assert len(shown) == 16
-    assert audit.pick is not None
     assert {audit.pick.subject, audit.pick.runner_up, "step199", "step0"} <= shown
     assert render_page(audit).count('class="more"') == 202 - 16
 
@@ -267,7 +265,6 @@ def test_the_class_that_decides_is_in_the_table_and_what_ships_highlighted() -> 
     both = verdict(class_verdict("8"), class_verdict("4"))
     for classes in (both, three(), verdict(*lenient)):  # 4 bits hold the whole; 3 bits only warn
         main = View(with_verdict(classes)).main
-        assert main is not None
         assert main.bit_class == "4"
     page = render_page(with_verdict(verdict(class_verdict("4"))))
     assert page.count('class="chosen"') == 1
@@ -282,7 +279,6 @@ def step(audit: AuditRecord, **more: Any) -> NextStep | None:
 def test_the_command_measures_what_is_undecided_and_nothing_else() -> None:
     audit = sample.audit()
     found = step(audit)
-    assert found is not None
     words = shlex.split(found.command)
     options = dict(itertools.pairwise(words))
     schemes = options["--schemes"].split(",")
@@ -302,7 +298,6 @@ def test_card_and_terminal_end_the_verdict_in_the_command() -> None:
     audit = sample.audit()
     audit = replace(audit, protocol={**audit.protocol, "evaluation_documents_available": 101})
     found = step(audit)
-    assert found is not None
     assert found.available == 101
     undecided = class_verdict("4", "undecided", needed_documents=240)
     shown = with_verdict(replace(verdict(undecided), next_step=found))

@@ -150,27 +150,27 @@ def test_a_card_is_added_at_the_end_once(before: list[str], newline: str, ends: 
     assert "\r\r" not in once
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_damaged_markers_are_refused() -> None:
+    for text in (
         f"{BEGIN}\ntext\n",
         f"text\n{END}\n",
         f"{END}\n{BEGIN}\n",
         f"{BEGIN}\n{BEGIN}\n{END}\n",
         f"{BEGIN}\n{BEGIN}\n{END}\n{END}\n",
         f"{CARD}text\n{CARD}",
-    ],
-)
-def test_damaged_markers_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="do not enclose one block") as caught:
-        put_block(text, CARD)
-    assert "in line 1" in caught.value.message or "in line 2" in caught.value.message
-    assert BEGIN in caught.value.hint
+    ):
+        with pytest.raises(UsageError, match="do not enclose one block") as caught:
+            put_block(text, CARD)
+        assert "in line 1" in caught.value.message or "in line 2" in caught.value.message
+        assert BEGIN in caught.value.hint
+    closing = CARD.replace(END, f"```sh\nqaudit scan\n```\n{END}")  # at an end that is not shown
+    for text, card in (("```sh\na\n", CARD), ("~~~~\n~~~\n", CARD), ("```sh\na\n", closing)):
+        with pytest.raises(UsageError, match="never closed"):
+            put_block(text, card)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_commonmark_takes_for_no_block_and_no_open_fence_is_none() -> None:
+    for text in (
         f"# How\n\n```html\n{CARD}```\n",  # an example
         f"# How\n\n~~~~html\n{CARD}~~~~\n",
         "```inline code``` on a line\n",
@@ -179,22 +179,10 @@ def test_damaged_markers_are_refused(text: str) -> None:
         "```sh\na\n~~~\n```\n",
         "    ```\n",
         f"text\n\n    {BEGIN}\n",
-    ],
-)
-def test_what_commonmark_takes_for_no_block_and_no_open_fence_is_none(text: str) -> None:
-    once = put_block(text, OTHER)
-    assert once == f"{text}\n{OTHER}"
-    assert put_block(once, CARD) == f"{text}\n{CARD}"
-
-
-def test_a_card_at_an_end_that_is_not_shown_is_refused() -> None:
-    closing = CARD.replace(END, f"```sh\nqaudit scan\n```\n{END}")
-    for text, card in (("```sh\na\n", CARD), ("~~~~\n~~~\n", CARD), ("```sh\na\n", closing)):
-        with pytest.raises(UsageError, match="never closed"):
-            put_block(text, card)
-
-
-def test_an_empty_readme_is_the_card_alone() -> None:
+    ):
+        once = put_block(text, OTHER)
+        assert once == f"{text}\n{OTHER}"
+        assert put_block(once, CARD) == f"{text}\n{CARD}"
     assert put_block("", CARD) == CARD
     assert put_block("\ufeff", CARD) == "\ufeff" + CARD
     assert put_block("\ufeff" + CARD, OTHER) == "\ufeff" + OTHER

@@ -142,14 +142,13 @@ def parsed(text: str) -> list[tuple[str, dict[str, str], str]]:
     return found
 
 
-@pytest.mark.parametrize(("breaches", "shown", "more"), [(10, 10, 0), (11, 9, 2), (40, 9, 31)])
-def test_at_most_ten_annotations_are_of_a_kind(breaches: int, shown: int, more: int) -> None:
-    errors = [c for c in parsed(render(sample.crowd(breaches), "github")) if c[0] == "error"]
-    real = [c for c in errors if c[1]["title"].startswith("QA001")]
-    assert len(real) == shown
-    assert len(errors) <= 10
-    assert more == 0 or errors[-1][2].startswith(f"and {more} more")
-    assert f"step{breaches - 1} " in errors[0][1]["title"] + " "
+def test_at_most_ten_annotations_are_of_a_kind() -> None:
+    for breaches, shown, more in ((10, 10, 0), (11, 9, 2), (40, 9, 31)):
+        errors = [c for c in parsed(render(sample.crowd(breaches), "github")) if c[0] == "error"]
+        assert sum(c[1]["title"].startswith("QA001") for c in errors) == shown
+        assert len(errors) <= 10
+        assert more == 0 or errors[-1][2].startswith(f"and {more} more")
+        assert f"step{breaches - 1} " in errors[0][1]["title"] + " "
 
 
 def test_a_badge_is_svg_that_says_everything_in_its_title(gate: Gate) -> None:

@@ -153,7 +153,6 @@ def test_no_text_of_a_stranger_gets_out_of_its_place() -> None:
             document, written = trial, written + 1
     assert written > 60
     audit = read(document)
-    assert audit is not None
     shown = {form: render(audit) for form, render in FORMATS.items()}
     for form, text in shown.items():
         assert not CONTROL.search(text), form

@@ -266,7 +266,6 @@ HERE = "me/soup"
 def audit(pick: str = "soup", home: str | None = "o/run") -> AuditRecord:
     """Return the sample with a pick, its checkpoints in a repository or in folders."""
     made = sample.audit()
-    assert made.pick is not None
 
     def moved(checkpoint: object) -> object:
         ref = Ref(home or "/runs", checkpoint.label)
