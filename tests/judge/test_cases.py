@@ -33,6 +33,7 @@ from qaudit.types import (
     Gate,
     Interval,
     Measurement,
+    Pick,
     Ref,
     RolloutEvidence,
     Routing,
@@ -186,8 +187,17 @@ def answered(case: Mapping[str, Any]) -> str:
     policy = policy_in(text, where="policy", name="case", path=None)
     before = _audit(case["baseline"], "old") if "baseline" in case else None
     day = case.get("today", TODAY)
-    judged = gate(policy, _audit(case, "new"), before, today=day)
-    return "\n".join(_lines(judged, case.get("objective", "loss"))) + "\n"
+    audit = _audit(case, "new")
+    judged = gate(policy, audit, before, today=day)
+    lines = [*_lines(judged, case.get("objective", "loss")), *_pick(audit.pick)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _pick(pick: Pick | None) -> Iterator[str]:
+    if pick:
+        over = f"over {pick.runner_up} at {pick.runner_up_scheme}, reference {pick.reference}"
+        yield f"the pick is {pick.subject} at {pick.scheme} {over}"
+        yield f"  contenders: {', '.join(pick.contenders)}; changes: {'; '.join(pick.changes)}"
 
 
 def _lines(judged: Gate, objective: str) -> Iterator[str]:

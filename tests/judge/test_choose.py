@@ -124,14 +124,6 @@ def test_of_many_that_are_equal_nearly_all_are_contenders() -> None:
 
 
 def test_what_would_change_the_answer_is_said() -> None:
-    losses = {
-        ("a", "fp"): 2.1, ("b", "fp"): 2.0,
-        ("a", "gptq-4bit"): 2.12, ("b", "gptq-4bit"): 2.2,
-        ("a", "gptq-3bit"): 2.4, ("b", "gptq-3bit"): 2.3,
-    }  # fmt: skip
-    pick = choose(table_of(measured(losses, LADDER)))
-    assert pick.subject == "a"
-    assert pick.changes == ("in full precision it would be `b`",)
     pick = choose(Measurements.of(sample.series(), sample.measurements(), 0.95))
     assert pick.subject == "soup"
     assert any(change.startswith("without soups it would be `stage2-") for change in pick.changes)
@@ -155,27 +147,6 @@ def test_a_mixture_competes_where_it_is_no_larger_and_is_of_the_class_of_its_who
         scheme = parse_scheme(f"gptq-mix:budget={budget}:members=248")
         assert scheme.class_at(float(budget) - 0.01) == scheme.bit_class == expected
         assert "bit" not in scheme.short.removeprefix("gptq-mix")  # no width of a policy's pattern
-
-
-def ladder(**losses: float) -> Measurements:
-    named = {("x0", scheme.replace("_", "-")): loss for scheme, loss in losses.items()}
-    return table_of(measured(named, LADDER))
-
-
-def test_the_fewest_bits_within_the_margin_are_taken() -> None:
-    found = ladder(fp=2.0, bnb_int8=2.001, gptq_4bit=2.03, awq_4bit=2.02, gptq_3bit=2.2)
-    near, wide = (choose(found, Objective("bits", margin=margin)) for margin in (0.005, 0.05))
-    assert (near.scheme, near.reference) == ("bnb-int8", "x0")
-    assert wide.scheme == "awq-4bit"  # the better of two at one price
-    assert wide.changes[0].startswith("within 10 % it would be `x0` at gptq-3bit (3.25 bits)")
-    pick = choose(ladder(fp=2.0, gptq_4bit=2.2), Objective("bits", margin=0.001))
-    assert pick.scheme == "fp"  # within no margin nothing but full precision is left
-    losses = {  # a poor checkpoint that loses little does not come within the margin
-        ("early", "fp"): 3.0, ("early", "gptq-3bit"): 3.001,
-        ("late", "fp"): 2.0, ("late", "gptq-4bit"): 2.01,
-    }  # fmt: skip
-    pick = choose(table_of(measured(losses, LADDER)), Objective("bits", margin=0.02))
-    assert (pick.subject, pick.scheme) == ("late", "gptq-4bit")
 
 
 @pytest.mark.parametrize(
@@ -324,25 +295,6 @@ def with_divergence(measured: Measurement, kl: float) -> Measurement:
     none = np.zeros((len(tokens), 1), dtype=np.int64)
     fidelity = Fidelity(sums, sums, none, tokens, sums)
     return replace(measured, evidence=replace(measured.evidence, fidelity=fidelity))
-
-
-def test_by_divergence_the_scheme_is_chosen_and_not_the_subject_that_learned_least() -> None:
-    losses = {
-        ("early", "gptq-4bit"): 3.0, ("late", "gptq-4bit"): 2.0, ("late", "bnb-nf4"): 2.001,
-    }  # fmt: skip
-    kl = {"gptq-4bit": 0.02, "bnb-nf4": 0.01}
-    rows = [
-        with_divergence(m, 0.001 if m.subject == "early" else kl[m.scheme])
-        for m in measured(losses)
-    ]
-    only: Any
-    (only,) = shipped(table_of(rows), Objective("kl"))
-    assert (only.subject, only.scheme, only.runner_up_scheme) == ("late", "bnb-nf4", "gptq-4bit")
-    assert only.kl.estimate == pytest.approx(0.01, rel=0.1)
-    assert only.lead.estimate == pytest.approx(-0.01, rel=0.2)
-    assert only.contenders == ()
-    (only,) = shipped(table_of(measured({("a", "gptq-4bit"): 2.0})), Objective("kl"))
-    assert only.subject is None  # without divergences nothing is chosen by them
 
 
 def gated(

@@ -23,8 +23,6 @@ from qaudit.types import (
     Measurement,
     MeasurementRow,
     Noise,
-    Policy,
-    PolicyRule,
 )
 from tests.support import sample
 from tests.support.items import items_of
@@ -227,18 +225,6 @@ def test_a_broken_model_is_not_picked_and_one_that_ignores_the_text_is_named() -
 
 
 # ------------------------------------------------------------------ findings
-
-
-def test_a_margin_is_judged_by_the_interval() -> None:
-    error: Any = score(judged(), LAST, "gptq-3bit").relative_error
-    where: Any = {"subjects": ("@last",), "schemes": ("gptq-3bit",)}
-    for factor, outcome in ((0.5, "fail"), (1.0, "inconclusive"), (2.0, "pass")):
-        rule = PolicyRule("three-bit", "relative_error", factor * error.estimate, **where)
-        (finding,) = findings(judged(policy=Policy("here", (rule,))), "QA001")
-        assert (finding.subject, finding.outcome) == (LAST, outcome)
-        assert finding.interval == error
-        assert ("documents" in finding.hint) == (outcome == "inconclusive")
-        assert finding.level == ("info" if outcome == "pass" else "error")
 
 
 def test_a_close_runner_up_is_said_with_the_documents_that_would_settle_it() -> None:
