@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from qaudit.core.schemes import awq
 from tests.support.filled import filled
 from tests.support.pretended_device import pretended
 from tests.support.reference.plain_awq import clip_and_round, round_groups, search_scale
-from tests.support.whole import FAMILIES, groups_here, save, tokens
+from tests.support.whole import groups_here, save, tokens
 
 CLIPPED_ONLY = "nothing before these linears can take scales: clipped only"
 
@@ -200,10 +201,9 @@ RATIOS = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def block(request, tmp_path_factory):
+@cache
+def block(folder):
     """Return a model's first block by group, in double precision: linears, inputs and fold."""
-    folder = save(tmp_path_factory.mktemp(request.param), request.param)
     text = tokens(1)[:4]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
     inputs = {}
@@ -225,12 +225,14 @@ def block(request, tmp_path_factory):
             name = first.rpartition(".")[2]
             groups[name] = replace(linears, weights=weights, inputs=moments), x
     assert set(groups) == {"q_proj", "o_proj", "gate_proj", "down_proj"}
-    return groups, FOLDED[request.param]
+    return groups
 
 
-@pytest.mark.parametrize("tool", RATIOS)
-def test_awq_searches_a_block_as_its_tool_does(block, tool):
-    groups, folded = block
+@pytest.mark.parametrize(
+    ("family", "tool"), [*(("llama", tool) for tool in RATIOS), ("olmo2", "llm-compressor")]
+)
+def test_awq_searches_a_block_as_its_tool_does(family, tool, once):
+    groups, folded = block(once(save, family)), FOLDED[family]
     scheme = parse_scheme(f"awq-4bit:preset={tool}:group=64:scale_dtype=float32")
     grid = {"bits": 4, "group": 64, "zero_point": True}
     for first, (linears, x) in filled(groups.items()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from itertools import product
 
 import bitsandbytes
 import gguf
@@ -154,7 +155,6 @@ def test_codes_scales_and_zeros_are_the_published_ones(bits, columns, group, siz
 
 WHOLE = [(16, 64), (3, 128), (7, 320)]  # rows of whole blocks
 CUT = [(24, 96), (5, 100), (3, 34), (2, 160)]  # blocks that run over the ends of rows
-SHAPES = WHOLE + CUT
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -220,9 +220,11 @@ def outlier_inputs(columns, dtype):
     return x.to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [*product(WHOLE + CUT, DTYPES[:1]), *product(WHOLE[:1], DTYPES[1:])],
+)
 @pytest.mark.parametrize("threshold", [6.0, 0.0, 1.5])
-@pytest.mark.parametrize("shape", SHAPES)
 def test_int8_forward_equals_linear8bitlt_bit_for_bit(shape, threshold, dtype):
     values = normal(shape, dtype)
     x = outlier_inputs(shape[1], dtype)
@@ -287,7 +289,7 @@ def test_rows_are_packed_by_themselves_in_as_many_bytes_as_ggml_has(kind):
     columns, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     assert (TYPES[kind].columns, TYPES[kind].nbytes) == (columns, nbytes)
     assert pack(kind, weight()).shape == (len(weight()), weight().shape[1] // columns * nbytes)
-    values = weight()[:12]  # one of each sort
+    values = weight()[:12:3]  # of several sorts
     rows = [pack(kind, row[None], importance()) for row in values]
     assert torch.equal(pack(kind, values, importance()), torch.cat(rows))
 

@@ -79,21 +79,18 @@ def options():
     return [Window(k, np.array(one, np.int32), 42) for k, one in enumerate(drawn)]
 
 
-def option_losses(folder, spill):
-    feed = Feed((), (), items=(options(),))
-    return tallies_of(folder, [], spill, feed)[FULL_PRECISION].options[0]
-
-
 @pytest.mark.parametrize("family", sorted(BRANCHING))
 def test_a_tree_gives_the_losses_of_its_sequences(family, once, tmp_path, monkeypatch):
     folder = once(tiny.make, family)
     if family in WHOLE:
         folder = tiny.make(tmp_path / "model", family, **WHOLE[family])
-    assert opened(folder).takes_branches(80)
+    model, feed = opened(folder), Feed((), (), items=(options(),))
+    assert model.takes_branches(80)
     assert reads_trees(read_configuration(folder))
-    trees = option_losses(folder, tmp_path / "spill")
+    trees = tallies_of(model, [], tmp_path / "spill", feed)
     monkeypatch.setattr(BlockModel, "takes_branches", lambda *_: False)
-    alone = option_losses(folder, tmp_path / "spill")
+    alone = tallies_of(model, [], tmp_path / "spill", feed)
+    trees, alone = (tallies[FULL_PRECISION].options[0] for tallies in (trees, alone))
     # The same fp32 arithmetic in other kernels: rounding only, on sums of up to 60 nats.
     np.testing.assert_allclose(trees, alone, rtol=0, atol=1e-4)
 
