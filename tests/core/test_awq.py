@@ -18,8 +18,6 @@ from tests.support.pretended_device import pretended
 from tests.support.reference.plain_awq import clip_and_round, round_groups, search_scale
 from tests.support.whole import groups_here, save, tokens
 
-CLIPPED_ONLY = "nothing before these linears can take scales: clipped only"
-
 
 def problem(names=("v_proj",), rows=12, columns=96, *, fold=None, seed=0, dtype=torch.float64):
     """Return linears over inputs of very different sizes, and those inputs."""
@@ -84,7 +82,7 @@ def test_without_a_place_to_fold_weights_are_clipped_only_and_a_note_says_so():
     scheme = parse_scheme("awq-3bit:group=32:scale_dtype=float32")
     assert scheme.search_scales(linears) is None
     quantized = scheme.quantize(linears)
-    assert CLIPPED_ONLY in quantized.notes
+    assert "nothing before these linears can take scales: clipped only" in quantized.notes
     expected = clip_and_round(joined(linears), x, bits=3, group=32, zero_point=True)
     np.testing.assert_allclose(quantized.weights["v_proj"].numpy(), expected, rtol=1e-10)
 

@@ -306,17 +306,13 @@ def without_the_pull(weight_BR, target_BR, lower_BB, grid_PR, grid_of_B, pull=No
         pull.target_BR.copy_(target_BR)
 
 
-def failing(*_):
-    raise RuntimeError("no kernel image is available\nfor execution on the device")
-
-
 @pytest.mark.parametrize(
     ("function", "loop", "why"),
     [
         (quantize_block, FUSED, "GPTQ's columns are rounded by the fused kernel: the plain loop's"),
         (wrong_at_one_weight, PLAIN, "other codes in columns 0 to 64 of 64"),
         (without_the_pull, PLAIN, "other codes in columns 0 to 64 of 64"),
-        (failing, PLAIN, "no kernel image is available for execution on the device"),
+        (mock.Mock(side_effect=RuntimeError("no image\nfor it")), PLAIN, "no image for it"),
     ],
 )
 def test_a_gpu_takes_what_gives_the_plain_loops_codes_and_else_the_plain_loop(function, loop, why):

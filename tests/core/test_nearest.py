@@ -167,18 +167,6 @@ def quantized(spec, values):
     return parse_scheme(spec).quantize(Linears({"w": values}))
 
 
-def module_4bit(values, table, *, nested):
-    """Return what a bitsandbytes module holds, dequantized by bitsandbytes itself."""
-    module = bitsandbytes.nn.Linear4bit(
-        *values.T.shape, bias=False, compress_statistics=nested, quant_type=table
-    )
-    module.weight = bitsandbytes.nn.Params4bit(
-        values.clone(), compress_statistics=nested, quant_type=table, module=module
-    )
-    module = module.to("cpu")
-    return bitsandbytes.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", WHOLE)
 @pytest.mark.parametrize("nested", [False, True])
@@ -186,7 +174,12 @@ def module_4bit(values, table, *, nested):
 def test_four_bits_equal_linear4bit_bit_for_bit(table, nested, shape, dtype):
     values = normal(shape, dtype)
     found = quantized(f"bnb-{table}:double_quant={nested}", values).weights["w"]
-    assert torch.equal(found, module_4bit(values, table, nested=nested))
+    options = {"compress_statistics": nested, "quant_type": table}
+    module = bitsandbytes.nn.Linear4bit(*values.T.shape, bias=False, **options)
+    module.weight = bitsandbytes.nn.Params4bit(values.clone(), module=module, **options)
+    stored = module.to("cpu").weight
+    expected = bitsandbytes.functional.dequantize_4bit(stored.data, stored.quant_state)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("shape", [*CUT, (7, 13), (1, 1), (3, 65)])  # and odd numbers of weights
@@ -213,13 +206,6 @@ def module_int8(values, threshold):
     return module.to("cpu").eval()
 
 
-def outlier_inputs(columns, dtype):
-    x = torch.randn(2, 9, columns, generator=torch.Generator().manual_seed(4))
-    x[0, 3, 5] = 40.0
-    x[1, 1, 11] = -7.5
-    return x.to(dtype)
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [*product(WHOLE + CUT, DTYPES[:1]), *product(WHOLE[:1], DTYPES[1:])],
@@ -227,7 +213,8 @@ def outlier_inputs(columns, dtype):
 @pytest.mark.parametrize("threshold", [6.0, 0.0, 1.5])
 def test_int8_forward_equals_linear8bitlt_bit_for_bit(shape, threshold, dtype):
     values = normal(shape, dtype)
-    x = outlier_inputs(shape[1], dtype)
+    x = torch.randn(2, 9, shape[1], generator=torch.Generator().manual_seed(4)).to(dtype)
+    x[0, 3, 5], x[1, 1, 11] = 40.0, -7.5
     result = quantized(f"bnb-int8:threshold={threshold}", values)
     forward = result.forwards["w"]
     with torch.no_grad():

@@ -107,10 +107,6 @@ def best_of_80(part_RK, bits):
     return scales
 
 
-def in_bfloat16(weight):
-    return torch.from_numpy(weight).to(torch.bfloat16).double().numpy()
-
-
 def in_eight_bits(weight):
     scale = stored_scale(np.abs(weight).max(1) / 127, "bf16")[:, None]
     return np.clip(np.round(weight / scale), -128, 127) * scale
@@ -138,7 +134,8 @@ def test_quik_is_the_published_loop_on_the_scales_it_searches(kept, search, last
     order = torch.argsort(example(torch.float64).inputs.absmax_C, stable=True)
     spec = f"quik-4bit:keep={kept}:search={str(search).lower()}"
     find = best_of_80 if search else cut(15 / 14)  # max / 7
-    check(spec, order, kept, find, in_bfloat16, bits=8 if last else 4, last=last)
+    bits, stored = 8 if last else 4, lambda one: torch.from_numpy(one).bfloat16().double().numpy()
+    check(spec, order, kept, find, stored, bits=bits, last=last)
 
 
 @pytest.mark.parametrize("group", [-1, 16, 64])

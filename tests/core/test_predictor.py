@@ -47,7 +47,7 @@ def test_a_left_out_point_is_not_seen_by_its_own_prediction() -> None:
     assert after.left_out["signals"] > 250  # about 1000 / sqrt(12), and what it does to others
 
 
-def test_signals_that_tell_are_used_and_beat_both_others() -> None:
+def test_signals_are_used_where_they_tell_and_not_where_they_tell_nothing() -> None:
     of = known()
     new = np.array([[0.0, 2.0, 0.0], [0.0, -2.0, 0.0]])
     found = predict(of, np.array([3.5, 20.0]), new)
@@ -55,9 +55,6 @@ def test_signals_that_tell_are_used_and_beat_both_others() -> None:
     assert found.left_out["signals"] < min(found.left_out["neighbours"], found.left_out["mean"])
     assert found.values_M == pytest.approx([2.0, 0.0], abs=0.1)
     assert found.errors_M[0] > found.left_out["signals"]
-
-
-def test_signals_that_tell_nothing_are_not_used() -> None:
     draw = np.random.default_rng(0)
     x = np.arange(14.0)
     smooth = Known(x, draw.standard_normal((14, 3)), np.sin(x / 3))

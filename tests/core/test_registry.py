@@ -227,13 +227,10 @@ def test_what_is_not_there_is_refused_with_what_is(parse, text, message, hint):
     assert hint in refusal.value.hint
 
 
-def test_lists_keep_their_order_and_may_be_split_either_way():
+def test_lists_keep_their_order_and_settings_of_a_study_say_what_was_inferred():
     shorts = [scheme.short for scheme in parse_schemes(["rtn-4bit, gptq-3bit", "bnb-nf4,"])]
     assert shorts == ["rtn-4bit", "gptq-3bit", "bnb-nf4"]
     assert tuple(scheme.short for scheme in parse_schemes(DEFAULT_SCHEMES)) == DEFAULT_SCHEMES
-
-
-def test_settings_of_a_published_study_say_what_was_inferred():
     for text, words in {
         "gptq-4bit:preset=paper-a": "inferred",
         "rtn-4bit:sym=false:scale_dtype=float32": "paper-b",

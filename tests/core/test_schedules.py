@@ -58,13 +58,10 @@ def test_warm_restarts_are_those_of_torch_but_where_a_cycle_ends(multiplier: int
         assert ours.at(step) == pytest.approx(expected, abs=1e-12)  # two orders of the same sum
 
 
-def test_each_restart_is_as_much_lower_as_was_asked_for() -> None:
+def test_cosine_and_linear_are_those_of_torch_and_each_restart_is_as_much_lower_as_asked() -> None:
     schedule = build("sgdr", peak=1.0, warmup=5, period=10, peak_decay=0.5, floor_ratio=0.1)
     tops = [schedule.at(5 + 10 * k + 1e-9) for k in range(6)]
     assert tops == pytest.approx([1.0, 0.5, 0.25, 0.125, 0.1, 0.1], rel=1e-6)  # never below floor
-
-
-def test_cosine_and_linear_are_those_of_torch() -> None:
     cosine = _by_torch(1.0, 51, CosineAnnealingLR, T_max=50, eta_min=0.1)
     linear = _by_torch(1.0, 51, LinearLR, start_factor=1.0, end_factor=0.2, total_iters=50)
     ours = build("cosine", peak=1.0, end=50), build("linear", peak=1.0, end=50, floor_ratio=0.2)

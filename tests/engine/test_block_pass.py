@@ -209,9 +209,6 @@ def test_heads_are_rounded_as_their_formula_says_and_zeros_are_kept(kv):
     # Where float32 and float64 fall on two sides of a tie, they are one step apart.
     assert float(same.float().mean()) > 0.995
     assert ((rounded - expected).abs() <= 1.001 * step).all()
-    bound = {"int8": 1.5 / 255, "int4": 0.6 / 15, "fp8": 2**-4}[kv]
-    span = (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)).expand_as(x)
-    assert ((rounded - x).abs() <= bound * (x.abs() if kv == "fp8" else span) + 1e-3).all()
     zeros = torch.zeros(1, 2, 3, 16)
     assert torch.equal(round_heads(zeros, kv, rotated=True), zeros)
     assert round_heads(zeros.bfloat16(), kv, rotated=False).dtype == torch.bfloat16

@@ -114,15 +114,12 @@ def test_states_elsewhere_have_the_cpus_numbers_and_come_back_pinned(
     assert not device.peers
 
 
-def test_seconds_are_of_the_stream_and_wait_for_no_other(plain, tmp_path):
+def test_seconds_wait_for_no_other_stream_and_blocks_read_ahead_alone_are_pinned(plain, tmp_path):
     with pretended() as device:
         model = opened(plain, device="cuda")
         tallies = tallies_of(model, "rtn-4bit", tmp_path, device_limit=10**9)
         assert all(tally.seconds > 0 for tally in tallies.values())
     assert device.synchronized == 0
-
-
-def test_only_blocks_that_are_read_ahead_are_pinned(plain):
     with pretended() as device:
         model = opened(plain, device="cuda")
         assert not device.pinned

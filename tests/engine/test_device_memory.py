@@ -177,15 +177,11 @@ def test_a_host_without_memory_is_not_tried_again(checkpoint, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_an_audit_needs_no_more_than_loading_the_model(tmp_path):
+def test_an_audit_needs_no_more_than_loading_the_model_and_does_not_grow_with_depth(tmp_path):
     make_model(tmp_path, layers=30)
     found = audit(tmp_path, tokens=4096)
     assert found["nbytes"] <= plain(tmp_path)
     assert found["nbytes"] <= found["estimate"] <= 3 * found["nbytes"]
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_depth(tmp_path):
     found = {}
     for layers in (12, 24):
         make_model(tmp_path / str(layers), layers)

@@ -367,7 +367,7 @@ def priced(repeats, schemes=SCHEMES):
     return Price(*(getattr(often, name) - getattr(single, name) for name in names))
 
 
-def test_each_draw_costs_a_pass_of_what_calibrates():
+def test_each_draw_costs_a_pass_and_what_ships_is_rounded_otherwise_for_a_tenth_of_the_scan():
     assert priced(1) == priced(4, parse_schemes(["rtn-4bit", "bnb-nf4"])) == Price()
     again, more = priced(2), priced(3)
     assert again.streams == 3 * (1 + 2)  # what is drawn, full precision beside it
@@ -375,9 +375,6 @@ def test_each_draw_costs_a_pass_of_what_calibrates():
     assert again.nbytes_read == 1000 + 1000 + 2000
     each = flops(SIZES, Load.of(DRAWN, TextSize.bound(PROTOCOL)))
     assert more.flops - again.flops == pytest.approx(3 * each)
-
-
-def test_what_ships_is_rounded_otherwise_for_a_tenth_of_the_scan():
     pricing = Pricing(SIZES, TextSize.bound(PROTOCOL), Price())
     few, many = ([subject_of(f"step{k}") for k in range(count)] for count in (2, 40))
     for some, fits in ((few, False), (many, True)):

@@ -95,18 +95,12 @@ def test_evidence_is_that_of_whole_models_in_float64(checkpoint, tallies):
             np.testing.assert_allclose(error[k], float(scored_T.sum()), rtol=1e-4)
 
 
-def sharpened(target, folder):
-    """Return a copy of a model that is sure of some tokens, whose head is larger."""
-    shutil.copytree(folder, target, dirs_exist_ok=True)
-    tensors = load_file(target / "model.safetensors")
-    tensors["lm_head.weight"] *= 32.0
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    return target
-
-
 @on_llama
 def test_sums_by_confidence_are_those_of_whole_models_in_float64(checkpoint, tmp_path):
-    folder = sharpened(tmp_path / "sharp", checkpoint)
+    folder = shutil.copytree(checkpoint, tmp_path / "sharp")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] *= 32.0  # sure of some tokens
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     found, reached = evidence(tallies_of(folder, SCHEMES, tmp_path)), np.zeros(4, dtype=int)
     for scheme in SCHEMES:
         stored = found[scheme.spec].fidelity.by_confidence

@@ -171,23 +171,6 @@ def test_real_revisions_are_placed_in_the_order_of_the_run_with_what_was_publish
         assert [note for note in notes if "tokens, and its step" in note] == [], repo
 
 
-def test_every_family_but_the_demo_has_real_names_here() -> None:
-    files = {"smollm2", "apertus", "open-sci", "pythia"}  # one size stands for the others
-    seen = {family_of(repo).family for repo in real()} | {"demo"}
-    missing = {family.family for family in all_families()} - seen
-    assert {name for name in missing if not name.startswith(tuple(files))} == set()
-
-
-def test_a_name_whose_tokens_disagree_with_its_step_is_noted() -> None:
-    for family, name, named, counted in (
-        ("olmo2-7b", "stage1-step1000-tokens50B", "50B", "4.2B"),
-        ("olmo2-7b", "stage2-ingredient1-step11931-tokens3946B", "3946B", "50."),
-        ("apertus-8b", "step2627139-tokens16T", "16000B", "15000.0B"),
-    ):
-        found, note = load(family), f"names {named} tokens, and its step has {counted}"
-        assert any(note in n for n in found.notes(found.place(name)))
-
-
 def test_a_name_means_something_in_its_own_repository_only() -> None:
     family = load("smollm3")
     assert family.place("main").named
@@ -207,7 +190,7 @@ def test_a_name_means_something_in_its_own_repository_only() -> None:
     assert some.some
 
 
-def test_what_a_family_lists_is_read_by_itself() -> None:
+def test_what_a_family_lists_is_read_by_itself_and_each_has_real_names_here() -> None:
     for family in all_families():
         lists = (*family.known_duplicates, *family.known_bad)
         listed = [name for group in lists for name in group.revisions if "*" not in name]
@@ -216,9 +199,13 @@ def test_what_a_family_lists_is_read_by_itself() -> None:
         assert all(name in named or not family.place(name).named for name in listed)
         stages = {stage.name for stage in family.stages} | {None}
         assert {place.stage for place in family.named} <= stages
+    files = {"smollm2", "apertus", "open-sci", "pythia"}  # one size stands for the others
+    seen = {family_of(repo).family for repo in real()} | {"demo"}
+    missing = {family.family for family in all_families()} - seen
+    assert {name for name in missing if not name.startswith(tuple(files))} == set()
 
 
-def test_duplicates_are_found_by_place_whatever_the_label() -> None:
+def test_duplicates_are_found_by_place_and_tokens_that_disagree_with_a_step_noted() -> None:
     for family, name, count in (
         ("olmo2-7b", "stage1-step101000-tokens424B", 1),  # listed without tokens
         ("olmo2-7b", "stage1-step101001-tokens424B", 0),
@@ -230,6 +217,13 @@ def test_duplicates_are_found_by_place_whatever_the_label() -> None:
         ("olmo3-7b", "stage3-step11921", 1),
     ):
         assert len(load(family).duplicates(name)) == count, (family, name)
+    for family, name, named, counted in (
+        ("olmo2-7b", "stage1-step1000-tokens50B", "50B", "4.2B"),
+        ("olmo2-7b", "stage2-ingredient1-step11931-tokens3946B", "3946B", "50."),
+        ("apertus-8b", "step2627139-tokens16T", "16000B", "15000.0B"),
+    ):
+        found, note = load(family), f"names {named} tokens, and its step has {counted}"
+        assert any(note in n for n in found.notes(found.place(name)))
 
 
 def test_a_repository_finds_its_own_size_and_a_neighbour_none_and_no_other_file() -> None:

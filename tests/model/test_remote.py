@@ -124,13 +124,7 @@ def test_a_family_the_library_knows_never_runs_code_beside_it(folder, tmp_path, 
     assert not mark.exists()
 
 
-ELSEWHERE = (
-    "other/repo--modeling_own.OwnForCausalLM",
-    "/etc/evil.Evil",
-    "../evil.Evil",
-    "evil",
-    "a.b.c",
-)
+ELSEWHERE = ("other/repo--own.Own", "/etc/evil.Evil", "../evil.Evil", "evil", "a.b.c")
 BROKEN = (
     ({"after": "from transformers.utils import LossKwargs"}, "to be imported: ImportError"),
     ({"after": "import a_library_nobody_has"}, "a_library_nobody_has"),
@@ -200,10 +194,6 @@ def test_code_in_the_shared_cache_is_read_through_its_links(tmp_path, mark):
 # ------------------------------------------------------------------------------------ how it runs
 
 
-def losses(tally):
-    return float(sum(nll.sum() for nll in tally.nll))
-
-
 @pytest.mark.parametrize(
     "made",
     [
@@ -220,7 +210,8 @@ def test_it_is_streamed_once_the_stream_is_shown_to_be_the_same(tmp_path, mark, 
     expected = torch.nn.functional.cross_entropy(
         own_code.logits(tensors, TOKENS_T)[:-1], TOKENS_T[1:], reduction="sum"
     )
-    assert losses(tallies[FULL_PRECISION]) == pytest.approx(float(expected), rel=1e-5)
+    measured = float(sum(nll.sum() for nll in tallies[FULL_PRECISION].nll))
+    assert measured == pytest.approx(float(expected), rel=1e-5)
     assert any("bit-identical" in note for note in tallies[FULL_PRECISION].notes)
     for tally in tallies.values():
         assert any(f"of commit {COMMIT} was run (sha256 " in note for note in tally.notes)
