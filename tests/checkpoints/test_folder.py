@@ -208,9 +208,6 @@ def test_a_trainer_state_made_to_harm_is_refused(text: str, tmp_path: Path) -> N
         find_checkpoints(folder)
 
 
-# ------------------------------------------------------------------------------------ bad input
-
-
 def _runs(root: Path) -> Path:
     series(root / "run-a", "step10", "step20")
     return series(root / "run-b", "step10", "step20").parent

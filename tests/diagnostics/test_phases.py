@@ -125,9 +125,6 @@ def test_level_slope_and_unit_of_a_course_do_not_matter() -> None:
     assert (places.at_C < places.x_N[-2]).all()
 
 
-# --------------------------------------------------------------------- what a run is
-
-
 def test_a_run_is_the_longest_branch_and_its_places_are_tokens_or_steps_or_an_order() -> None:
     first = [checkpoint(k) for k in (1, 2)]
     one = [checkpoint(3, ingredient=1, label="a3")]
@@ -224,9 +221,6 @@ def test_short_series_few_documents_and_missing_checkpoints_have_no_change_point
     assert row.verdict == "unknown" and "finite loss" in row.reason
 
 
-# --------------------------------------------------------------------- the rate and the loss
-
-
 def test_where_the_decay_starts_is_not_guessed_and_the_loss_ends_where_it_lies_flat() -> None:
     for rates, reason in (
         ([3e-3] * 5, "does not fall"),
@@ -247,9 +241,6 @@ def test_where_the_decay_starts_is_not_guessed_and_the_loss_ends_where_it_lies_f
         (course,) = phases_of(table(HELD, 3.0 - slope * K[:10], errors, documents=documents))
         assert course.loss_end is None
         assert any(reason in course.loss_end_reason for reason in reasons)
-
-
-# --------------------------------------------------------------------- advice
 
 
 def rules(found: Measurements) -> list[tuple[str, str | None]]:
@@ -277,9 +268,6 @@ def test_advice_is_of_the_scheme_whose_error_grows_and_none_of_a_healthy_run() -
     extra = [replace(m, subject="soup") for m in broken().measurements if m.subject == "step16"]
     wider = Measurements.of((*made, soup), (*broken().measurements, *extra), 0.95)
     assert [c.checkpoints for c in phases_of(wider)] == [broken_course().checkpoints]
-
-
-# --------------------------------------------------------------------- on the card
 
 
 def audit(few: int) -> AuditRecord:

@@ -134,9 +134,6 @@ def test_workers_share_memory_for_states(tmp_path: Path, monkeypatch: pytest.Mon
         assert [*pool.options] == ["--set", f"stream_memory={limit}"]
 
 
-# ------------------------------------------------------------------------------ cuts by cost
-
-
 @pytest.mark.parametrize("count", [16, 64])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "node-local"])
 def test_a_real_scan_is_cut_within_15_percent_of_the_lower_bound(count: int, shared: bool) -> None:
@@ -173,9 +170,6 @@ def test_every_unit_is_in_one_part_and_twins_are_together(sizes, count, seed) ->
     assert [len(part) for part in cut(units, 5)] == [2] * 5
     assert math.isclose(max(cost(part) for part in cut(units, 3)), 4.0)
     assert cut([], 4) == ()
-
-
-# ---------------------------------------------------------------- devices that compute rightly
 
 
 CPU = torch.device("cpu")

@@ -93,9 +93,6 @@ def test_lengths_in_units_become_steps_and_runs_that_are_compared_end_after_the_
     assert cooled.schedule.at(cooled.steps) == runs["cosine"].run.schedule.at(5000) == 0
 
 
-# ------------------------------------------------------------------------------ the series
-
-
 def test_the_series_knows_the_true_rate_and_tokens_of_every_run(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     wanted = planned_runs(read_experiment("wsd-cosine"), "cpu", 1)
@@ -138,9 +135,6 @@ def test_a_price_is_steps_times_tokens_and_missing_measurements(tmp_path: Path) 
     found = priced((1,))
     assert (found.runs, found.runs_trained, found.measurements) == (1, 1, 0)
     assert found.tokens == 1000 * 4 * 256
-
-
-# ------------------------------------------------------------------------------ what is refused
 
 
 def contrast(**changes: object) -> list[dict[str, object]]:

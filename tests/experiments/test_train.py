@@ -93,9 +93,6 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path, text):
     assert equal(SHAPE.build(HELD.seed).state_dict(), SHAPE.build(other.seed).state_dict())
 
 
-# -------------------------------------------------------------------------------------- averages
-
-
 def test_averages_are_those_of_the_weights_along_the_run(tmp_path, text):
     # Every step's fp32 weights are kept, so that both means can be formed again, in float64.
     kept = {"steps": 8, "save_at": (8,), "keep_at": tuple(range(1, 9))}
@@ -117,9 +114,6 @@ def test_averages_are_those_of_the_weights_along_the_run(tmp_path, text):
         mean = lawa.mean(step)
         expected = {6: 4.0, 8: 6.0}.get(step)  # of 2, 4, 6 and of 4, 6, 8
         assert (mean["w"].item() if mean else None) == expected
-
-
-# ----------------------------------------------------------------------------------------- forks
 
 
 def test_a_fork_has_own_settings_and_goes_on_as_its_parent(tmp_path, text, monkeypatch):
@@ -155,9 +149,6 @@ def test_a_fork_from_what_is_not_its_parent_or_was_not_kept_is_refused(tmp_path,
         train(DECAY, replace(text, tokenizer_key="other"), tmp_path)
     with pytest.raises(UsageError, match="`fork_at` was 20 and is 10"):
         train(replace(DECAY, fork_at=10), text, tmp_path, fork=tmp_path / "states/stage1.pt")
-
-
-# --------------------------------------------------------------------------------- going on
 
 
 def test_a_run_goes_further_and_is_refused_by_the_name_of_each_other_setting(tmp_path, text):
@@ -196,9 +187,6 @@ def test_two_processes_that_want_one_run_take_turns(tmp_path, text):
     train(HELD, text, tmp_path, progress=lambda *_: while_it_trains.append(others_may_begin()))
     assert while_it_trains == [False, False]
     assert others_may_begin()
-
-
-# --------------------------------------------------------------------------------- how it stops
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, text, monkeypatch):

@@ -145,8 +145,6 @@ def test_scales_that_are_no_numbers_or_would_be_rounded_are_refused() -> None:
             refuse_rounded(parse_scheme(spec))
 
 
-# ------------------------------------------------------------- codes
-
 BITS = st.integers(2, 8)
 
 
@@ -172,8 +170,6 @@ def test_compressed_tensors_packs_alike(bits: int, count: int) -> None:
     signed_RN = (codes_RN.int() - 2 ** (bits - 1)).to(torch.int8)
     assert torch.equal(pack(codes_RN, bits), pack_to_int32(signed_RN, bits))
 
-
-# ------------------------------------------------------------- scales of columns
 
 AWQ = parse_scheme("awq-4bit:exact_fold=true")
 

@@ -273,9 +273,6 @@ def test_experts_are_quantized_one_after_another_and_priced_by_those_that_read_a
     assert list(expert_notes(SMALL)) == []
 
 
-# ------------------------------------------------------------------------------------ notes
-
-
 def test_what_is_not_kept_within_itself_is_said() -> None:
     for rounds, diagnose, reason in (
         (3, "curvature", "the items of tasks go through in about 3 rounds"),

@@ -86,9 +86,6 @@ def test_types_that_do_not_fit_are_planned_in_the_class_of_what_replaces_them_or
         refuse_classes(recipe, parse_schemes(["rtn-3bit"]), None)
 
 
-# ------------------------------------------------------------------------- candidates
-
-
 SPECS = tuple(parse_scheme(f"rtn-{bits}bit:group=16").spec for bits in (3, 4))
 SERIES = [checkpoint(n, 100 + n) for n in range(4)]
 

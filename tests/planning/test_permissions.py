@@ -131,9 +131,6 @@ def test_allowed_code_is_run_from_each_revisions_own_commit(hub: Hub, tmp_path: 
             assert any(f"code of commit {commit} was run" in note for note in score.notes)
 
 
-# --------------------------------------------------------------------------- what is said
-
-
 def checkpoint(label: str, *requires: str, repo: str = "org/name", family: str | None = None):
     return Checkpoint(Ref(repo, label), label, requires=requires, family=family)
 

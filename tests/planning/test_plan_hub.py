@@ -175,9 +175,6 @@ def test_folders_and_repositories_share_a_plan(series: Series, model: Path, tmp_
     assert plan.seconds_high >= START_SECONDS[1]
 
 
-# --------------------------------------------------------------------- what is no subject
-
-
 def test_a_revision_without_weights_is_a_finding_or_refused(series: Series) -> None:
     hub = series(main=None).opened()
     found = resolve(recipe(), hub)
@@ -198,9 +195,6 @@ def test_a_revision_without_weights_is_a_finding_or_refused(series: Series) -> N
         resolve(recipe(checkpoints=("m*n",)), hub)
 
 
-# ------------------------------------------------------------------------ what does not fit
-
-
 def test_memory_that_is_short_is_refused_with_numbers_that_fit(
     series: Series, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,9 +213,6 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
     more = replace(found, recipe=replace(found.recipe, calibration_documents=documents + 1))
     with pytest.raises(MachineError):
         make_plan(wide, hub=hub, resolved=more)
-
-
-# -------------------------------------------------------------------------------- the lock
 
 
 def test_a_changed_choice_is_resolved_anew_and_what_moved_said(

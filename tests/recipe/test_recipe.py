@@ -133,9 +133,6 @@ def test_what_is_no_recipe_or_does_not_stand_by_itself_is_refused(tmp_path: Path
     assert (demo.targets, demo.schemes, demo.family) == (("demo",), DEFAULT_SCHEMES, "demo")
 
 
-# ------------------------------------------------------------------------------------ arguments
-
-
 def test_settings_are_what_to_measure_and_how_and_a_preset_sets_several() -> None:
     recipe, options = recipe_and_options(
         "a", Path("b"), calibration_documents=32, stream_memory="1.5GiB", out="here", last=None

@@ -316,9 +316,6 @@ def raw(path: Path) -> dict[str, object]:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-# ---------------------------------------------------------------------- what each of them chooses
-
-
 def test_every_family_has_a_recipe() -> None:
     have = {family_of(read_recipe(path)).family for path in HUB}
     # Other lengths and sizes of these differ in their target alone.
@@ -366,9 +363,6 @@ def test_a_recipe_says_what_it_needs_takes_what_it_names_and_makes_soups(path: P
         assert frozenset((name, round(w, 6)) for name, w in pairs) in made, documented.label
 
 
-# ------------------------------------------------------------------------------ the studies' own
-
-
 TAKEN = {"olmo2-1b": 50, "olmo2-7b": 55, "olmo2-13b": 33, "olmo2-32b": 40, "smollm3": 51}
 TAKEN |= {"apertus-8b": 27, "open-sci": 31, "amber": 38, "pythia-160m": 154}
 
@@ -390,9 +384,6 @@ def test_the_study_s_recipes_have_one_protocol_and_take_as_many_revisions_as_the
         recipe = read_recipe(path)
         assert (recipe.evaluation, recipe.packed, recipe.bos) == (WIKITEXT_2, True, "never")
         assert "qaudit-llm[parquet]" in path.read_text(encoding="utf-8")
-
-
-# ----------------------------------------------------------------------------- where they are found
 
 
 def test_a_shipped_recipe_is_found_from_any_folder_unless_one_of_its_name_lies_there(

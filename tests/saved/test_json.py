@@ -179,9 +179,6 @@ def test_an_audit_edited_by_hand_or_with_a_part_cut_out_is_refused_by_name() -> 
             from_json(json.dumps({key: whole[key] for key in whole if key != name}))
 
 
-# ----------------------------------------------------- schemes that are not installed here
-
-
 @pytest.fixture(scope="module")
 def unknown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an audit as another installation writes it, under a scheme of its own."""

@@ -48,9 +48,6 @@ def encode(text: str) -> list[int]:
     return BYTES(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-# -------------------------------------------------------------------------------------- windows
-
-
 @given(st.integers(0, 200), st.integers(2, 40), st.integers(1, 3))
 def test_windows_leave_out_their_first_token(length: int, context: int, unscored: int) -> None:
     scored = [
@@ -119,9 +116,6 @@ def test_windows_side_by_side_count_the_bytes_they_score_and_every_byte_is_owned
         ("abc", [], []),
     ):
         assert owned_nbytes(text, ends).tolist() == nbytes
-
-
-# ------------------------------------------------------------------------------------------ BOS
 
 
 def test_bos_stands_where_the_policy_says() -> None:
@@ -232,9 +226,6 @@ def test_what_was_left_out_is_noted_and_another_cut_is_another_corpus() -> None:
     assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), bos="always").sha256
 
 
-# ------------------------------------------------------------------------------------ refusals
-
-
 def test_text_that_cannot_be_measured_is_refused() -> None:
     renamed = [Document("under another name", TEXTS[0]), *many(2)]
     shared = "calibration and evaluation share 1 documents, the first is `under another name`$"
@@ -252,9 +243,6 @@ def test_text_that_cannot_be_measured_is_refused() -> None:
             build(documents(*texts), **changes)
         assert caught.value.code == 2
         assert caught.value.hint
-
-
-# ------------------------------------------------------------------------------------ tokenizer
 
 
 def test_a_text_longer_than_the_model_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:

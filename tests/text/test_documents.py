@@ -206,9 +206,6 @@ def build(names: list[str], field: str | None = "source", **protocol: Any) -> Co
     return build_corpus(fed, documents, BYTES, cut, strata=field)
 
 
-# ---------------------------------------------------------------------------------------- reading
-
-
 def test_a_field_of_json_lines_or_a_column_of_parquet_groups_documents(tmp_path: Path) -> None:
     found = [{"text": "a", "source": "web"}, {"text": "b", "source": 2024}]
     assert strata(write(tmp_path / "a.jsonl", lines(*found))) == ["web", "2024"]
@@ -243,9 +240,6 @@ def test_values_that_name_no_group_and_text_without_the_field_are_refused(tmp_pa
     assert "--evaluation" in refusal(source, strata="source").hint
     with pytest.raises(CorpusError, match="the text that Python carries"):
         text_of(None, "evaluation", strata="source")
-
-
-# --------------------------------------------------------------------------------------- grouping
 
 
 def test_groups_change_no_identity_and_what_limits_them_is_refused_or_noted() -> None:

@@ -199,9 +199,6 @@ def test_a_missing_file_is_named_and_a_known_one_found_offline(hub: Hub, tmp_pat
     assert hub.log == []
 
 
-# ------------------------------------------------------------------------------------- reading
-
-
 def test_a_text_lies_in_the_cache_that_other_tools_share(hub: Hub, tmp_path: Path) -> None:
     from huggingface_hub import hf_hub_download
 

@@ -34,9 +34,6 @@ from tests.support.texts import BYTES, lines
 WORDS = ["the cat sat on the mat", "a dog and a cat", "one two three four", "the mat sat on a dog"]
 
 
-# ------------------------------------------------------------------------------------- defaults
-
-
 def recipe(*targets: str, **asked: Any) -> Recipe:
     few: dict[str, Any] = {"calibration_documents": 2, "evaluation_documents": 2, "context": 8}
     few |= {"device": "cpu", "dtype": "float32", **asked}
@@ -54,9 +51,6 @@ def test_models_of_the_hub_alone_are_measured_on_published_text() -> None:
         assert (found.calibration, found.evaluation, found.choices) == wanted
         local = recipe("folder", **given)
         assert with_default_texts(local, on_hub=False) == local
-
-
-# ------------------------------------------------------------------------------- no more than asked
 
 
 class Counted:
@@ -224,9 +218,6 @@ def test_a_text_that_does_not_come_ends_the_scan_before_weights(hub: Hub, tmp_pa
         if evaluation == GATED:
             assert "/datasets/acme/gated" in error.hint
             assert error.hint.endswith("or give another text with `--evaluation`")
-
-
-# ----------------------------------------------------------------------------- whose tokenizer
 
 
 def test_a_series_without_a_tokenizer_takes_that_of_its_family(hub: Hub, tmp_path: Path) -> None:

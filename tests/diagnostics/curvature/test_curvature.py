@@ -102,9 +102,6 @@ def test_documents_are_chosen_by_content_whatever_their_order(series, tmp_path) 
         measured(series[:1], tmp_path, text=replace(text, evaluation=only))
 
 
-# ------------------------------------------------------------------------- want of memory
-
-
 def test_less_goes_side_by_side_where_less_fits_and_nothing_where_none_does(monkeypatch) -> None:
     def with_free(nbytes: int) -> None:
         monkeypatch.setattr(curvature_measure, "room_nbytes", lambda device: nbytes)
