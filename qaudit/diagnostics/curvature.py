@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,15 +10,11 @@ from qaudit.core.scheme import Limit, Scheme, limited
 from qaudit.diagnostics.diagnostic import (
     OUTSIDE,
     Diagnostic,
-    DiagnosticFigure,
     DiagnosticWork,
     at_least,
 )
 from qaudit.report import document as doc
-from qaudit.report.chart import Chart, look_of
 from qaudit.report.format import NOT_MEASURED, digits, interval_text, plural
-from qaudit.report.plots import FAR, along, series_axis
-from qaudit.report.series import picture
 from qaudit.report.views import View
 from qaudit.types import CurvatureRow, Interval
 
@@ -84,7 +79,6 @@ def section(view: View) -> doc.Section:
     blocks = [
         doc.paragraph(legend),
         doc.paragraph(along_the_series(view, models)),
-        *picture(view, "curvature"),
         doc.fold("Every subject", doc.table(MODELS, rows), *bullets),
     ]
     by_role = [row for row in view.audit.diagnostics.curvature if row.part == "role"]
@@ -136,49 +130,3 @@ def along_the_series(view: View, models: dict[str, CurvatureRow]) -> str:
 
 def _trace(row: CurvatureRow) -> Interval:
     return row.trace_elsewhere or row.trace
-
-
-ALT = "Trace and largest eigenvalue of the Hessian along the series"
-
-
-def _is_drawn(view: View) -> bool:
-    models = whole_models(view)
-    return sum(subject.label in models for subject in view.checkpoints) > 1
-
-
-def _draw(view: View) -> Chart:
-    models, places = whole_models(view), view.axis.places
-    values = {
-        "trace": {label: _trace(row) for label, row in models.items()},
-        "largest eigenvalue": {
-            label: Interval(value, value - row.residuals[0], value + row.residuals[0])
-            for label, row in models.items()
-            for value in row.eigenvalues[:1]
-        },
-    }
-    finite = {
-        name: {label: i for label, i in at.items() if math.isfinite(i.estimate)}
-        for name, at in values.items()
-    }
-    panels = {name: at for name, at in finite.items() if at}
-    note = "Bands and bars: intervals over probes and documents, of an eigenvalue its residual"
-    note += "; hollow: other ingredients" + ("; star: soup." if view.soups else ".")
-    title = "How sharp the loss is, along the series"
-    chart = Chart(title, note, 0.3 + 1.9 * len(panels))
-    every = chart.panels(*(1.0 for _ in panels), sharex=True)
-    for k, (axes, (name, at)) in enumerate(zip(every, panels.items(), strict=True)):
-        axes.set_ylabel(name)
-        shown = interval_text if name == "trace" else lambda interval: digits(interval.estimate)
-        points = {
-            label: (places[label], i, f"{label}\n{name} {shown(i)}") for label, i in at.items()
-        }
-        along(view, chart, axes, str(k), points, **look_of(k))
-        estimates = [interval.estimate for interval in at.values()]
-        if min(estimates) > 0 and max(estimates) > FAR * min(estimates):
-            axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    series_axis(view, every)
-    return chart
-
-
-FIGURE = DiagnosticFigure("curvature", ALT, _is_drawn, _draw)

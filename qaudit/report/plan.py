@@ -12,7 +12,6 @@ is unknown. What is worth measuring next is a table of predictions, and JSON.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -55,7 +54,6 @@ LEAST_FOLDED, LEAST_NAMES_FOLDED = 4, 12
 SHORTEST_NAME = 12
 SAME_WEIGHTS = "the same weights"
 MOST_NAMES = 4
-MOSTLY = 0.8  # of the steps of a fold
 _IN_THE_TABLE = ("QA009", "QA011", "QA012", "QA013", "QA016")
 _HEADINGS = (" ", "checkpoint", "stage", "step", "tokens", "lr", "size", "see")
 _ALIGNED = "<<<>>>><"
@@ -192,9 +190,8 @@ def _folded(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
     steps = [int(row[3].replace(",", "")) for row in rows if row[3] != NOT_MEASURED]
     if len(steps) == len(rows):
         text += f", steps {steps[0]:,} to {steps[-1]:,}"
-        ((apart, times),) = Counter(b - a for a, b in pairwise(steps)).most_common(1)
-        if times >= MOSTLY * (len(steps) - 1):
-            text += f", {'' if times == len(steps) - 1 else 'mostly '}every {apart:,}"
+        if len(apart := {b - a for a, b in pairwise(steps)}) == 1:
+            text += f", every {apart.pop():,}"
     see = rows[0][-1]
     return f"{padded(text, sum(widths[:-1]) + len(widths) - 2)} {see}" if see else text
 

@@ -10,13 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from qaudit.audit import Audit
-from qaudit.diagnostics import curvature, plane
-from qaudit.diagnostics.diagnostic import DiagnosticFigure
 from qaudit.diagnostics.plane import beyond_the_parabola
-from qaudit.report.chart import drawing
 from qaudit.report.folder import figures
 from qaudit.report.format import digits, interval_text
-from qaudit.report.views import View
 from qaudit.types import AuditRecord, Diagnostics, Interval, NotDiagnosed, PositionRow, StratumRow
 from tests.support import sample
 from tests.support.cards import section, whole
@@ -128,26 +124,14 @@ def texts_of(svg: str) -> list[str]:
     return [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
 
 
-def drawn(figure: DiagnosticFigure, audit: AuditRecord) -> list[str]:
-    with drawing():
-        return texts_of(figure.draw(View(audit)).svg(figure.name, figure.alt))
-
-
-def test_pictures_of_slices_and_curvature_name_models_and_subjects() -> None:
+def test_pictures_of_slices_name_models_and_subjects() -> None:
     audit = audit_with(SERIES, [*slice_of(HELD), *grid_of(LAST), *slice_of("soup")])
-    pictures = figures(audit)
-    texts, both = texts_of(pictures["plane"]), texts_of(pictures["curvature"])
+    texts = texts_of(figures(audit)["plane"])
     assert {"as it is", "gptq-3bit", HELD, f"Loss around {LAST}"} <= set(texts)
     assert f"{HELD}\n1 of the way to gptq-3bit\n0.2000 [0.1960, 0.2040] nats per token" in texts
     assert sum(" towards " in text and "\n" in text for text in texts) == len(grid_of(LAST))
-    only_lines = drawn(plane.FIGURE, audit_with([], slice_of(LAST)))
+    only_lines = texts_of(figures(audit_with([], slice_of(LAST)))["plane"])
     assert not any("towards the quantized model" in text for text in only_lines)
-    assert {"trace", "largest eigenvalue", "soup\nlargest eigenvalue 30.0"} <= set(both)
-    assert f"{LAST}\ntrace 3,000 [2,900, 3,100]" in both
-    assert any("star: soup" in text for text in both)
-    bare = [replace(row, eigenvalues=(), residuals=()) for row in SERIES]
-    alone = drawn(curvature.FIGURE, audit_with(bare, []))
-    assert "trace" in alone and "largest eigenvalue" not in alone
 
 
 def test_numbers_and_intervals_have_the_digits_that_they_deserve() -> None:
