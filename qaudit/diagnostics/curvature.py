@@ -76,7 +76,7 @@ def section(view: View) -> doc.Section:
     )
     notes = dict.fromkeys(note for model in models.values() for note in model.notes)
     bullets = [doc.bullets(*notes)] if notes else []
-    blocks = [
+    blocks: list[doc.Block] = [
         doc.paragraph(legend),
         doc.paragraph(along_the_series(view, models)),
         doc.fold("Every subject", doc.table(MODELS, rows), *bullets),

@@ -73,7 +73,6 @@ class Figure:
 
     name: str
     alt: str
-    caption: str = ""
     lines: tuple[str, ...] = ()
 
 

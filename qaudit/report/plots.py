@@ -64,7 +64,7 @@ def _along(
 ) -> Chart:
     """Draw errors; the words are a title, the name of the axis, and what intervals are over."""
     title, unit, sampled = words
-    has_rates = view.axis.phases is not None
+    has_rates = view.axis.falls is not None
     tall = max(3.3, LINE * len(view.schemes))
     chart = Chart(title, _key(view, sampled), tall + (0.8 if has_rates else 0.0))
     panels = chart.panels(*((tall, 0.6) if has_rates else (tall,)), sharex=True)
@@ -174,9 +174,8 @@ def series_axis(view: View, panels: Sequence[Axes]) -> None:
     for axes in panels:
         for _, end in ends[:-1]:
             axes.axvline(end, color=FAINT, ls="--", lw=0.7, zorder=1)
-        for name, begin, end in where.phases or ():
-            if name == "falls":
-                axes.axvspan(begin, end, color=FAINT, alpha=0.1, lw=0, zorder=0)
+        for begin, end in where.falls or ():
+            axes.axvspan(begin, end, color=FAINT, alpha=0.1, lw=0, zorder=0)
     low, high = panels[0].get_xlim()
     free, letter = low, (high - low) / 80  # of the narrowest axes
     for text, middle in names:
@@ -207,7 +206,7 @@ def _key(view: View, sampled: str) -> str:
         "hollow: other ingredients": len(where.trunk) < len(view.checkpoints),
         "a line for each run": len(where.runs) > 1,
         "star: soup" if len(view.soups) == 1 else "stars: soups": view.soups,
-        "shaded: the learning rate falls": any(name == "falls" for name, *_ in where.phases or ()),
+        "shaded: the learning rate falls": where.falls,
     }
     return f"{'; '.join(words for words, is_there in occurs.items() if is_there)}."
 

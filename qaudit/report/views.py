@@ -45,8 +45,8 @@ class Axis:
 
     Soups, which are only made of checkpoints, are a little after the last one.
     `trunk` is the main line: of parallel ingredients, the longest one. What does not come later on
-    it begins another of its `runs`. In each of its `phases`, with begin and end, the learning rate
-    is held, falls or rises; None where that is not known all along it.
+    it begins another of its `runs`. In each of `falls`, from begin to end, the learning rate falls;
+    None where it is not known all along.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Axis:
     stage_ends: dict[str, float]
     trunk: tuple[Subject, ...]
     runs: list[list[Subject]]
-    phases: list[tuple[str, float, float]] | None
+    falls: list[tuple[float, float]] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,21 +169,20 @@ class View:
                 runs[-1].append(s)
             else:
                 runs.append([s])
-        phases: list[tuple[str, float, float]] | None = None
+        falls: list[tuple[float, float]] | None = None
         if len(trunk) > 1 and all(s.first.learning_rate is not None for s in trunk):
-            phases = []
+            falls = []
             for a, b in (pair for run in runs for pair in pairwise(run)):
-                begin, end = at[a.label], at[b.label]
                 before, after = a.first.learning_rate or 0.0, b.first.learning_rate or 0.0
-                same = math.isclose(before, after, rel_tol=1e-6)
-                name = "held" if same else "falls" if after < before else "rises"
-                if phases and phases[-1][0] == name:
-                    begin = phases.pop()[1]
-                phases.append((name, begin, end))
+                if after < before and not math.isclose(before, after, rel_tol=1e-6):
+                    begin = at[a.label]
+                    if falls and falls[-1][1] == begin:
+                        begin, _ = falls.pop()
+                    falls.append((begin, at[b.label]))
         high = max(at.values(), default=0.0)
         step = min(0.045, 0.2 / (len(self.soups) or 1)) * (high - min(at.values(), default=0.0))
         at |= {soup.label: high + step * k for k, soup in enumerate(self.soups, 1)}
-        return Axis(placed.unit, at, stage_ends, trunk, runs, phases)
+        return Axis(placed.unit, at, stage_ends, trunk, runs, falls)
 
     @cached_property
     def documents(self) -> int:

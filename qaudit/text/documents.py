@@ -25,8 +25,8 @@ Multiple-choice items from JSON lines.
 
 Published sets differ in their names only: a `context` (or `ctx`) is taken as it is, a
 `question` is put between "Question:" and "Answer:"; the options are `choices`, `options` or
-`endings`, as a list or as a table of `text` and `label`; the answer is a position from zero, a
-letter, or one of the labels. A space is put before an option unless there is one.
+`endings`; the answer is a position from zero, or a letter. A space is put before an option unless
+there is one.
 """
 
 from __future__ import annotations
@@ -403,8 +403,8 @@ def read_choices(source: str, path: Path | None = None) -> tuple[PromptedItem, .
             raise CorpusError(f"`{field}` in {where} is not a text", hint=_HINT)
         if field == "question":
             context = f"Question: {context}\nAnswer:"
-        options, labels = _options(*_one_of(value, _OPTIONS, where), where)
-        answer = _answer(_one_of(value, _ANSWERS, where)[1], labels, where)
+        options = _options(*_one_of(value, _OPTIONS, where), where)
+        answer = _answer(_one_of(value, _ANSWERS, where)[1], len(options), where)
         glue = "" if not context or context[-1].isspace() else " "
         pairs = tuple((context, o if o[:1].isspace() else glue + o) for o in options)
         items.append(PromptedItem(CHOICES, f"{file.path.name}:{number}", pairs, (answer,)))
@@ -422,26 +422,19 @@ def _one_of(value: dict[str, Any], names: tuple[str, ...], where: str) -> tuple[
     raise CorpusError(f"{where} has no {wanted}", hint=f"its fields are {fields}; {_HINT}")
 
 
-def _options(field: str, value: Any, where: str) -> tuple[list[str], list[str]]:
-    labels = None
-    if isinstance(value, dict):
-        labels, value = value.get("label"), value.get("text")
+def _options(field: str, value: Any, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(o, str) and o for o in value):
         raise CorpusError(f"`{field}` in {where} is not a list of texts", hint=_HINT)
     if len(value) < 2:
         raise CorpusError(f"{where} has {len(value)} options, and 2 are needed", hint=_HINT)
-    if isinstance(labels, list) and len(labels) == len(value):
-        return value, [str(label) for label in labels]
-    return value, [chr(ord("A") + k) for k in range(len(value))]
+    return value
 
 
-def _answer(value: Any, labels: list[str], where: str) -> int:
-    if isinstance(value, str) and value in labels:
-        return labels.index(value)
-    positions = list(map(str, range(len(labels))))
-    if isinstance(value, int | str) and not isinstance(value, bool) and str(value) in positions:
-        return int(value)
+def _answer(value: Any, count: int, where: str) -> int:
+    names = {name: k for k in range(count) for name in (str(k), chr(ord("A") + k))}
+    if str(value) in names:
+        return names[str(value)]
     raise CorpusError(
-        f"the answer in {where} is `{value}`, which is none of {len(labels)} options",
-        hint=f"write a position from 0 to {len(labels) - 1}, or one of {', '.join(labels)}",
+        f"the answer in {where} is `{value}`, which is none of {count} options",
+        hint=f"write a position from 0 to {count - 1}, or a letter",
     )

@@ -265,12 +265,11 @@ SUN = PromptedItem("choices", "items.jsonl:1", ((ASKED, " red"), (ASKED, " yello
 
 def test_an_item_is_read_under_its_usual_names(tmp_path: Path) -> None:
     path = tmp_path / "items.jsonl"
-    labelled = {"text": ["red", "yellow"], "label": ["1", "2"]}
     for item in (
         {"question": "Sun?", "choices": ["red", "yellow"], "answer": 1},
         {"question": "Sun?", "options": ["red", "yellow"], "answer": "B"},
         {"question": "Sun?", "choices": [" red", " yellow"], "label": "1"},
-        {"question": "Sun?", "choices": labelled, "answerKey": "2"},
+        {"question": "Sun?", "choices": ["red", "yellow"], "answerKey": "B"},
         {"context": ASKED, "endings": ["red", "yellow"], "gold": 1},
     ):
         assert read_choices(write(path, lines(item))) == (SUN,)

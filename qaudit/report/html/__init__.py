@@ -35,7 +35,6 @@ Value = str | int | float | None
 
 EMPTY = Html("")
 _VOID = frozenset({"meta", "br"})
-_LEAVES = frozenset({"path", "line", "rect", "circle"})  # of SVG, which may close themselves
 
 
 def text(words: str) -> Html:
@@ -52,8 +51,6 @@ def element(tag: str, *inner: Html, **attributes: Value) -> Html:
             opened += f' {name.rstrip("_").replace("_", "-")}="{text(str(number))}"'
     if tag in _VOID:
         return Html(f"<{opened}>")
-    if tag in _LEAVES and not inner:
-        return Html(f"<{opened}/>")
     return Html(f"<{opened}>{''.join(inner)}</{tag}>")
 
 
