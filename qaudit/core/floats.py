@@ -123,6 +123,12 @@ def exponents_of(powers: Tensor) -> Tensor:
     return (powers.view(torch.int32) >> 23).to(torch.uint8)
 
 
+def powers_of(exponents: Tensor) -> Tensor:
+    """Return the powers of two of stored exponents."""
+    ones = torch.ones_like(exponents, dtype=torch.float32)
+    return torch.ldexp(ones, exponents.to(torch.int32) - E8M0_BIAS)
+
+
 @dataclass(frozen=True, eq=False)
 class Float8Codes(StoredWeight):
     """8-bit floats under a scale for each row, or for each square of 128 x 128."""
@@ -170,9 +176,7 @@ class MxFloat4Codes(StoredWeight):
         return cls(codes_RC, exponents_of(scales_RG))
 
     def decode(self) -> Tensor:
-        ones_RG = torch.ones_like(self.exponents_RG, dtype=torch.float32)
-        scales_RG = torch.ldexp(ones_RG, self.exponents_RG.to(torch.int32) - E8M0_BIAS)
-        return _float4_values(self.codes_RC, scales_RG, MX_GROUP)
+        return _float4_values(self.codes_RC, powers_of(self.exponents_RG), MX_GROUP)
 
     @property
     def nbits(self) -> int:
@@ -215,9 +219,12 @@ def e2m1_codes(x: Tensor) -> Tensor:
     return codes.add_((x.view(torch.int32) >> 28) & 8).to(torch.uint8)
 
 
+def e2m1_values(codes: Tensor) -> Tensor:
+    return _looked_up(torch.tensor((*E2M1, *(-value for value in E2M1))), codes)
+
+
 def _float4_values(codes_RC: Tensor, scales_RG: Tensor, size: int) -> Tensor:
-    values_RC = _looked_up(torch.tensor((*E2M1, *(-value for value in E2M1))), codes_RC)
-    return values_RC.mul_(_widened(scales_RG, codes_RC.shape[1], size))
+    return e2m1_values(codes_RC).mul_(_widened(scales_RG, codes_RC.shape[1], size))
 
 
 def _looked_up(table: Tensor, codes: Tensor) -> Tensor:

@@ -19,10 +19,11 @@ threads, exactly (`math.fsum`): their bits do not depend on the number of thread
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
+from qaudit.core.scheme import Parameters
 from qaudit.errors import SourceError, UsageError
 from qaudit.support.lazy import Tensor, torch
 
@@ -34,12 +35,9 @@ SERIAL = 1 << 15  # torch's own grain: a reduction over no more than this stays 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merge:
+class Merge(Parameters):
     """Base of every merge."""
 
-    name: ClassVar[str]
-    version: ClassVar[int] = 1
-    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     fewest: ClassVar[int] = 2
     most: ClassVar[int | None] = None
     follows_a_run: ClassVar[bool] = False
@@ -90,11 +88,6 @@ class Merge:
         raise UsageError(
             f"`{self.name}` takes no weights", hint="weights are for `weighted`: `0.9*A+0.1*B`"
         )
-
-    @property
-    def spec(self) -> str:
-        pairs = (f"{f.name}={str(getattr(self, f.name)).lower()}" for f in fields(self))
-        return ":".join([self.name, *pairs])
 
 
 def inner(a: Tensor, b: Tensor, origin: Tensor | None = None) -> float:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,15 +66,12 @@ class Batch:
     def of_rows(self, rows: slice) -> Batch:
         """Return some of the windows, or all in another order."""
         order = list(range(len(self.windows)))[rows]
-        return replace(
-            self,
-            tokens_BT=self.tokens_BT[order],
-            windows=self.windows[rows],
-            lengths=self.lengths[rows],
-            starts=self.starts[rows],
-            roles_BT=None if self.roles_BT is None else self.roles_BT[order],
-            drawn_BT=None if self.drawn_BT is None else self.drawn_BT[order],
-        )
+        parts: dict[str, Any] = {
+            name: part[order] if isinstance(part, Tensor) else part[rows]
+            for name, part in vars(self).items()
+            if isinstance(part, Tensor | tuple)
+        }
+        return replace(self, **parts)
 
 
 def make_batches(

@@ -16,12 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from qaudit.core.floats import MX_GROUP, NV_GROUP
+from qaudit.core.floats import MX_GROUP, NV_GROUP, e2m1_values, powers_of
 from qaudit.formats import reading
 from qaudit.support.lazy import Tensor, torch
 
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The magnitudes of a 4-bit float (E2M1); the fourth bit is the sign."""
 WORD = 32
 
 
@@ -71,13 +69,12 @@ def halves(packed_RB: Tensor) -> Tensor:
 
 def unpack_fp4(packed_RB: Tensor) -> Tensor:
     """Return the 4-bit floats of bytes."""
-    return torch.tensor((*FP4, *(-value for value in FP4)))[halves(packed_RB).to(torch.int32)]
+    return e2m1_values(halves(packed_RB))
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
     """Return scales that are stored as a biased exponent alone (E8M0)."""
-    powers = exponents.view(torch.uint8).to(torch.int32) - 127
-    return torch.ldexp(torch.ones(powers.shape), powers)
+    return powers_of(exponents.view(torch.uint8))
 
 
 def wide(scales: Tensor, name: str) -> Tensor:
@@ -165,12 +162,9 @@ def _fp8(parts: reading.StoredLinear) -> reading.Layout:
     if shape in ((), (1,)):
         block = (rows, columns)
     elif shape not in ((rows,), (rows, 1)):
-        block = reading.pair_of(
-            parts.config.get("weight_block_size") or (128, 128), "weight_block_size"
-        )
-        down, across = -(-rows // block[0]), -(-columns // block[1])
-        because = f"blocks of {block[0]} by {block[1]}"
-        parts.sizes({suffix: ("D A", dtypes)}, because, D=down, A=across)
+        sides = parts.config.get("weight_block_size") or (128, 128)
+        block = reading.pair_of(sides, "weight_block_size")
+        parts.blocks({suffix: ("D A", dtypes)}, block, (rows, columns))
 
     def decode(read: Mapping[str, Tensor]) -> Tensor:
         return in_blocks(parts.name, read[".weight"], read[suffix], block)

@@ -220,9 +220,7 @@ def _floats(parts: reading.StoredLinear, weights: Table) -> reading.Layout:
         block = (rows, columns)
     elif isinstance(structure, list):
         block = reading.pair_of(structure, "block_structure")
-        down, across = -(-rows // block[0]), -(-columns // block[1])
-        because = f"blocks of {block[0]} by {block[1]}"
-        parts.sizes({".weight_scale": ("D A", reading.SCALES)}, because, D=down, A=across)
+        parts.blocks({".weight_scale": ("D A", reading.SCALES)}, block, (rows, columns))
     else:
         block = (1, parts.group(columns, _groups(parts, rows), weights))
 

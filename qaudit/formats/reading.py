@@ -25,6 +25,8 @@ from qaudit.whole import read_table
 Config = Mapping[str, Any]
 """A quantization configuration, as the repository has it."""
 
+Sides = Mapping[str, tuple[str, Sequence[str]]]
+"""By suffix, the names of sides and the dtypes that a tensor may have."""
 Decode = Callable[[Mapping[str, Tensor]], Tensor]
 """Make a dense weight of the stored tensors, by their suffixes."""
 
@@ -118,7 +120,7 @@ class StoredLinear:
 
     def sizes(
         self,
-        table: Mapping[str, tuple[str, Sequence[str]]],
+        table: Sides,
         because: str = "",
         **known: int,
     ) -> dict[str, int]:
@@ -148,6 +150,11 @@ class StoredLinear:
                     )
                 asked_by.setdefault(name, f"`{shown}`")
         return sizes
+
+    def blocks(self, table: Sides, block: tuple[int, int], shape: tuple[int, int]) -> None:
+        """Refuse scales that are not one for each block, `D` down and `A` across."""
+        down, across = (-(-side // size) for side, size in zip(shape, block, strict=True))
+        self.sizes(table, f"blocks of {block[0]} by {block[1]}", D=down, A=across)
 
     def dtype(self, suffix: str, *dtypes: str) -> str:
         """Return the dtype of a stored tensor, or refuse one that the format does not have."""

@@ -139,7 +139,7 @@ def test_a_soup_that_cannot_be_meant_is_refused() -> None:
         ("lawa:k=3:every=150", "no checkpoint at step 350", "steps 200, 350, 500"),
         ("wsm:duration=150", "no checkpoint at step 350", "100, 200, 300, 400"),
         ("wsm:duration=-5", "a duration of -5 steps is none", "wsm:duration=2000"),
-        ("wsm:decay=cosin", "there is no decay `cosin`", "did you mean `cosine`?"),
+        ("wsm:decay=cosin", "there is no decay `cosin`", "use decay=linear or decay=cosine"),
         ("wsm(step100+step300+step400)", "100 to 200 steps apart", "at equal distances"),
         ("wsm(step400+step300)", "each at a later step; these are at 400, 300", "of one run"),
         ("lawa:n=3", "`lawa` has no parameter `n`", "it takes: k, every"),

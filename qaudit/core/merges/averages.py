@@ -53,8 +53,8 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from qaudit.core.merge import Counted, Merge, Weights, inner
+from qaudit.core.scheme import limited, one_of
 from qaudit.errors import UsageError
-from qaudit.support.keys import nearest
 from qaudit.support.lazy import Tensor
 
 
@@ -105,38 +105,37 @@ class Weighted(Mean):
 class Ema(Mean):
     """Average along the run, each checkpoint counting less than the one after it."""
 
-    decay: float = 0.9
+    decay: float = limited(
+        0.9,
+        (
+            lambda decay: 0 < decay < 1,
+            "a decay of {:g} is not between 0 and 1",
+            "write `ema:decay=0.9`",
+        ),
+    )
 
     name: ClassVar[str] = "ema"
     follows_a_run: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.decay < 1:
-            raise UsageError(
-                f"a decay of {self.decay:g} is not between 0 and 1", hint="write `ema:decay=0.9`"
-            )
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
         shares = [self.decay**n * (1 - self.decay) for n in reversed(range(len(steps)))]
         return (self.decay ** (len(steps) - 1), *shares[1:])
 
 
+_WINDOW = "write `lawa:k=5` or `lawa:k=5:every=500`"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lawa(Mean):
     """Average the latest k checkpoints, or k that are so many steps apart."""
 
-    k: int = 5
-    every: int = 0  # steps between members; 0 takes them as they come
+    k: int = limited(5, (lambda k: k >= 2, "a window of {} checkpoints is none", _WINDOW))
+    every: int = limited(  # steps between members; 0 takes them as they come
+        0, (lambda steps: steps >= 0, "a window every {} steps is none", _WINDOW)
+    )
 
     name: ClassVar[str] = "lawa"
     follows_a_run: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.k < 2 or self.every < 0:
-            raise UsageError(
-                f"a window of {self.k} checkpoints every {self.every} steps is none",
-                hint="write `lawa:k=5` or `lawa:k=5:every=500`",
-            )
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
         if len(steps) < self.k:
@@ -175,19 +174,13 @@ CURVES: Mapping[str, Callable[[float], float]] = MappingProxyType({
 class Wsm(Mean):
     """Average the last steps of a held learning rate as a decay over them would have."""
 
-    decay: str = "linear"
-    duration: int = 0  # steps from the first member to the last; 0 takes all that are named
+    decay: str = limited("linear", one_of("decay", CURVES, "there is no decay `{}`"))
+    duration: int = limited(  # steps from the first member to the last; 0 takes all that are named
+        0, (lambda steps: steps >= 0, "a duration of {} steps is none", "write `wsm:duration=2000`")
+    )
 
     name: ClassVar[str] = "wsm"
     follows_a_run: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.decay not in CURVES:
-            raise UsageError(f"there is no decay `{self.decay}`", hint=nearest(self.decay, CURVES))
-        if self.duration < 0:
-            raise UsageError(
-                f"a duration of {self.duration} steps is none", hint="write `wsm:duration=2000`"
-            )
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
         dated = [step for step in steps if step is not None]
@@ -224,14 +217,12 @@ NO_ARC = 1e-7  # below this sine the two quotients are noise
 class Slerp(Merge):
     """Go from the first member towards the second on the arc between them."""
 
-    t: float = 0.5
+    t: float = limited(
+        0.5, (lambda t: 0 <= t <= 1, "`t` is {:g}, not within 0 and 1", "write `slerp:t=0.5`")
+    )
 
     name: ClassVar[str] = "slerp"
     most: ClassVar[int | None] = 2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.t <= 1:
-            raise UsageError(f"`t` is {self.t:g}, not within 0 and 1", hint="write `slerp:t=0.5`")
 
     def shares(self, steps: Sequence[int | None]) -> tuple[float, ...]:
         return (1 - self.t, self.t)
