@@ -142,11 +142,6 @@ def _look(listing: Listing, target: str, recipe: Recipe | None) -> Sequence[Chec
 
 def parse(target: str) -> Ref:
     """Read the name of a repository, or refuse it."""
-    if target.startswith(f"{HUB}datasets/"):
-        raise UsageError(
-            f"`{target}` is a text and no model",
-            hint="pass it as `--evaluation` or `--calibration`",
-        )
     ref = repository_of(target, glob=True)
     if ref is None:
         raise UsageError(

@@ -83,13 +83,11 @@ def parse_objective(text: str) -> Objective:
         return Objective("kl")
     if kind != "bits":
         raise UsageError(f"there is no objective `{text}`", hint=nearest(text, EXAMPLES))
-    match, write = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", rest), "write `bits@1%`"
-    if match is None:
-        raise UsageError(f"`{text}` has no margin in percent", hint=write)
-    margin = float(match[1]) / (100 if match[2] else 1)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", rest)
+    margin = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     if not 0 < margin < 1:
-        message = f"a margin of {100 * margin:g} % is not between 0 and 100 %"
-        raise UsageError(message, hint=write)
+        message = f"`{text}` has no margin between 0 and 100 %"
+        raise UsageError(message, hint="write `bits@1%`")
     return Objective("bits", margin=margin)
 
 

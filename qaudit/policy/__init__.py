@@ -41,9 +41,6 @@ CODES = (*(metric.code for metric in METRICS.values()), "QA025", "QA026", "QA040
 _MOST_ENTRIES = 200
 """Rules, and ignores; each rule is judged for every subject and scheme."""
 
-_DEEPEST = 8
-"""Tables and lists inside each other; a policy has four."""
-
 _COMPUTED = {
     "strata": ("stratum", sorted(name for name, metric in METRICS.items() if metric.by_stratum)),
     "tasks": ("task", sorted(name for name, metric in METRICS.items() if metric.of_tasks)),
@@ -124,18 +121,12 @@ def read_table(text: str, where: str) -> tuple[dict[str, Any], dict[Place, int]]
         raise PolicyError(
             f"{where} is not a policy", hint="a policy is a table of keys, `rules` among them"
         )
-    depth = 0  # other YAML files may have anchors, aliases, and nesting that no policy has
+    # Other YAML files may have anchors.
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        line = event.start_mark.line + 1 if event.start_mark else 1
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+        if getattr(event, "anchor", None):
+            line = event.start_mark.line + 1
             raise PolicyError(
                 f"{where}, line {line}: there is an anchor or an alias", hint="write it out"
-            )
-        if depth > _DEEPEST:
-            raise PolicyError(
-                f"{where}, line {line}: it nests deeper than a policy does", hint="fix it there"
             )
     return table, lines_of(node)
 

@@ -115,12 +115,9 @@ def _range(entry: str, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     ]  # fmt: skip
     if not of_stage:
         stages = list(dict.fromkeys(name for c in checkpoints for name in names[c.label] if name))
-        if stages:
-            raise UsageError(f"there is no stage `{stage}`", hint=_near(stage, stages))
-        raise UsageError(
-            f"there is no stage `{stage}`: no checkpoint has a known stage",
-            hint="choose by name, as in `step1*`, or by steps alone, as in `@100k..900k`",
-        )
+        by_name = "choose by name, as in `step1*`, or by steps alone, as in `@100k..900k`"
+        hint = _near(stage, stages) if stages else by_name
+        raise UsageError(f"there is no stage `{stage}`", hint=hint)
     steps = sorted({c.step for c in of_stage if c.step is not None})
     if not steps:
         raise UsageError(

@@ -230,11 +230,6 @@ def _candidates(soup: SoupRequest, checkpoints: Sequence[Checkpoint]) -> list[Ch
             raise UsageError(
                 f"`{soup.of[0]}` names no checkpoints", hint=f"write `{soup.of[0]}(A+B+C)`"
             )
-        if odd := [part for part in soup.of if set(part) & set("()") and part not in labels]:
-            raise UsageError(
-                f"`{odd[0]}` is written where a checkpoint is named",
-                hint="close every bracket, and put no soup into another: `label=mean(A+B)`",
-            )
         return [c for part in soup.of for c in matching(part, checkpoints)]
     run = [c for c in checkpoints if c.step is not None and not c.suspect]
     if not run:

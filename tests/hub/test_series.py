@@ -118,7 +118,7 @@ def test_a_folder_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_target_that_is_none_is_refused(place: Place) -> None:
     place.write("o/run", {"step3": WEIGHTS})
     for target, sentence in (
-        ("hf://datasets/org/name/file", "is a text and no model"),
+        ("hf://datasets/org/name/file", "is not the name of a repository"),
         ("hf://gpt2", "is not the name of a repository"),
         ("hf://org/../x", "is not the name of a repository"),
         ("org/name-*@main", "is a glob of repositories with a revision"),

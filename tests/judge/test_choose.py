@@ -97,10 +97,10 @@ def test_an_objective_is_read_and_printed() -> None:
         "los": "no objective `los`",
         "loss@": "no objective `loss@`",
         "kl@rtn-4bit": "no objective `kl@rtn-4bit`",
-        "bits": "has no margin in percent",
-        "bits@1nat": "has no margin in percent",
-        "bits@200%": "not between 0 and 100 %",
-        "bits@0": "not between 0 and 100 %",
+        "bits": "has no margin between 0 and 100 %",
+        "bits@1nat": "has no margin between 0 and 100 %",
+        "bits@200%": "has no margin between 0 and 100 %",
+        "bits@0": "has no margin between 0 and 100 %",
     }.items():
         with pytest.raises(UsageError, match=sentence):
             parse_objective(text)

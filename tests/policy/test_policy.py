@@ -208,7 +208,7 @@ IGNORE = "extends: release\nignores:\n  - {%s}\n"
         ("? [a]\n: b\n", 1, "found unhashable key", ""),
         ("a: 1\n---\nb: 2\n", 2, "but found another document", ""),
         ("rules: !!python/object/apply:os.system [true]\n", 1, "could not determine", ""),
-        ("rules: " + "[" * 9 + "]" * 9, 0, "it nests deeper than a policy does", ""),
+        ("rules: " + "[" * 9 + "]" * 9, 0, "`rules[0]` is `[[[[[[[[]]]]]]]]`", ""),
         ("[" * 5000, 1, "it nests deeper than 32 tables and lists", ""),
         ("a: \x00\n", 0, "is not YAML: unacceptable character", ""),
         ("#" * 1_000_001, 0, "has 1000001 characters", ""),

@@ -199,7 +199,8 @@ class Pair:
 
     @classmethod
     def of(cls, audit: GateInput, baseline: GateInput) -> Pair:
-        _refuse_other_protocol(audit, baseline)
+        if (difference := next(_differences(audit, baseline), None)) is not None:
+            raise UsageError(difference, hint=_ALIKE)
         prefix = "baseline: "
         while any(s.label.startswith(prefix) for s in audit.table.subjects):
             prefix = f"the {prefix}"
@@ -247,30 +248,27 @@ _IN_WORDS = {"None": "no limit", "True": "true", "False": "false"}
 _ALIKE = "measure both with the same protocol and text; such numbers do not compare"
 
 
-def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
-    sides = (audit, baseline)
+def _differences(audit: GateInput, baseline: GateInput) -> Iterator[str]:
+    """Yield why numbers of two audits do not compare."""
+    sides, both = (audit, baseline), f"`{audit.name}` and `{baseline.name}`"
     for key, text in _PROTOCOL.items():
         values = [{**side.protocol, "dtype": side.dtype}.get(key) for side in sides]
         if values[0] != values[1]:
             how = [text.format(_IN_WORDS.get(repr(value), value)) for value in values]
-            sentence = f"`{audit.name}` was measured {how[0]} and `{baseline.name}` {how[1]}"
-            raise UsageError(sentence, hint=_ALIKE)
+            yield f"`{audit.name}` was measured {how[0]} and `{baseline.name}` {how[1]}"
     evidence, before = (side.table.measurements[0].evidence for side in sides)
     if evidence.document_sha256 != before.document_sha256:
         counts = [len(each.document_sha256) for each in (evidence, before)]
         common = len({*evidence.document_sha256} & {*before.document_sha256})
-        raise UsageError(
+        yield (
             f"`{audit.name}` was measured on {counts[0]} documents and `{baseline.name}` on "
             f"{counts[1]}, of which {common} are the same"
-            + (", in another order" if common == counts[0] else ""),
-            hint=_ALIKE,
+            + (", in another order" if common == counts[0] else "")
         )
     if not np.array_equal(evidence.tokens, before.tokens):
-        raise UsageError(
-            f"`{audit.name}` and `{baseline.name}` count other tokens in the same documents: "
-            "they have different tokenizers",
-            hint="a loss per token means something else then: compare `bits_per_byte` in both "
-            "`audit.json`, or name a baseline with this tokenizer",
+        yield (
+            f"{both} count other tokens in the same documents: they have different tokenizers, "
+            "which `bits_per_byte` alone compares"
         )
     # Each release writes rollouts of its own: no rule compares them with a baseline's.
     ours, theirs = (
@@ -278,8 +276,7 @@ def _refuse_other_protocol(audit: GateInput, baseline: GateInput) -> None:
         for side in sides
     )
     if ours and theirs and ours != theirs:
-        raise UsageError(
-            f"`{audit.name}` and `{baseline.name}` were measured on other tokens of the same "
-            "documents, calibrated on another text, or scored on other choices",
-            hint=_ALIKE,
+        yield (
+            f"{both} were measured on other tokens of the same documents, calibrated on another "
+            "text, or scored on other choices"
         )
