@@ -311,8 +311,8 @@ def test_a_folder_that_is_missing_is_named_before_the_hub_is_asked(place: Path, 
 
 MOE = "model.layers.1.block_sparse_moe."
 EXPERTS: dict[str, tuple[str, torch.Tensor | None, int, str]] = {
-    "an-expert": ("experts.1.w1.weight", None, 3, "number 1 is missing"),
-    "the-last": ("experts.2.w3.weight", None, 3, "3 tensors like"),
+    "an-expert": ("experts.1.w1.weight", None, 3, "cannot be joined"),
+    "the-last": ("experts.2.w3.weight", None, 3, "cannot be joined"),
     "a-router": ("gate.weight", torch.zeros(3, 16), 3, "where the config asks"),
     "converter": ("experts.1.w2.weight", torch.zeros(16, 5), 3, "block_sparse_moe.experts"),
     "fewer": ("", None, 2, "[3, 32] where the config asks for [2, 32]"),

@@ -156,10 +156,7 @@ AUDITS: list[tuple[Damage, str, str]] = [
     (NARROWER, OF_SOUP, "edited"),
     (with_row(lambda _: NO_ERROR), OF_SOUP, "edited"),
     (with_row(lambda _: {"documents": 4000}), "`documents` of `soup`", "edited"),
-    (
-        with_row(lambda _: {"bits_per_weight": 2.0}),
-        "of `bits_per_weight` 4.25, and the audit has 2.0", "edited",
-    ),
+    (with_row(lambda _: {"bits_per_weight": 2.0}), "`bits_per_weight` of `soup`", "edited"),
     (
         edits(lambda a: a["pick"].update(subject=a["subjects"][0]["label"])),
         "the audit picks `stage2-", "edited",
@@ -175,7 +172,7 @@ AUDITS: list[tuple[Damage, str, str]] = [
     ),
     (  # 3 bits on the evidence of 4: bytes and hashes fit each other
         edits(lambda a: (row(a).update(THREE_BITS), a["pick"].update(scheme="gptq-3bit"))),
-        "is of `spec` gptq:bits=4", "edited",
+        "it is of `gptq:bits=4", "edited",
     ),
 ]  # fmt: skip
 
