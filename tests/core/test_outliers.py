@@ -11,7 +11,7 @@ import torch
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import SourceError
 from tests.support.filled import filled
-from tests.support.reference.plain_gptq import stored_scale
+from tests.support.reference.plain_gptq import gptq, stored_scale
 from tests.support.schemes import COLUMNS, example
 
 
@@ -60,30 +60,6 @@ def test_linears_behind_no_norm_have_no_scales_and_post_norm_models_are_refused_
     assert "`int8`" in refused.value.hint
 
 
-def plain_loop(weight_RC, gram_CC, order, kept, find, keep, *, bits, group, damp):
-    """Round as GPTQ's published code does, but for the last columns; in double precision."""
-    weight, gram = weight_RC[:, order].copy(), gram_CC[np.ix_(order, order)].copy()
-    gram += damp * np.mean(np.diag(gram)) * np.eye(len(gram))
-    upper = np.linalg.cholesky(np.linalg.inv(gram)).T
-    rest = len(order) - kept
-    group = rest if group == -1 else group
-    for j in range(rest):
-        if j % 128 == 0:
-            seen = weight.copy()  # a group's scales have seen the errors of whole blocks only
-        if j % group == 0:
-            scale = find(seen[:, j : min(j + group, rest)], bits)
-        half = 2 ** (bits - 1)
-        rounded = np.clip(np.round(weight[:, j] / scale), -half, half - 1) * scale
-        error = (weight[:, j] - rounded) / upper[j, j]
-        weight[:, j + 1 :] -= np.outer(error, upper[j, j + 1 :])
-        weight[:, j] = rounded
-    if kept:
-        weight[:, rest:] = keep(weight[:, rest:])
-    out = np.empty_like(weight)
-    out[:, order] = weight
-    return out
-
-
 def cut(share):
     """Return the scale of a row by its range, cut to a share of itself."""
 
@@ -117,10 +93,10 @@ def check(spec, order, kept, find, keep, *, bits=4, group=-1, last=False):
     # A row of zeros has any scale, and no error.
     quantized = parse_scheme(spec).quantize(linears)
     for name, weight in filled(linears.weights.items()):
-        expected = plain_loop(
-            weight.numpy(), linears.inputs.gram_CC.double().numpy(), order.numpy(), kept,
-            lambda part, bits: np.where(part.any(1), find(part, bits), 1.0), keep,
-            bits=bits, group=group, damp=0.01,
+        _, expected = gptq(
+            weight.numpy(), linears.inputs.gram_CC.double().numpy(), bits=bits, group=group,
+            damp=0.01, order=order.numpy(), kept=kept, keep=keep,
+            find=lambda part: (np.where(part.any(1), find(part, bits), 1.0), 2 ** (bits - 1)),
         )  # fmt: skip
         same = np.abs(quantized.weights[name].numpy() - expected) <= 1e-9 * np.abs(expected).max()
         assert same.all(), (name, same.mean())

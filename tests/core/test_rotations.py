@@ -29,8 +29,7 @@ from qaudit.core.scheme import Calibration
 from qaudit.core.schemes.duquant import Clips, DualTurn, even_rotation, greedy_rotation, zigzag
 from qaudit.core.schemes.quarot import BaseQ, Basis, Turns, round_columns
 from tests.support.filled import filled
-from tests.support.reference import plain_gptq
-from tests.support.reference.plain_gptq import stored_scale
+from tests.support.reference.plain_gptq import gptq, stored_scale
 from tests.support.schemes import COLUMNS, LEARNED, TRANSFORMS, example, output_error
 
 
@@ -134,7 +133,7 @@ def test_flatquant_is_plain_rounding_behind_its_matrix():
 
 
 @pytest.mark.parametrize("name", ["spinquant", "ostquant"])
-def test_rotated_weights_are_plain_gptq_behind_their_matrix(name, monkeypatch):
+def test_rotated_weights_are_plain_gptq_behind_their_matrix(name):
     linears = example(torch.float64)
     scheme, turn = learned(name)
     wide = Transform(
@@ -147,9 +146,8 @@ def test_rotated_weights_are_plain_gptq_behind_their_matrix(name, monkeypatch):
     matrix, turned = in_double(wide, linears)
     for key, weight in turned.items():
         scale = stored[key].scales_RG.double().numpy()[:, 0]
-        monkeypatch.setattr(plain_gptq, "find_scale", lambda *_, scale=scale: (scale, 8))
-        turned_CC = matrix.T @ gram_CC.numpy() @ matrix
-        _, expected = plain_gptq.gptq(weight, turned_CC, bits=4, group=-1, damp=0.01)
+        options = {"bits": 4, "group": -1, "damp": 0.01, "find": lambda _, scale=scale: (scale, 8)}
+        _, expected = gptq(weight, matrix.T @ gram_CC.numpy() @ matrix, **options)
         np.testing.assert_allclose(stored[key].decode().numpy(), expected, atol=1e-12)
 
 

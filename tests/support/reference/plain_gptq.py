@@ -64,8 +64,15 @@ def gptq(
     block=128,
     drift_CC=None,
     alpha=0.25,
+    order=None,
+    find=None,
+    kept=0,
+    keep=None,
 ):
-    """Return unsigned codes and dequantized weights in the original order of columns."""
+    """Return unsigned codes and dequantized weights in the original order of columns.
+
+    The last `kept` ones of the order are rounded by `keep`, and take up what others have lost.
+    """
     weight, hessian = weight_RC.astype(np.float64).copy(), gram_CC.astype(np.float64).copy()
     rows, columns = weight.shape
     group = columns if group == -1 else min(group, columns)
@@ -74,13 +81,15 @@ def gptq(
     hessian[dead, dead] = mean
     weight[:, dead] = 0
 
-    def find(part_RK):
+    def usual(part_RK):
         return find_scale(part_RK, bits, symmetric, scale_dtype)
 
+    find, rest = find or usual, columns - kept
     static = [find(weight[:, a : a + group]) for a in range(0, columns, group)]
 
     ranked = np.where(dead, 0.0, np.diag(hessian))
-    order = find_order(ranked, group, act_order, act_group_aware)
+    if order is None:
+        order = find_order(ranked, group, act_order, act_group_aware)
     weight, hessian = weight[:, order], hessian[np.ix_(order, order)]
     hessian[np.diag_indices(columns)] += damp * mean
     inverse = np.linalg.inv(hessian)
@@ -91,14 +100,14 @@ def gptq(
         fed = alpha * np.triu(drift @ upper.T, 1) @ upper
 
     codes, result = np.zeros((rows, columns)), np.zeros((rows, columns))
-    for i1 in range(0, columns, block):
-        i2 = min(i1 + block, columns)
+    for i1 in range(0, rest, block):
+        i2 = min(i1 + block, rest)
         inner, errors = weight[:, i1:i2].copy(), np.zeros((rows, i2 - i1))
         for i in range(i1, i2):
             if static_groups:
                 scale, zero = static[order[i] // group]
             elif i % group == 0:
-                scale, zero = find(weight[:, i : i + group])
+                scale, zero = find(weight[:, i : min(i + group, rest)])
             column = inner[:, i - i1].copy()
             code = np.clip(np.round(column / scale) + zero, 0, 2**bits - 1)
             codes[:, i], result[:, i] = code, scale * (code - zero)
@@ -107,6 +116,8 @@ def gptq(
             inner[:, i - i1 :] += np.outer(column, fed[i, i:i2])
             errors[:, i - i1] = error
         weight[:, i2:] += inner @ fed[i1:i2, i2:] - errors @ upper[i1:i2, i2:]
+    if kept:
+        result[:, rest:] = keep(weight[:, rest:])
     back = np.argsort(order)
     return codes[:, back], result[:, back]
 
