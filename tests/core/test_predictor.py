@@ -51,7 +51,7 @@ def test_signals_are_used_where_they_tell_and_not_where_they_tell_nothing() -> N
     of = known()
     new = np.array([[0.0, 2.0, 0.0], [0.0, -2.0, 0.0]])
     found = predict(of, np.array([3.5, 20.0]), new)
-    assert found.method == "signals"
+    assert (found.method, found.freedom) == ("signals", 10)
     assert found.left_out["signals"] < min(found.left_out["neighbours"], found.left_out["mean"])
     assert found.values_M == pytest.approx([2.0, 0.0], abs=0.1)
     assert found.errors_M[0] > found.left_out["signals"]
