@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from qaudit.errors import MachineError
-from qaudit.report.verdict import answer, label
 from qaudit.tables import Audit
-from qaudit.types import Interval, Pick
 from tests.house.notebook import NOTEBOOK, results, run
 from tests.house.source import ROOT
 from tests.support import sample
@@ -50,7 +48,7 @@ def test_the_examples_of_the_page_run(
     assert printed[-1].endswith(" 2")
 
 
-def test_an_audit_is_a_tidy_table_and_its_conclusions_have_views() -> None:
+def test_an_audit_is_a_tidy_table_and_its_verdict_is_printed_short() -> None:
     record = with_verdict()
     audit = Audit(record, Path())
     rows = audit.tidy()
@@ -63,16 +61,8 @@ def test_an_audit_is_a_tidy_table_and_its_conclusions_have_views() -> None:
     assert full["scheme"] == "fp" and full["added_loss"] is None
     assert all(r["added_loss_low"] <= r["added_loss"] <= r["added_loss_high"] for r in quantized)
     assert {row["verdict"] for row in rows} >= {None, "ship"}
-    view: Any = record.verdict
-    assert answer(record.verdict).replace("`", "")[:12] in view._repr_markdown_()
-    assert view._repr_html_().count("<table") == 1
-    printed = str(view)
-    assert printed.startswith(answer(record.verdict).replace("`", "")[:12])
-    assert len(printed) < 1200
-    assert max(map(len, printed.splitlines())) <= 80
-    assert all(label(one) in printed for one in record.verdict.classes)
-    pick: Any = Pick("soup", "gptq-4bit", "lowest loss", "other", Interval(-1, -2, -0.5), "32")
-    assert pick._repr_markdown_().startswith("**Ship `soup` at gptq-4bit**: lowest loss.")
+    printed = str(record.verdict).splitlines()
+    assert len(printed) < 20 and max(map(len, printed)) <= 80
 
 
 def test_the_readme_needs_nothing_that_its_install_leaves_out(

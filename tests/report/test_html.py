@@ -9,8 +9,10 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from importlib import resources
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -45,14 +47,13 @@ TAGS, ATTRIBUTES = set(TAG_NAMES.split()) | VOID, set(ATTRIBUTE_NAMES.split())
 
 
 class Page(HTMLParser):
-    """The elements of a page, its texts, and its table of errors."""
+    """The elements of a page, its texts and its comments."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.found: list[tuple[str, dict[str, str | None]]] = []
         self.texts: dict[str, list[str]] = {}
-        self.rows: list[list[str]] = []
         self.comments: list[str] = []
         self.feed(text)
         self.close()
@@ -62,10 +63,6 @@ class Page(HTMLParser):
         self.found.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
@@ -75,8 +72,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.setdefault(self.open[-1] if self.open else "", []).append(data)
-        if {"td", "th"} & set(self.open):
-            self.rows[-1][-1] += data
 
     def handle_comment(self, data: str) -> None:
         self.comments.append(data)
@@ -154,18 +149,15 @@ def test_no_name_becomes_an_element_or_an_attribute(words: list[str]) -> None:
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n" for c in said)
 
 
-def changed(**changes: object) -> AuditRecord:
-    return replace(sample.audit(), **changes)  # type: ignore[arg-type]
+changed = partial(replace, sample.audit())
 
 
-def with_second(**changes: object) -> AuditRecord:
+def with_second(**changes: Any) -> AuditRecord:
     first, second, *rest = sample.audit().measurements
-    return changed(measurements=(first, replace(second, **changes), *rest))  # type: ignore[arg-type]
+    return changed(measurements=(first, replace(second, **changes), *rest))
 
 
 INFINITE = Interval(math.inf, math.inf, math.inf)
-
-
 FP = tuple(s for s in sample.audit().measurements if s.scheme == "fp")
 AUDITS = {
     "nothing": changed(measurements=(), comparisons=(), findings=(), pick=None, subjects=()),
@@ -191,15 +183,8 @@ def test_a_page_is_small_and_stays_so_for_a_long_series() -> None:
         assert len(render(audit, figures(audit))) < most
 
 
-def variables(block: str) -> dict[str, str]:
-    return dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", block))
-
-
-LIGHT = variables(CSS.partition(":root {")[2].partition("}")[0])
-DARK = LIGHT | variables(
-    CSS.partition("(prefers-color-scheme: dark)")[2].partition(":root {")[2].partition("}")[0]
-)
-
-
 def test_the_colours_are_those_of_the_pictures() -> None:
-    assert {name: (LIGHT[name], DARK[name]) for name in PALETTE} == PALETTE
+    blocks = CSS, CSS.partition("(prefers-color-scheme: dark)")[2]
+    roots = [block.partition(":root {")[2].partition("}")[0] for block in blocks]
+    light, dark = (dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", root)) for root in roots)
+    assert {name: (light[name], (light | dark)[name]) for name in PALETTE} == PALETTE

@@ -46,6 +46,7 @@ from qaudit.report.html import Blocks
 from qaudit.report.plan import Catalog, catalog_to_json, render_catalog, render_plan
 from qaudit.report.plots import DRAWERS
 from qaudit.report.views import View
+from qaudit.tables import Audit
 from qaudit.types import (
     AuditRecord,
     Changed,
@@ -148,6 +149,10 @@ def screens() -> Texts:
         yield f"terminal {width}", render_terminal(verdict, width)
     yield "terminal, everything", render_terminal(cards.everything(), 80)
     yield "terminal, nothing", render_terminal(unmeasured(), 80)
+    made: Any = Audit(verdict, Path()).verdict
+    pick: Any = Pick("soup", "gptq-4bit", "lowest loss", "other", Interval(-1, -2, -0.5), "32")
+    views = (str(made), made._repr_markdown_(), made._repr_html_(), pick._repr_markdown_())
+    yield "views of a notebook", "\n\n".join(views)
     said = "1 of 64 documents carries 41 % of what gptq-4bit adds to the loss of `soup`"
     rare = Finding("QA029", "warn", cards.SOUP, "gptq-4bit", said, "")
     far = replace(rare, scheme="rtn-4bit", message="elsewhere")
