@@ -256,7 +256,7 @@ def asked(hub: Hub) -> int:
     return len(hub.asked(CDN))
 
 
-def test_a_damaged_file_of_the_cache_is_fetched_again(desk: Desk, cache: Path) -> None:
+def test_a_damaged_or_edited_file_is_fetched_again(desk: Desk, hub: Hub, cache: Path) -> None:
     checkpoint = desk.checkpoint("step1")
     path = desk.fetcher.weights(checkpoint) / "model.safetensors"
     for damaged in (STEP1[:100] + bytes([STEP1[100] ^ 1]) + STEP1[101:], STEP1[:-1], STEP1 + b"\0"):
@@ -267,6 +267,18 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(desk: Desk, cache: Path) -
         assert desk.requests(CDN) == 1
         assert any("is not what its name says" in text for text in desk.heard)
         assert blobs(cache) == {sha256(STEP1)}
+    real = path.resolve()
+    for is_new in (False, True):  # in place, and on what may be the same inode
+        before = real.stat()
+        while real.stat().st_ctime_ns == before.st_ctime_ns:
+            if is_new:
+                real.unlink()
+            real.write_bytes(STEP1[:-1] + bytes([STEP1[-1] ^ 1]))
+        os.utime(real, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert content_read(checkpoint) != {"model.safetensors": sha256(STEP1)}
+        Desk(hub).fetcher.weights(checkpoint)
+        assert real.read_bytes() == STEP1
+        assert content_read(checkpoint) == {"model.safetensors": sha256(STEP1)}
 
 
 def test_hashed_once(desk: Desk, hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,22 +292,6 @@ def test_hashed_once(desk: Desk, hub: Hub, cache: Path, monkeypatch: pytest.Monk
     assert (again.fetcher.nbytes_verified, third.fetcher.nbytes_verified) == (NBYTES, 0)
     assert desk.requests() == 2
     assert third.steps == [("step1", NBYTES, NBYTES)]
-
-
-def test_an_edited_blob_with_its_old_size_and_time_is_fetched_again(desk: Desk, hub: Hub) -> None:
-    checkpoint = desk.checkpoint("step1")
-    real = (desk.fetcher.weights(checkpoint) / "model.safetensors").resolve()
-    for is_new in (False, True):  # in place, and on what may be the same inode
-        before = real.stat()
-        while real.stat().st_ctime_ns == before.st_ctime_ns:
-            if is_new:
-                real.unlink()
-            real.write_bytes(STEP1[:-1] + bytes([STEP1[-1] ^ 1]))
-        os.utime(real, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert content_read(checkpoint) != {"model.safetensors": sha256(STEP1)}
-        Desk(hub).fetcher.weights(checkpoint)
-        assert real.read_bytes() == STEP1
-        assert content_read(checkpoint) == {"model.safetensors": sha256(STEP1)}
 
 
 def test_what_is_on_this_machine_needs_no_hub(desk: Desk, hub: Hub, tmp_path: Path) -> None:

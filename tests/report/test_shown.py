@@ -100,6 +100,8 @@ def audits() -> dict[str, AuditRecord]:
     known |= {"documents_for_loss": 1234, "documents_for_kl": 56}
     scores = (replace(m, **known) if "gptq-4" in m.scheme else m for m in plain.measurements)
     made["divergence and documents"] = replace(plain, measurements=tuple(scores))
+    scores = (replace(m, documents_for_loss=1234) for m in plain.measurements)
+    made["documents for the loss"] = replace(plain, measurements=tuple(scores))
     made["checks"] = cards.held(
         cards.check("pass", cards.STAGE_END),
         cards.check("inconclusive", message="a doubt", hint="needs about 200 documents to decide"),
