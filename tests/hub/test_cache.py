@@ -102,7 +102,9 @@ def test_what_the_client_fetched_is_verified_and_never_evicted(desk: Desk, cache
         assert blob.read_bytes() == STEP1
 
 
-def test_a_file_that_is_no_link_is_used_where_it_lies(desk: Desk, cache: Path) -> None:
+def test_a_file_that_is_no_link_or_lies_in_a_store_of_all_repositories_is_used(
+    desk: Desk, cache: Path, tmp_path: Path
+) -> None:
     checkpoint = desk.checkpoint("step1")
     place = folder_of(checkpoint) / "model.safetensors"
     place.parent.mkdir(parents=True)
@@ -115,11 +117,8 @@ def test_a_file_that_is_no_link_is_used_where_it_lies(desk: Desk, cache: Path) -
     assert place.read_bytes() == STEP1
     assert any("is not what the Hub lists" in said for said in desk.heard)
     assert desk.fetcher.evict(checkpoint) == 0
-
-
-def test_a_blob_of_a_store_is_replaced_here_alone(desk: Desk, cache: Path, tmp_path: Path) -> None:
-    """The client links blobs into such a store where files come by their xet hash."""
-    checkpoint = desk.checkpoint("step1")
+    shutil.rmtree(cache)  # the client links blobs into a store where files come by their xet hash
+    desk.requests()
     stored, blob = tmp_path / "stored", Snapshot(REPO).blob(sha256(STEP1))
     stored.write_bytes(STEP1)
     blob.parent.mkdir(parents=True)
