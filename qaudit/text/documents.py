@@ -403,7 +403,11 @@ def read_choices(source: str, path: Path | None = None) -> tuple[PromptedItem, .
             raise CorpusError(f"`{field}` in {where} is not a text", hint=_HINT)
         if field == "question":
             context = f"Question: {context}\nAnswer:"
-        options = _options(*_one_of(value, _OPTIONS, where), where)
+        field, options = _one_of(value, _OPTIONS, where)
+        if not isinstance(options, list) or not all(isinstance(o, str) and o for o in options):
+            raise CorpusError(f"`{field}` in {where} is not a list of texts", hint=_HINT)
+        if len(options) < 2:
+            raise CorpusError(f"{where} has {len(options)} options, and 2 are needed", hint=_HINT)
         answer = _answer(_one_of(value, _ANSWERS, where)[1], len(options), where)
         glue = "" if not context or context[-1].isspace() else " "
         pairs = tuple((context, o if o[:1].isspace() else glue + o) for o in options)
@@ -420,14 +424,6 @@ def _one_of(value: dict[str, Any], names: tuple[str, ...], where: str) -> tuple[
     wanted = " or ".join(f"`{name}`" for name in names)
     fields = ", ".join(value) or "none"
     raise CorpusError(f"{where} has no {wanted}", hint=f"its fields are {fields}; {_HINT}")
-
-
-def _options(field: str, value: Any, where: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(o, str) and o for o in value):
-        raise CorpusError(f"`{field}` in {where} is not a list of texts", hint=_HINT)
-    if len(value) < 2:
-        raise CorpusError(f"{where} has {len(value)} options, and 2 are needed", hint=_HINT)
-    return value
 
 
 def _answer(value: Any, count: int, where: str) -> int:
