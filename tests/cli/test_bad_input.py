@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -70,6 +69,18 @@ def pickled(folder: Path = STEP10) -> None:
     (folder / "model.safetensors").unlink()
 
 
+class Opens:
+    """Pickles as a call that makes a folder."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+        return os.mkdir, (str(Path.cwd() / "was-run"), 0o700)
+
+
+def with_code() -> None:
+    WEIGHTS.unlink()
+    torch.save({"a": Opens()}, STEP10 / "pytorch_model.bin")
+
+
 def add_encoder() -> None:
     model("bert", "bert")()
     configure(Path("bert/config.json"), architectures=["BertForMaskedLM"])()
@@ -134,6 +145,7 @@ REFUSED: list[Case] = [
         "gpt2 --set context=40", 4, "a window of", "`--set context=N`",
     ),
     (partial(save_tokenizer, Path("series/step200"), 280), "series", 2, "different tok", "bits"),
+    (with_code, "series/step10 --allow-pickle", 4, "cannot be read as pickled", "to safetensors"),
     (nan_everywhere, "series", 4, "nothing could be measured", "diverged"),
     *(
         (edit, "series/step10", code, sentence, hint)
@@ -299,6 +311,7 @@ def test_what_is_wrong_is_refused_in_words(place: Path, qaudit: Run, case: Case)
     usual = TEXT if "--schemes" in words else QUICK
     refused(qaudit("scan", *usual, *words.split()), code, sentence, hint)
     assert not list(place.rglob("audit.json"))
+    assert not (place / "was-run").exists()
 
 
 def test_a_folder_that_is_missing_is_named_before_the_hub_is_asked(place: Path, scan: Run) -> None:
@@ -350,21 +363,6 @@ def test_odd_configs_and_experts_that_do_not_fit_are_skipped_and_the_others_are_
         assert name in ODD or EXPERTS[name][3] in reason
 
 
-class Opens:
-    """Pickles as a call that makes a folder."""
-
-    def __reduce__(self) -> tuple[object, tuple[str, int]]:
-        return os.mkdir, (str(Path.cwd() / "was-run"), 0o700)
-
-
-def test_a_pickle_that_runs_code_is_refused_even_if_trusted(place: Path, scan: Run) -> None:
-    WEIGHTS.unlink()
-    torch.save({"a": Opens()}, STEP10 / "pytorch_model.bin")
-    done = scan("series/step10", "--allow-pickle")
-    refused(done, 4, "cannot be read as pickled tensors", "convert it to safetensors")
-    assert not (place / "was-run").exists()
-
-
 def with_a_dead_link(folder: Path) -> None:
     (folder / WEIGHTS.name).unlink()
     (folder / WEIGHTS.name).symlink_to("../../blobs/gone")
@@ -402,14 +400,6 @@ def test_damaged_checkpoints_are_skipped_by_name(place: Path, scan: Run) -> None
         assert reason in skipped[label]["reason"]
         assert f"skipped {label}: " in done.err
         assert f"- {label}: " in done.out
-
-
-def test_a_folder_of_plain_texts_is_as_many_documents(place: Path, qaudit: Run) -> None:
-    (place / "books").mkdir()
-    for k in range(3):
-        (place / "books" / f"{k}.txt").write_text(f"{k} the fox jumps", encoding="utf-8")
-    done = qaudit("scan", "series/step10", *QUICK, "--evaluation", "books", "--json", "-q")
-    assert json.loads(done.out)["measurements"][0]["documents"] == 3
 
 
 def test_files_of_a_checkpoint_that_nest_without_end(place: Path, scan: Run) -> None:

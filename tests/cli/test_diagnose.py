@@ -35,15 +35,6 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run) -> None
     assert f"--set diagnostics=weights,{PARTS}" in card
 
 
-def test_what_ships_is_not_diagnosed_again_where_it_is_rounded_otherwise(
-    scan: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qaudit.planning.price.ARITHMETIC", 1)  # of a long scan it is 10 %
-    scan("series/step10", "--schemes", "gptq-4bit", "--set", f"diagnostics={PARTS}", code=0)
-    assert audit_of()["plan"]["otherwise"] is not None
-    assert audit_of()["diagnostics"]["sensitivity"][-1]["part"] == "all"
-
-
 def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
     scan: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +43,20 @@ def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
     done = scan(*ONE, code=3)
     assert "step1000 went without weights: it is tied in knots" in done.err
     assert read_audit(OUT).skipped == ()
+    # What ships is not diagnosed again where it is rounded otherwise.
+    monkeypatch.setattr("qaudit.planning.price.ARITHMETIC", 1)  # of a long scan it is 10 %
+    scan(
+        "series/step10",
+        "--schemes",
+        "gptq-4bit",
+        "--set",
+        f"diagnostics={PARTS}",
+        "--out",
+        "other",
+        code=0,
+    )
+    assert audit_of(Path("other"))["plan"]["otherwise"] is not None
+    assert audit_of(Path("other"))["diagnostics"]["sensitivity"][-1]["part"] == "all"
 
 
 def test_diagnoses_are_part_of_a_recipe_of_the_environment_and_of_the_price(

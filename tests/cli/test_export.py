@@ -92,6 +92,12 @@ def test_an_export_holds_what_the_scheme_makes_and_says_so(qaudit: Run, exported
     assert said[1] == "compare it with what was measured: qaudit verify again --audit out"
     assert "once more" not in done.err
     assert Path("again/qaudit/audit.json").read_bytes() == Path("out/audit.json").read_bytes()
+    # A soup is exported, too.
+    what = ("out", "--subject", "late", "--scheme", ROUNDED)
+    assert qaudit("export", *what, "--out", "soup-4bit", "-q").code == 0
+    assert qaudit("soup", "series", "--soup", "late=last:2", "--out", "soup", "-q").code == 0
+    assert "| 2 | `step1000` | 0.5 |" in Path("soup-4bit/README.md").read_text()
+    holds(Path("soup-4bit"), tensors_of(Path("soup")))
 
 
 def test_scales_are_folded_into_norms_biases_and_earlier_linears(qaudit: Run, place: Path) -> None:
@@ -174,14 +180,6 @@ def test_what_ships_by_an_audit_goes_with_it(qaudit: Run, place: Path, exported:
     assert "plots/" in (place / "out" / "card.md").read_text()
     card = (place / "new" / "qaudit" / "card.md").read_text()
     assert ("## " in card, "plots/" in card) == (True, False)  # which are not in the folder
-
-
-def test_a_soup_is_exported(qaudit: Run, exported: Path) -> None:
-    what = ("out", "--subject", "late", "--scheme", ROUNDED)
-    assert qaudit("export", *what, "--out", "soup-4bit", "-q").code == 0
-    assert qaudit("soup", "series", "--soup", "late=last:2", "--out", "soup", "-q").code == 0
-    assert "| 2 | `step1000` | 0.5 |" in Path("soup-4bit/README.md").read_text()
-    holds(Path("soup-4bit"), tensors_of(Path("soup")))
 
 
 KILLED = """

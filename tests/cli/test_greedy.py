@@ -215,7 +215,7 @@ def test_a_search_that_stays_at_one_member_says_so(scan: Run, trained: Path) -> 
     assert _search()["members"] == ["series-a"]
 
 
-def test_a_recipe_may_ask_for_a_search(qaudit: Run, trained: Path) -> None:
+def test_a_recipe_may_ask_for_a_search(qaudit: Run, trained: Path, scan: Run) -> None:
     text = {name: f"{name}.jsonl" for name in ("calibration", "evaluation")}
     recipe = {"targets": "ends", "schemes": "rtn-4bit", **text}
     twice = {"label": "best", "merge": "greedy:scheme=rtn-4bit", "of": ["series-*", "series-?"]}
@@ -225,13 +225,11 @@ def test_a_recipe_may_ask_for_a_search(qaudit: Run, trained: Path) -> None:
     (trained / "mine.yaml").write_text(json.dumps(recipe))
     assert qaudit("scan", "mine.yaml", "--out", "out").code == 0
     assert _search()["members"] == ["series-a", "series-b"]
-
-
-def test_a_candidate_that_cannot_be_read_ends_the_search_alone(scan: Run, trained: Path) -> None:
+    # A candidate that cannot be read ends the search and nothing else.
     weights = trained / "ends" / "series-c" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
-    assert scan("ends", *GREEDY).code == 3
-    audit = audit_of()
+    scan("ends", *GREEDY, "--out", "broken", code=3)
+    audit = audit_of(Path("broken"))
     assert {s["subject"] for s in audit["skipped"]} == {"series-c", "best"}
     assert [s["label"] for s in audit["subjects"]] == ["series-a", "series-b"]
     assert "greedy" not in audit["diagnostics"]

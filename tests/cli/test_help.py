@@ -37,7 +37,15 @@ def test_help_is_short_with_an_example_that_parses_and_a_variable_for_each_optio
     command.make_context(path[-1], words[len(path) :], resilient_parsing=False)
 
 
-def test_scan_shows_the_options_that_people_set_first() -> None:
+def test_commands_and_their_options_stand_in_groups() -> None:
+    text = run.invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    order = re.findall(r"^(?:  ([a-z]+)  |([A-Z][^:]+):$)", text, re.M)
+    words = [name or title for name, title in order]
+    assert "..." not in text.partition("Commands:")[2]  # no sentence is cut
+    assert max(map(len, text.splitlines())) <= 80
+    assert words[1:8] == ["Commands", "scan", "pick", "gate", "export", "verify", "report"]
+    assert words[-3:] == ["The model's own text", "rollouts", "import"]
+    # A scan shows the options that people set first.
     text = run.invoke(app, ["scan", "--help"], env={"COLUMNS": "80"}).stdout
     shown = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     assert {*shown} == {
@@ -51,17 +59,7 @@ def test_scan_shows_the_options_that_people_set_first() -> None:
     assert whole.count("QAUDIT_OUT=DIR") == 1
 
 
-def test_commands_stand_in_groups() -> None:
-    text = run.invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
-    order = re.findall(r"^(?:  ([a-z]+)  |([A-Z][^:]+):$)", text, re.M)
-    words = [name or title for name, title in order]
-    assert "..." not in text.partition("Commands:")[2]  # no sentence is cut
-    assert max(map(len, text.splitlines())) <= 80
-    assert words[1:8] == ["Commands", "scan", "pick", "gate", "export", "verify", "report"]
-    assert words[-3:] == ["The model's own text", "rollouts", "import"]
-
-
-def test_shells_complete_commands() -> None:
+def test_shells_complete_commands(qaudit: Run) -> None:
     for shell, given in {
         "bash": {"COMP_WORDS": "qaudit re", "COMP_CWORD": "1"},
         "zsh": {"_TYPER_COMPLETE_ARGS": "qaudit re"},
@@ -70,8 +68,6 @@ def test_shells_complete_commands() -> None:
         environment = {"_QAUDIT_COMPLETE": f"complete_{shell}", **given}
         answer = run.invoke(app, [], prog_name="qaudit", env=environment)
         assert "report" in answer.stdout
-
-
-def test_doctor_fits_a_terminal(qaudit: Run) -> None:
+    # The doctor fits a terminal.
     words = qaudit("doctor").out.splitlines()
     assert [line for line in words if len(line) > 80 and re.search(r"\S\s\S.*\s", line[22:])] == []

@@ -98,7 +98,17 @@ def test_a_scan_keeps_what_was_imported_until_it_is_imported_again_or_weights_ar
     assert tasks() == {}
 
 
-def test_what_cannot_be_imported_is_refused_in_words(place: Path, qaudit: Run) -> None:
+def test_several_schemes_are_compared_with_one_base(place: Path, qaudit: Run) -> None:
+    both = ("--quantized", "rtn-4bit=answers/base", "--quantized", "rtn-3bit:group=16=answers/q3")
+    qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT, code=0)
+    rows = tasks()
+    assert rows["rtn-4bit", "choice"]["right_to_wrong"] == 0
+    assert rows["rtn-3bit:group=16", "choice"]["right_to_wrong"] == 5
+    path = next((place / "answers" / "q3").glob("samples_choice_*"))
+    path.write_text(path.read_text("utf-8").replace('"acc"', '"other"'), "utf-8")
+    done = qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT)
+    refused(done, 2, "are marked by other metrics under rtn-3bit:group=16", "--metric NAME")
+    # What cannot be imported is refused in words.
     load("out").save("copy")
     base, q3 = "--base answers/base", "--quantized rtn-4bit=answers/q3"
     for words, sentence, hint in (
@@ -111,15 +121,3 @@ def test_what_cannot_be_imported_is_refused_in_words(place: Path, qaudit: Run) -
         (f"copy {base} {q3}", "a copy of an audit", "output folder"),
     ):
         refused(qaudit("import", *words.split()), 2, sentence, hint)
-
-
-def test_several_schemes_are_compared_with_one_base(place: Path, qaudit: Run) -> None:
-    both = ("--quantized", "rtn-4bit=answers/base", "--quantized", "rtn-3bit:group=16=answers/q3")
-    qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT, code=0)
-    rows = tasks()
-    assert rows["rtn-4bit", "choice"]["right_to_wrong"] == 0
-    assert rows["rtn-3bit:group=16", "choice"]["right_to_wrong"] == 5
-    path = next((place / "answers" / "q3").glob("samples_choice_*"))
-    path.write_text(path.read_text("utf-8").replace('"acc"', '"other"'), "utf-8")
-    done = qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT)
-    refused(done, 2, "are marked by other metrics under rtn-3bit:group=16", "--metric NAME")

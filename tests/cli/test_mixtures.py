@@ -124,7 +124,15 @@ def test_a_table_of_another_audit_is_pinned_by_its_content(qaudit: Run, place: P
         refused(done, 2, sentence, hint)
 
 
-def test_patterns_name_the_linears_of_each_width() -> None:
+def test_files_of_llama_cpp_have_a_type_for_each_linear() -> None:
+    scheme = parse_scheme("gguf-mix:budget=5")
+    weights = {name: weight(k, 32, 256) for k, name in enumerate("ab")}
+    quantized = scheme.quantize(Linears(weights, bits={"a": 3, "b": 6}))
+    form = format_named("gguf", scheme)
+    packed = [n for name, s in quantized.stored.items() for n in form.pack(name, s)]
+    assert packed == ["a.Q3_K", "b.Q6_K"]
+    assert quantized.bits == 8 * 32 * (110 + 210)  # the bytes of a block of 256
+    # Patterns name the linears of each width.
     for mixed, patterns in (
         ({"model.layers.0.a.b": 3, "model.layers.1.a.b": 4, "model.layers.2.a.b": 3},
          {3: [r".*\.(0|2)\.a\.b$"], 4: [r".*\.(1)\.a\.b$"]}),
@@ -134,13 +142,3 @@ def test_patterns_name_the_linears_of_each_width() -> None:
          {3: [r".*\.(0)\.experts\.1\.up$"], 4: [r".*\.(0)\.experts\.0\.up$"]}),
     ):  # fmt: skip
         assert patterns_of(mixed) == patterns
-
-
-def test_files_of_llama_cpp_have_a_type_for_each_linear() -> None:
-    scheme = parse_scheme("gguf-mix:budget=5")
-    weights = {name: weight(k, 32, 256) for k, name in enumerate("ab")}
-    quantized = scheme.quantize(Linears(weights, bits={"a": 3, "b": 6}))
-    form = format_named("gguf", scheme)
-    packed = [n for name, s in quantized.stored.items() for n in form.pack(name, s)]
-    assert packed == ["a.Q3_K", "b.Q6_K"]
-    assert quantized.bits == 8 * 32 * (110 + 210)  # the bytes of a block of 256

@@ -118,19 +118,6 @@ def test_what_is_not_fit_for_a_plan_is_refused_before_weights(
     assert not (planned / "evidence").exists()
 
 
-def test_a_subject_that_ends_its_process_twice_is_given_up(once: Path, qaudit: Run) -> None:
-    (record,) = (once / "parts" / "units").glob("step10-*.json")
-    record.unlink()
-    record.with_suffix(".attempts").write_text("n1 1\nn2 2\n")  # as two kills leave it
-    assert qaudit("part", once, "--part", "0/1").code == 3
-    assert status(qaudit, once)["failed"] == ["step10"]
-    assert qaudit("collect", once).code == 3
-    (skipped,) = [row for row in audit_of(once)["skipped"] if row["subject"] == "step10"]
-    assert "2 processes ended while they measured it" in skipped["reason"]
-    assert qaudit("part", once, "--part", "0/1").code == 0
-    assert status(qaudit, once)["failed"] == []
-
-
 def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> None:
     asked = ("series", *TEXT, "--schemes", "rtn-3bit:group=16", "--checkpoints", "step10")
     asked = (*asked, "--set", "diagnostics=weights", "--soup", "greedy(step10+step200+step1000)")
@@ -164,6 +151,15 @@ def test_collect_waits_for_what_a_log_names_and_not_for_ever(
     record.unlink()
     monkeypatch.setattr(records, "LAG_SECONDS", 0.0)
     refused(qaudit("collect", once), 3, "1 is not measured yet: `step10`", "qaudit part")
+    # A subject that ends its process twice is given up.
+    record.with_suffix(".attempts").write_text("n1 1\nn2 2\n")  # as two kills leave it
+    assert qaudit("part", once, "--part", "0/1").code == 3
+    assert status(qaudit, once)["failed"] == ["step10"]
+    assert qaudit("collect", once).code == 3
+    (skipped,) = [row for row in audit_of(once)["skipped"] if row["subject"] == "step10"]
+    assert "2 processes ended while they measured it" in skipped["reason"]
+    assert qaudit("part", once, "--part", "0/1").code == 0
+    assert status(qaudit, once)["failed"] == []
 
 
 def test_a_part_stopped_while_it_is_imported_says_so(planned: Path) -> None:

@@ -54,9 +54,7 @@ def test_a_target_is_scanned_first(qaudit: Run, place: Path) -> None:
     assert done.code in (0, 3)
     assert "at rtn-4bit has the lowest quantized loss" in " ".join(done.out.split())
     assert (place / "qaudit-out" / "mine" / "audit.json").is_file()
-
-
-def test_two_audits_of_the_same_text_are_picked_from_together(qaudit: Run) -> None:
+    # Two audits of the same text are picked from together.
     for name, subject in zip(("one", "two"), sample.series()[-2:], strict=True):
         save(Path(name), subjects=(subject,))
     done = qaudit("pick", "one", "two", "--policy", "explore", "--json")

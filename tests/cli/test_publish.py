@@ -81,7 +81,7 @@ def test_a_dry_run_lists_files_writes_nothing_and_needs_no_account(
 
 
 def test_the_address_goes_to_stdout_a_second_run_finds_it_and_the_token_is_only_in_requests(
-    hub: Hub, saved: Path, qaudit: Run, tmp_path: Path
+    hub: Hub, saved: Path, qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.faults = [{"match": "PUT /cdn", "status": 503, "times": 1, "headers": {"Retry-After": "0"}}]
     url = f"{hub.url}/alice/m/discussions/1"
@@ -102,14 +102,9 @@ def test_the_address_goes_to_stdout_a_second_run_finds_it_and_the_token_is_only_
             assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
     assert TOKEN not in json.dumps(hub.repos["alice/m"].discussions)
     assert TOKEN.encode() not in b"".join(files_of(hub, "refs/pr/1").values())
-
-
-def test_a_published_audit_is_published_again_from_its_repository(
-    hub: Hub, saved: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # A published audit is published again from its repository.
     drawn = {path.stem: path.read_text(encoding="utf-8") for path in saved.glob("plots/*[!k].svg")}
     monkeypatch.setattr("qaudit.hub.publish.figures", lambda audit, folder: drawn)
-    qaudit("publish", saved, "alice/m")
     hub.repos["alice/m"].branches["main"] = hub.repos["alice/m"].branches["refs/pr/1"]
     done = qaudit("publish", "alice/m@main", "alice/m", "--dry-run", "--json")
     assert {f["state"] for f in json.loads(done.out)["files"]} == {"unchanged"}

@@ -87,7 +87,7 @@ def test_parts_compare_with_the_reference(place: Path, qaudit: Run, scan: Run) -
     same_audit(place / "out", place / "parts")
 
 
-def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run) -> None:
+def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run, scan: Run) -> None:
     targets = (PARENT, CHILD)
     assert qaudit("soup", *targets, "--soup", "step10+step200", "--out", "merged").code == 0
     soup = ("--soup", "step10+step200", "--set", "reference=mean(step10+step200)", "--out", "soup")
@@ -97,9 +97,7 @@ def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run) 
     both = [cells(place / name) for name in ("soup", "written")]
     for key in [(name, scheme) for name in ("step10", "step200") for scheme in ("fp", "rtn-4bit")]:
         assert both[0][key]["reference_kl"] == both[1][key]["reference_kl"] > 0
-
-
-def test_a_reference_of_another_kind_is_refused_by_name(place: Path, scan: Run) -> None:
+    # A reference of another kind is refused by name.
     done = scan(PARENT, "--set", f"reference={CHILD}")
     refused(done, 2, f"the reference `{CHILD}` is not", "as a target")
     save_tokenizer(save_model(place / "shallow", 3, num_hidden_layers=1))

@@ -112,7 +112,7 @@ def test_an_interrupt_anywhere_ends_in_words(
     assert scan("series/step10").code == 0
 
 
-def test_one_scheme_more_measures_that_scheme_and_other_text_or_configuration_all(
+def test_only_what_is_new_is_measured(
     place: Path, scan: Run, passes: list[tuple[str, ...]]
 ) -> None:
     assert scan("series/step10").code == 0
@@ -127,11 +127,19 @@ def test_one_scheme_more_measures_that_scheme_and_other_text_or_configuration_al
     edited(place / "series" / "step10" / "config.json", rms_norm_eps=0.01)
     scan("series/step10", "--schemes", "rtn-3bit", code=0)
     assert len(passes) == 3
+    # The same weights under two names are measured once.
+    shutil.copytree(place / "series" / "step10", place / "series" / "step20")
+    passes.clear()
+    scan("series/step10", "series/step20", "--out", "two", code=0)
+    assert passes == [("step10", "rtn-4bit")]
+    rows = cells(Path("two"))
+    assert len(rows) == 4
+    assert rows["step10", "rtn-4bit"]["ce"] == rows["step20", "rtn-4bit"]["ce"]
 
 
 @pytest.mark.usefixtures("finished")
-def test_only_other_weights_under_the_same_name_are_measured_anew(
-    place: Path, scan: Run, passes: list[tuple[str, ...]]
+def test_other_weights_and_evidence_that_is_not_whole_are_measured_anew(
+    place: Path, scan: Run, passes: list[tuple[str, ...]], qaudit: Run
 ) -> None:
     first = audit_of()
     scan("series", code=0)
@@ -150,23 +158,7 @@ def test_only_other_weights_under_the_same_name_are_measured_anew(
     assert passes == [("step200", "rtn-4bit")]
     moved = {cell for cell in before if after[cell] != before[cell]}
     assert (after.keys(), moved) == (before.keys(), {("step200", "fp"), ("step200", "rtn-4bit")})
-
-
-def test_the_same_weights_under_two_names_are_measured_once(
-    place: Path, scan: Run, passes: list[tuple[str, ...]]
-) -> None:
-    shutil.copytree(place / "series" / "step10", place / "series" / "step20")
-    scan("series/step10", "series/step20", code=0)
-    assert passes == [("step10", "rtn-4bit")]
-    rows = cells()
-    assert len(rows) == 4
-    assert rows["step10", "rtn-4bit"]["ce"] == rows["step20", "rtn-4bit"]["ce"]
-
-
-@pytest.mark.usefixtures("finished")
-def test_evidence_that_is_cut_short_or_edited_is_measured_anew_and_not_believed(
-    scan: Run, qaudit: Run, passes: list[tuple[str, ...]]
-) -> None:
+    # Evidence that is cut short or edited is not believed.
     first = audit_of()
     (file,) = (OUT / "evidence").glob("step10--rtn-4bit--*.npz")
     whole = file.read_bytes()
@@ -227,6 +219,15 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
     assert scan("series").code == 0
     # Of the second subject, fp was on disk; of the first, everything.
     assert [subject for subject, *_ in passes] == ["step10", "step200", "step200", "step1000"]
+    # A file that the system cuts off is not left behind.
+    passes.clear()
+    with files_of_at_most(24_000):  # enough for plan and evidence, not for the audit
+        done = scan("series", "--out", "cut")
+    refused(done, 4, "audit.json` cannot be written: file too large", "same command again")
+    assert not list(place.rglob("*.partial"))
+    assert len(times(Path("cut/evidence"))) == 6
+    assert scan("series", "--out", "cut").code == 0
+    assert len(passes) == 3
 
 
 @contextmanager
@@ -238,18 +239,6 @@ def files_of_at_most(nbytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_file_that_the_system_cuts_off_is_not_left_behind(
-    place: Path, scan: Run, passes: list[tuple[str, ...]]
-) -> None:
-    with files_of_at_most(24_000):  # enough for plan and evidence, not for the audit
-        done = scan("series")
-    refused(done, 4, "audit.json` cannot be written: file too large", "same command again")
-    assert not list(place.rglob("*.partial"))
-    assert len(times(OUT / "evidence")) == 6
-    assert scan("series").code == 0
-    assert len(passes) == 3
 
 
 def test_hidden_states_that_find_no_place_on_disk(

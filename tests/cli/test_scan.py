@@ -120,6 +120,12 @@ def test_a_dry_run_writes_nothing_and_few_documents_are_named(place: Path, scan:
     write_documents(place / "two.jsonl", range(300, 302))
     done = scan("series/step10", "--evaluation", "two.jsonl", code=0)
     assert "evaluate on at least" in done.out
+    # A folder of plain texts is as many documents.
+    (place / "books").mkdir()
+    for k in range(3):
+        (place / "books" / f"{k}.txt").write_text(f"{k} the fox jumps", encoding="utf-8")
+    done = scan("series/step10", "--evaluation", "books", "--json", "--out", "of-books")
+    assert json.loads(done.out)["measurements"][0]["documents"] == 3
 
 
 def test_every_scheme_has_its_divergence_from_what_was_measured_before(scan: Run) -> None:

@@ -152,6 +152,12 @@ def test_folders_need_no_hub_and_equal_ones_are_found(place: Path, qaudit: Run) 
     done = qaudit("series", "series", "--check")
     assert "1 the same weights: step10, step3000" in done.out
     assert "MB" in done.out or "kB" in done.out
+    # A type that cannot be opened is shown with its reason.
+    released.save(place / "runs" / "step10", "jetmoe")
+    done = qaudit("series", "runs", code=0)
+    assert "`step10` cannot be audited" in done.out and "would not be quantized" in done.out
+    done = qaudit("series", "runs", "--json")
+    assert "would not be quantized" in json.loads(done.out)["refusals"][0]
 
 
 def test_json_has_every_row_and_a_recipe_its_selection(hub: Hub, online: Path, qaudit: Run) -> None:
@@ -169,17 +175,6 @@ def test_json_has_every_row_and_a_recipe_its_selection(hub: Hub, online: Path, q
     lines = qaudit("series", recipe).out.splitlines()
     stars = [line.split()[1] for line in lines if line.startswith("* step")]
     assert stars == ["step10000", "step15000", "step20000"]
-
-
-def test_a_type_that_cannot_be_opened_is_shown_with_its_reason(
-    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released.save(tmp_path / "runs" / "step10", "jetmoe")
-    monkeypatch.chdir(tmp_path)
-    done = qaudit("series", "runs", code=0)
-    assert "`step10` cannot be audited" in done.out and "would not be quantized" in done.out
-    done = qaudit("series", "runs", "--json")
-    assert "would not be quantized" in json.loads(done.out)["refusals"][0]
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def with_another_name(folder: Path) -> None:
 
 
 def test_a_signed_audit_is_gated_in_any_folder_and_holds_no_key(
-    place: Path, signed: Path, qaudit: Run
+    place: Path, signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(signed, place / "copy")
     plain, done = qaudit("gate", "out"), qaudit("gate", "copy", "--signed")
@@ -65,6 +65,11 @@ def test_a_signed_audit_is_gated_in_any_folder_and_holds_no_key(
     assert not [
         path for path in place.rglob("*") if path.is_file() and KEY in path.read_text("latin1")
     ]
+    # Another key and no signature are refused.
+    monkeypatch.setenv("QAUDIT_SIGNING_KEY", KEY[::-1])
+    refused(qaudit("gate", signed, "--signed"), 2, "is not of this key", "another key")
+    edited(signed / "audit.json", signature=None)
+    refused(qaudit("gate", signed, "--signed"), 2, "is not signed", "`--set sign=true`")
 
 
 @pytest.mark.parametrize("change", [forged, with_another_name])
@@ -78,15 +83,6 @@ def test_an_edit_that_renews_every_hash_is_refused(
         done = qaudit(*command)
         refused(done, 2, "is not of this key and these files", "edited after it was signed")
     assert not Path("new").exists()
-
-
-def test_another_key_and_no_signature_are_refused(
-    signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QAUDIT_SIGNING_KEY", KEY[::-1])
-    refused(qaudit("gate", signed, "--signed"), 2, "is not of this key", "another key")
-    edited(signed / "audit.json", signature=None)
-    refused(qaudit("gate", signed, "--signed"), 2, "is not signed", "`--set sign=true`")
 
 
 def test_a_key_that_cannot_sign_is_refused_before_anything_is_planned(
@@ -159,6 +155,16 @@ def test_what_parts_measured_is_signed_by_collect(measured: Path, qaudit: Run, k
     qaudit("collect", "out", "--set", "sign=true", code=0)
     assert "error: " not in qaudit("gate", "out", "--signed").err
 
+    # A scheme that failed in a part is skipped with its reason.
+    def change(one: Row, other: Row) -> None:
+        scheme = one["results"].pop(1)["scheme"]
+        one["failed_schemes"] = {scheme: {"message": "it ran out of scales", "hint": ""}}
+
+    with_records(measured, change)
+    qaudit("collect", measured, code=3)
+    (skipped,) = audit_of(measured)["skipped"]
+    assert (skipped["subject"], skipped["reason"]) == ("step10", "it ran out of scales")
+
 
 def with_records(out: Path, change: Change) -> None:
     """Change the records of the two subjects."""
@@ -225,14 +231,3 @@ def test_what_was_edited_in_an_audit_is_found_and_measured_again(
     qaudit("scan", *ASKED, "--out", "copy", code=0)
     before = [row["ce"] for row in json.loads(whole)["measurements"]]
     assert [row["ce"] for row in audit_of(place / "copy")["measurements"]] == before
-
-
-def test_a_scheme_that_fails_in_a_part_is_skipped_in_words(qaudit: Run, measured: Path) -> None:
-    def change(one: Row, other: Row) -> None:
-        scheme = one["results"].pop(1)["scheme"]
-        one["failed_schemes"] = {scheme: {"message": "it ran out of scales", "hint": ""}}
-
-    with_records(measured, change)
-    qaudit("collect", measured, code=3)
-    (skipped,) = audit_of(measured)["skipped"]
-    assert (skipped["subject"], skipped["reason"]) == ("step10", "it ran out of scales")

@@ -101,7 +101,7 @@ def test_a_quiet_scan_draws_no_bar_and_fetches_in_silence(monkeypatch: pytest.Mo
         assert screen.getvalue() == ""
 
 
-def test_what_is_counted_outside_a_scan_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_counts_what_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 30.0, 60.0, 70.0, 80.0])
     monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: next(clock))
     rates = Rates()
@@ -109,6 +109,19 @@ def test_what_is_counted_outside_a_scan_has_its_own_time(monkeypatch: pytest.Mon
                ("blocks", 1, 8)]  # fmt: skip
     left = [rates.left_seconds(*one) for one in counted]
     assert left == [None, 90.0, None, None, 140.0]  # the third is of the next pass
+    # Of a scan the time left counts subjects that take time.
+    now = [100.0]
+    monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: now[0])
+    pipe = piped(monkeypatch)
+    with Progress(verbose=True) as bars:
+        bars.subject(1, 4, "b")  # the first was kept
+        for block in (0, 1, 0, 1, 2):  # of two passes
+            bars.block(block, 2, "rtn-4bit")
+            now[0] += 10
+        bars.subject(2, 4, "c")
+    left = [line.partition("about ")[2] for line in pipe.getvalue().splitlines()]
+    # One block of two and a head took 10 s: a third of a subject; two and two thirds are left.
+    assert left == ["", "", "80 s left", "3 min left", "4 min left", "2 min left", "2 min left"]
 
 
 def test_without_a_terminal_there_is_a_line_for_each_checkpoint_and_now_and_then(
@@ -151,21 +164,6 @@ def test_without_a_terminal_there_is_a_line_for_each_checkpoint_and_now_and_then
     assert second == third
     assert second.startswith("[1/2] step10: block 1/4, gptq-4bit, about ")
     assert second.endswith(" left")
-
-
-def test_the_time_left_counts_subjects_that_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: now[0])
-    pipe = piped(monkeypatch)
-    with Progress(verbose=True) as bars:
-        bars.subject(1, 4, "b")  # the first was kept
-        for block in (0, 1, 0, 1, 2):  # of two passes
-            bars.block(block, 2, "rtn-4bit")
-            now[0] += 10
-        bars.subject(2, 4, "c")
-    left = [line.partition("about ")[2] for line in pipe.getvalue().splitlines()]
-    # One block of two and a head took 10 s: a third of a subject; two and two thirds are left.
-    assert left == ["", "", "80 s left", "3 min left", "4 min left", "2 min left", "2 min left"]
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -296,16 +294,6 @@ def test_foreign_text_in_a_refusal_is_one_line(
     assert not controls(done.err)
 
 
-def test_where_nobody_listens_the_code_is_the_same(tmp_path: Path) -> None:
-    for ending in (">&- 2>&-", "2>/dev/full"):
-        done = process(tmp_path, COMMAND, "gate", "nowhere", shell=ending)
-        assert (done.returncode, done.stderr) == (2, "")
-    done = process(tmp_path, COMMAND, "list", "schemes", shell=">/dev/full")
-    assert done.returncode == 4
-    assert done.stderr.startswith("error: `output`: no space left on device\n")
-    assert "Exception ignored" not in done.stderr
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     (tmp_path / "out").mkdir()
@@ -320,6 +308,14 @@ def test_whoever_stops_reading_early_causes_no_error(saved: Path) -> None:
         done = process(saved, COMMAND, *command.split(), **{stream: writer})
         os.close(writer)
         assert (done.returncode, done.stderr or "") == (code, "")
+    # Where nobody listens the code is the same.
+    for ending in (">&- 2>&-", "2>/dev/full"):
+        done = process(saved, COMMAND, "gate", "nowhere", shell=ending)
+        assert (done.returncode, done.stderr) == (2, "")
+    done = process(saved, COMMAND, "list", "schemes", shell=">/dev/full")
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: `output`: no space left on device\n")
+    assert "Exception ignored" not in done.stderr
 
 
 def test_a_terminal_of_ascii_alone_gets_every_command(saved: Path) -> None:

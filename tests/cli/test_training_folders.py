@@ -108,14 +108,12 @@ def test_adapters_of_a_run_are_a_series_that_is_merged_as_peft_merges(
     assert losses(place / "again")["checkpoint-1", "fp"] != ours["checkpoint-1", "fp"]
 
 
-def test_a_mixture_of_a_soup_with_an_adapter_is_exported(qaudit: Run, run: Path) -> None:
+def test_a_mixture_of_a_soup_with_an_adapter_is_exported(qaudit: Run, run: Path, scan: Run) -> None:
     half = ("--soup", "half=step10+checkpoint-2", "--checkpoints", "step10", "--out", "out")
     assert qaudit("scan", "run", BASE, *half, *TEXT, "--schemes", MIXTURE).code == 0
     assert len(set("".join(cells()["half", MIXTURE]["mixture"].values()))) > 1
     export_is_what_was_audited(qaudit, "out", "half", MIXTURE)
-
-
-def test_an_adapter_is_refused_with_what_is_missing(scan: Run, run: Path) -> None:
+    # An adapter is refused with what is missing.
     shutil.rmtree(run / "checkpoint-1")
     for base, sentence, hint in (
         (None, "does not name the model", "base_model_name_or_path"),

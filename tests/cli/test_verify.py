@@ -299,6 +299,16 @@ def test_without_an_audit_the_folder_agrees_with_itself_alone(qaudit: Run, expor
     done = qaudit("verify", "new", code=3)
     assert "The weights match the export's own record." in done.out
     assert "`--audit`" in done.out
+    # What cannot be compared is refused.
+    audit = Path("out/audit.json")
+    audit.write_text(audit.read_text() + "\n")
+    refused(qaudit("verify", "new", "--audit", "out"), 2, "not the audit that was exported", "that")
+    weights = exported / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    done = qaudit("verify", "new")
+    assert ("is cut short" in done.out, done.code) == (True, 1)
+    (exported / "qaudit-export.json").write_text("{")
+    refused(qaudit("verify", "new"), 2, "cannot be read", "export it again")
 
 
 def test_a_difference_is_judged_by_its_interval() -> None:
@@ -342,18 +352,6 @@ def test_a_runtime_s_arithmetic_says_how_far_it_may_differ(
     found = runs.limit_of(one, Tolerances(), tmp_path, dtype, has_experts=experts)
     assert (found.loss, found.kl) == (allowed, allowed)
     assert why in found.why
-
-
-def test_a_folder_that_cannot_be_compared_is_refused(qaudit: Run, exported: Path) -> None:
-    audit = Path("out/audit.json")
-    audit.write_text(audit.read_text() + "\n")
-    refused(qaudit("verify", "new", "--audit", "out"), 2, "not the audit that was exported", "that")
-    weights = exported / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-9])
-    done = qaudit("verify", "new")
-    assert ("is cut short" in done.out, done.code) == (True, 1)
-    (exported / "qaudit-export.json").write_text("{")
-    refused(qaudit("verify", "new"), 2, "cannot be read", "export it again")
 
 
 def test_tensors_and_record_that_were_edited_together_are_not_what_the_audit_measured(
