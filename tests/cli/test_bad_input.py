@@ -204,7 +204,7 @@ REFUSED: list[Case] = [
             (file_of("1.jsonl", DOCUMENT), "--evaluation 1.jsonl", "1 usable", "one a line"),
             (None, "--calibration evaluation.jsonl", "share 12 documents", "no document in"),
             (share_a_document, "", "share 1 documents, the first is `calibration.jsonl:5`", "in"),
-            (None, "--evaluation evaluatoin.jsonl", "no text file", "mean `evaluation.jsonl`?"),
+            (None, "--evaluation evaluatoin.jsonl", "no text file", "where the command runs"),
             (partial(added, "evaluation", "{oops\n"), "", "line 13 of `eval", "one object"),
             (file_of("c.jsonl", NO_ANSWER), "--set choices=c.jsonl", "no `answer`", '"answer": 0'),
         )
