@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from tests.support.diagnosed import ALL, ROLE
 from tests.support.filled import filled
 from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
-from tests.support.running import Outcome, measure_tasks
+from tests.support.running import measure_tasks
 from tests.support.series import find_checkpoints
 
 SCHEMES = parse_schemes(["gptq-3bit:group=16", "rtn-4bit:group=16"])
@@ -52,7 +53,7 @@ def tasks(subjects: tuple[Subject, ...], schemes: Any = SCHEMES) -> list[Task]:
 
 def diagnose(
     subjects: tuple[Subject, ...], folder: Path, *asked: str, schemes: Any = SCHEMES
-) -> Outcome:
+) -> SimpleNamespace:
     return measure_tasks(tasks(subjects, schemes), MACHINE, folder, parse_diagnostics(asked))
 
 

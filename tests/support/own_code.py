@@ -100,51 +100,37 @@ def leave(what):
 """
 
 
-def make(
-    folder: Path,
-    mark: Path,
-    *,
-    name: str = "first",
-    factor: float = 1.0,
-    model_type: str = "own",
-    poses_as: str = "own",
-    after: str = "",
-    before: str = "pass",
-    buffers: bool = True,
-    ties: object = None,
-    **config: Any,
-) -> dict[str, Tensor]:
-    """Write a checkpoint with code of its own, and return its weights."""
+FILES = {"mark.py": MARK, "configuration_own.py": CONFIGURATION, "modeling_own.py": MODELING}
+FREQUENCIES = "torch.arange(config.width).float() / config.width"
+BUFFER = f'self.register_buffer("inv_freq", {FREQUENCIES}, persistent=False)'
+
+
+def make(folder: Path, mark: Path, *, ties: object = None, **changes: Any) -> dict[str, Tensor]:
+    """Write a checkpoint with code of its own, and return its weights.
+
+    `changes` are of what the code says, or else of its configuration.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    frequencies = "torch.arange(config.width).float() / config.width"
-    buffer = f'self.register_buffer("inv_freq", {frequencies}, persistent=False)'
-    (folder / "mark.py").write_text(MARK.format(mark=str(mark)))
-    (folder / "configuration_own.py").write_text(
-        CONFIGURATION.format(name=name, poses_as=poses_as, after=after)
-    )
-    (folder / "modeling_own.py").write_text(
-        MODELING.format(
-            name=name,
-            factor=factor,
-            before=before,
-            ties=ties,
-            buffer=buffer if buffers else "pass",
-            use="+ torch.cos(self.inv_freq)" if buffers else "",
-        )
-    )
+    words = {"name": "first", "factor": 1.0, "poses_as": "own", "after": "", "before": "pass"}
+    words |= {"mark": str(mark), "ties": ties, "buffer": BUFFER}
+    words |= {"use": "+ torch.cos(self.inv_freq)"}
+    if not changes.pop("buffers", True):
+        words |= {"buffer": "pass", "use": ""}
+    words |= {name: changes.pop(name) for name in words.keys() & changes}
+    for name, text in FILES.items():
+        (folder / name).write_text(text.format(**words))
+    code = {"AutoConfig": "configuration_own.OwnConfig"}
+    code["AutoModelForCausalLM"] = "modeling_own.OwnForCausalLM"
     table = {
-        "model_type": model_type,
+        "model_type": "own",
         "architectures": ["OwnForCausalLM"],
-        "auto_map": {
-            "AutoConfig": "configuration_own.OwnConfig",
-            "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
-        },
+        "auto_map": code,
         "vocab_size": VOCABULARY,
         "width": WIDTH,
         "inner": INNER,
         "num_hidden_layers": BLOCKS,
         "tie_word_embeddings": bool(ties),
-        **config,
+        **changes,
     }
     (folder / "config.json").write_text(json.dumps(table))
     tensors = weights(tied=bool(ties))
@@ -180,15 +166,15 @@ def logits(tensors: dict[str, Tensor], tokens_T: Tensor, *, buffers: bool = True
 @contextmanager
 def modules_in(folder: Path) -> Iterator[None]:
     """Let the library copy code to `folder`, and not where the person who runs the tests has it."""
+
+    def forget() -> None:
+        for name in list(sys.modules):
+            if name.partition(".")[0] == "transformers_modules":
+                del sys.modules[name]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
         patch.setattr(sys, "path", list(sys.path))
-        _forget_modules()
+        forget()
         yield
-        _forget_modules()
-
-
-def _forget_modules() -> None:
-    for name in list(sys.modules):
-        if name.partition(".")[0] == "transformers_modules":
-            del sys.modules[name]
+        forget()

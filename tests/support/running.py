@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from qaudit.audit import complete
@@ -14,7 +15,6 @@ from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.downloads.downloads import missing_nbytes
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Machine, Task, look_up
-from qaudit.errors import SourceError
 from qaudit.executors.measuring import Measuring
 from qaudit.executors.part import whole_plan
 from qaudit.hub import Hub
@@ -30,7 +30,6 @@ from qaudit.types import (
     SILENT,
     AuditRecord,
     Corpus,
-    Diagnostics,
     Pass,
     Plan,
     Price,
@@ -110,19 +109,10 @@ def floor_of(
     return moved_by_rounding(events)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of tasks, in their order."""
-
-    filed: tuple[ResultFile, ...]
-    failed: dict[str, SourceError]
-    diagnostics: Diagnostics
-
-
 def measure_tasks(
     tasks: Sequence[Task], machine: Machine, folder: Path, diagnostics: Sequence[Diagnostic] = ()
-) -> Outcome:
-    """Measure and diagnose subjects that are on disk."""
+) -> SimpleNamespace:
+    """Measure and diagnose subjects that are on disk; return what came of tasks, in their order."""
     subjects = tuple(task.subject for task in tasks)
     named = tuple(one.spec for one in diagnostics)
     recipe = Recipe(targets=(), schemes=(), diagnostics=named)
@@ -133,10 +123,11 @@ def measure_tasks(
     labels = {subject.label for subject in subjects}
     events = {event.label: event for event in measuring.visit(tasks, diagnosed=labels)}
     done = [e for s in subjects if (e := events[s.label]).error is None]
-    return Outcome(
-        tuple(one for event in done for one in event.results),
-        {s.label: e.error for s in subjects if (e := events[s.label]).error is not None},
-        tables_of(diagnostics, measuring.diagnoses.rows, [e.label for e in done], subjects),
+    rows, measured = measuring.diagnoses.rows, [event.label for event in done]
+    return SimpleNamespace(
+        filed=tuple(one for event in done for one in event.results),
+        failed={s.label: e.error for s in subjects if (e := events[s.label]).error is not None},
+        diagnostics=tables_of(diagnostics, rows, measured, subjects),
     )
 
 

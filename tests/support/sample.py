@@ -181,6 +181,7 @@ def put_together(
         seconds_low=40.0,
         seconds_high=110.0,
     )
+    judged_names = ("measurements", "tasks", "comparisons", "findings", "pick")
     return AuditRecord(
         plan=plan,
         environment={
@@ -204,11 +205,7 @@ def put_together(
             "sources": [["evaluation", "documents of Python 3.13.1"]],
         },
         subjects=subjects,
-        measurements=judgement.measurements,
-        tasks=judgement.tasks,
-        comparisons=judgement.comparisons,
-        findings=judgement.findings,
-        pick=judgement.pick,
+        **{name: getattr(judgement, name) for name in judged_names},
         verdict=judgement.verdict or _undecided(judgement),
         skipped=(Skipped("stage1-step250", None, "`model.safetensors` is truncated"),),
         diagnostics=Diagnostics(),

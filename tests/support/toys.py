@@ -43,16 +43,12 @@ def write(root: Path, subjects: tuple[str, ...], documents: int = 9, seed: int =
     """Write every data set below a folder, as org/name; `subjects` are those of MMLU."""
     rng = random.Random(seed)
     configs: dict[str, list[dict[str, Any]]] = {}
-    for task, (repo, name, splits) in DATA.items():
+    mmlu = [("mmlu", ("cais/mmlu", name, ("dev", "test"))) for name in subjects]
+    for task, (repo, name, splits) in (*DATA.items(), *mmlu):
         files = {split: f"{name or 'data'}/{split}-00000-of-00001.parquet" for split in splits}
         for path in files.values():
             _parquet(root / repo / path, [_document(task, rng) for _ in range(documents)])
         configs.setdefault(repo, []).append(_config(name or "default", files))
-    for name in subjects:
-        files = {split: f"{name}/{split}-00000-of-00001.parquet" for split in ("dev", "test")}
-        for path in files.values():
-            _parquet(root / "cais/mmlu" / path, [_mmlu(rng) for _ in range(documents)])
-        configs.setdefault("cais/mmlu", []).append(_config(name, files))
     for repo, some in configs.items():
         text = f"---\nconfigs: {json.dumps(some)}\n---\n"
         (root / repo / "README.md").write_text(text, encoding="utf-8")
@@ -105,6 +101,8 @@ def _mmlu(rng: random.Random) -> dict[str, Any]:
 
 
 def _document(task: str, rng: random.Random) -> dict[str, Any]:
+    if task == "mmlu":
+        return _mmlu(rng)
     if task in ("arc_easy", "arc_challenge", "commonsense_qa", "openbookqa"):
         count = {"openbookqa": 4, "commonsense_qa": 5}.get(task) or rng.choice((3, 4, 4, 5))
         labels = list("ABCDE"[:count])

@@ -14,9 +14,9 @@ content-addressed xet storage, git over HTTP, spaces, renamed repos, and the mak
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -26,10 +26,8 @@ from tests.support.hub.server import Hub
 __all__ = ["Hub", "Serve", "serve", "write_headers"]
 
 
-class Serve(Protocol):
-    """Start a Hub over a folder; it takes the arguments of `Hub`."""
-
-    def __call__(self, root: Path | None = None, **settings: Any) -> Hub: ...
+Serve = Callable[..., Hub]
+"""Start a Hub over a folder; it takes the arguments of `Hub`."""
 
 
 @pytest.fixture
