@@ -25,6 +25,7 @@ from torch import Tensor
 from qaudit.errors import ConfigurationError, QauditError, SourceError
 from qaudit.formats.weights import QuantizedFolder, quantization_of
 from tests.support import torchao
+from tests.support.damage import ODD, damaged
 from tests.support.quantized import (
     Affine,
     awq_tensors,
@@ -524,13 +525,6 @@ def test_a_linear_without_a_part_is_refused_or_the_same(kind: str, tmp_path: Pat
             assert torch.equal(found, weights.read(dense)), key
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=8) | st.floats(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=6,
-)
-
-
 def _damage(data: st.DataObject, tensors: dict[str, Tensor]) -> None:
     """Change, drop or rename one stored tensor."""
     name = data.draw(st.sampled_from(sorted(tensors)))
@@ -557,20 +551,6 @@ def _damage(data: st.DataObject, tensors: dict[str, Tensor]) -> None:
         tensors[NAME + data.draw(st.sampled_from(suffixes))] = tensors.pop(name)
 
 
-def _damage_texts(data: st.DataObject, metadata: dict[str, str]) -> None:
-    """Change a value at any depth of a description, rename it, or cut its text."""
-    name, text = metadata.popitem()
-    place = table = json.loads(text)
-    while True:
-        key = data.draw(st.sampled_from(sorted(place)))
-        if not isinstance(place[key], dict) or data.draw(st.booleans()):
-            break
-        place = place[key]
-    place[key] = data.draw(_JSON)
-    text = json.dumps(table)[: data.draw(st.sampled_from([10**6, 10**6, 40]))]
-    metadata[data.draw(st.sampled_from([name, name, "a", "a.weight", f"{name}.b"]))] = text
-
-
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damaged_repositories_raise_nothing_but_our_own_errors(
@@ -579,10 +559,12 @@ def test_damaged_repositories_raise_nothing_but_our_own_errors(
     sample = sample_of(data.draw(st.sampled_from(sorted(SAMPLES))))
     config = sample.config or next(iter(sample.files.values()))
     if sample.metadata and data.draw(st.booleans()):
-        _damage_texts(data, sample.metadata)
+        name, text = sample.metadata.popitem()
+        text = json.dumps(damaged(json.loads(text), data))
+        named = data.draw(st.sampled_from([name, name, "a", "a.weight", f"{name}.b"]))
+        sample.metadata[named] = text[: data.draw(st.sampled_from([10**6, 10**6, 40]))]
     for _ in range(data.draw(st.integers(0, 2))):
-        key = data.draw(st.sampled_from(sorted(config)))
-        config[key] = data.draw(_JSON)
+        config[data.draw(st.sampled_from(sorted(config)))] = data.draw(st.sampled_from(ODD))
     _damage(data, sample.tensors)
     folder = sample.written(tmp_path_factory.mktemp("damaged"))
     cut = data.draw(st.integers(0, 40))

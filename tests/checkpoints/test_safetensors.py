@@ -191,14 +191,6 @@ def test_any_header_and_index_are_read_or_refused(
         assert sum(info.nbytes for info in tensors.values()) == count
 
 
-@given(raw=st.binary(max_size=60))
-def test_any_bytes_are_refused(raw: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("bytes")
-    (folder / SINGLE).write_bytes(raw)
-    with pytest.raises(SourceError):
-        headers(folder)
-
-
 ONE, TWO = "one.safetensors", "two.safetensors"
 
 

@@ -288,15 +288,6 @@ def test_an_audit_with_any_value_anywhere_is_read_or_refused(path: Any, value: A
         assert from_json(to_json(audit)) == audit
 
 
-@given(st.text(max_size=200) | st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
-).map(json.dumps))  # fmt: skip
-def test_any_text_is_no_audit(text: str) -> None:
-    with pytest.raises(AuditError):
-        from_json(text)
-
-
 @pytest.mark.parametrize(
     "text", ["[" * 10**6, '{"a":' * 10**5, "1" * 10**5, "-" * 10**6, '"\\ud800"', "1e999", "NaN"]
 )

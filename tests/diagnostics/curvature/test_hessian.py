@@ -161,34 +161,6 @@ def test_recomputing_blocks_changes_no_derivative_of_any_kind_of_block(family: s
     assert all("forward" not in vars(block) for block in blocks)
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "gpt2"])
-def test_a_product_is_the_difference_of_gradients_on_either_side(family: str) -> None:
-    # No second derivative of torch's takes part. In double precision, which these keep everywhere,
-    # central differences are good to about 1e-6.
-    config = AutoConfig.for_model(family, **FAMILIES[family])
-    torch.manual_seed(2)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).double().eval()
-    cases = documents(200)
-    hessian = LossHessian(model, [], cut(cases, CONTEXT, 24))
-    vector = signs(sum(hessian.sizes), 4, hessian.like)
-
-    def gradient(step: float) -> torch.Tensor:
-        with torch.no_grad():
-            for parameter, along in zip(
-                model.parameters(), vector.split(hessian.sizes), strict=True
-            ):
-                parameter.add_(step * along.view_as(parameter))
-        found = torch.autograd.grad(mean_loss(model, cases), list(model.parameters()))
-        return torch.cat([part.flatten() for part in found])
-
-    step = 1e-5
-    difference = (gradient(step) - gradient(-2 * step)) / (2 * step)
-    gradient(step)  # back to where it was
-    expected = hessian.multiply(vector)
-    largest = float(expected.abs().max())
-    torch.testing.assert_close(difference, expected, rtol=0, atol=1e-5 * largest)
-
-
 def test_recomputed_blocks_keep_nothing_and_a_diverged_model_is_refused(small: nn.Module) -> None:
     weights = {parameter.data_ptr() for parameter in small.parameters()}
 
