@@ -78,9 +78,7 @@ def test_runs_that_are_alike_are_one_whatever_they_are_called(tmp_path: Path) ->
     assert len(orders) == 1
     assert runs["held"].run.order not in orders
     assert all(runs[n].run.parent == runs["held"].run for n in ("cosine-on", "restarts"))
-
-
-def test_lengths_in_units_become_steps_and_runs_that_are_compared_end_after_the_same() -> None:
+    # Lengths in units become steps, and runs that are compared end after the same.
     run = runs_of("peaks")["peak1e-2"].run
     schedule = WarmupStableDecay(peak=0.01, warmup=100, decay_start=2000, decay_length=1000)
     assert (run.schedule, run.steps, run.save_at) == (schedule, 3000, (2000, 3000))
@@ -137,16 +135,15 @@ def test_a_price_is_steps_times_tokens_and_missing_measurements(tmp_path: Path) 
     assert found.tokens == 1000 * 4 * 256
 
 
-def contrast(**changes: object) -> list[dict[str, object]]:
-    given = {"claim": "averages-lose-less", "says": "x", "a": "lawa", "b": "held@10"}
-    return [{**given, "schemes": ["rtn-3bit"], **changes}]
-
-
 def run_of(name: str, **keys: object) -> dict[str, object]:
     return {"name": name, "units": 1, "schedule": {"kind": "linear"}, **keys}
 
 
-def test_a_wrong_file_is_refused_by_the_name_of_what_is_wrong(tmp_path: Path) -> None:
+def test_a_wrong_file_is_refused_by_name_and_an_own_one_uses_what_ships(tmp_path: Path) -> None:
+    def contrast(**changes: object) -> list[dict[str, object]]:
+        given = {"claim": "averages-lose-less", "says": "x", "a": "lawa", "b": "held@10"}
+        return [{**given, "schemes": ["rtn-3bit"], **changes}]
+
     for changes, sentence, hint in (
         ({"scann": []}, "there is no key `scann`", "`scan`"),
         ({"scan": ["held@11"]}, "`held@11` is past the end of `held`", "it has 10 units"),
@@ -173,9 +170,6 @@ def test_a_wrong_file_is_refused_by_the_name_of_what_is_wrong(tmp_path: Path) ->
             read_experiment(str(written(tmp_path, **changes)))
         assert sentence in caught.value.message
         assert hint in caught.value.hint
-
-
-def test_an_own_experiment_uses_the_shipped_sizes_and_known_schedules(tmp_path: Path) -> None:
     mine = read_experiment(str(written(tmp_path, sizes={"cpu": {"batch": 8}})))
     assert mine.sizes["cpu"].batch == 8
     assert mine.sizes["gpu"] == read_experiment("lawa").sizes["gpu"]

@@ -50,18 +50,13 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path, text, device)
     assert [line for line in logs[1] if line[0] != 5] == logs[0]  # no step twice
 
 
-def plain_optimizer(model, **options):
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), **options)
-
-
 def test_a_run_is_the_plain_loop_to_the_bit_with_averages_too(tmp_path, text):
     # Written out again, as the series that ships with the package was first trained.
     model = SHAPE.build(HELD.seed)
-    optimizer = plain_optimizer(model, fused=True)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), fused=True)
     for step in range(1, 21):
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 * min(1, step / 2)
@@ -235,28 +230,6 @@ def test_a_full_disk_is_named_and_the_last_state_kept(tmp_path, text, monkeypatc
             train(replace(HELD, shape=replace(SHAPE, **changed)), text, tmp_path / "third")
 
 
-# --------------------------------------------------------------------------------------------------
-# Sharpness-aware minimization against the paper's two lines, written out number by number.
-
-
-RHO = 0.07
-
-
-def plain_sam(model, loss_of, rho):
-    """Return the loss at w, and its gradient at w + rho * g / |g|, by autograd on a copy."""
-    names = [name for name, _ in model.named_parameters()]
-    here = [p.detach().clone().requires_grad_() for p in model.parameters()]
-    loss = loss_of(torch.func.functional_call, dict(zip(names, here, strict=True)))
-    slopes = torch.autograd.grad(loss, here)
-    length = sum(float((g.double() ** 2).sum()) for g in slopes) ** 0.5
-    there = [
-        (p.double() + rho * g.double() / length).float().requires_grad_()
-        for p, g in zip(here, slopes, strict=True)
-    ]
-    above = loss_of(torch.func.functional_call, dict(zip(names, there, strict=True)))
-    return loss.item(), torch.autograd.grad(above, there)
-
-
 def test_the_gradient_is_that_of_the_point_up_the_slope(tmp_path, text):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
@@ -269,13 +242,23 @@ def test_the_gradient_is_that_of_the_point_up_the_slope(tmp_path, text):
         loss.backward()
         return loss.detach()
 
-    def loss_of(call, weights):
-        return nn.functional.mse_loss(call(model, weights, (inputs,)), targets)
+    def plainly(weights):
+        """Return the loss and its gradient by autograd on a copy."""
+        names = [name for name, _ in model.named_parameters()]
+        named = dict(zip(names, weights, strict=True))
+        loss = nn.functional.mse_loss(torch.func.functional_call(model, named, (inputs,)), targets)
+        return loss.item(), torch.autograd.grad(loss, weights)
 
-    loss = ascend(parameters, RHO, gradients)
-    expected_loss, expected = plain_sam(model, loss_of, RHO)
-    assert float(loss) == pytest.approx(expected_loss, rel=1e-6)
-    for p, gradient in zip(parameters, expected, strict=True):
+    # The paper's two lines: the loss at w, and its gradient at w + rho * g / |g|.
+    here = [p.detach().clone().requires_grad_() for p in parameters]
+    expected_loss, slopes = plainly(here)
+    length = sum(float((g.double() ** 2).sum()) for g in slopes) ** 0.5
+    there = [
+        (p.double() + 0.07 * g.double() / length).float().requires_grad_()
+        for p, g in zip(here, slopes, strict=True)
+    ]
+    assert float(ascend(parameters, 0.07, gradients)) == pytest.approx(expected_loss, rel=1e-6)
+    for p, gradient in zip(parameters, plainly(there)[1], strict=True):
         # The point is formed in fp32 here and in float64 there: a unit in the last place apart.
         torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-6)
     assert all(torch.equal(p, was) for p, was in zip(parameters, before, strict=True))
@@ -286,10 +269,10 @@ def test_the_gradient_is_that_of_the_point_up_the_slope(tmp_path, text):
         loss.backward()
         return loss.detach()
 
-    assert float(ascend([weight], RHO, flat)) == 0
+    assert float(ascend([weight], 0.07, flat)) == 0
     assert torch.equal(weight.grad, torch.zeros(3))
     run = replace(HELD, steps=3, save_at=(3,), precision="fp32")
-    for rho in (0.0, RHO):
+    for rho in (0.0, 0.07):
         train(replace(run, sam_rho=rho), text, tmp_path / str(rho))
-    a, b = (state(tmp_path / str(rho) / "states/stage1.pt")["model"] for rho in (0.0, RHO))
+    a, b = (state(tmp_path / str(rho) / "states/stage1.pt")["model"] for rho in (0.0, 0.07))
     assert max(float((a[name] - b[name]).abs().max()) for name in a) > 3e-3
