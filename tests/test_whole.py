@@ -58,7 +58,7 @@ def test_only_regular_files_and_new_names_are_written(tmp_path: Path, kind: str)
     assert path.lstat().st_mode == before
 
 
-def test_loops_of_links_bad_text_and_large_files_are_refused_in_words(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_said_and_only_our_stale_files_removed(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="surrogates not allowed"):
         write_whole(tmp_path / "a", "\ud800")
     assert list(tmp_path.iterdir()) == []
@@ -69,9 +69,6 @@ def test_loops_of_links_bad_text_and_large_files_are_refused_in_words(tmp_path: 
     assert read_regular(tmp_path / "a", 5) == b"12345"
     with pytest.raises(OSError, match="larger than 4 bytes"):
         read_regular(tmp_path / "a", 4)
-
-
-def test_of_stale_files_only_ours_are_removed(tmp_path: Path) -> None:
     ours, fresh = partial_name(tmp_path / "a.npz"), partial_name(tmp_path / "b.npz")
     foreign, folder = tmp_path / "thesis.partial", tmp_path / f".c{ours.suffixes[-2]}.partial"
     for path in (ours, fresh, foreign):

@@ -311,7 +311,22 @@ def test_configurations_are_read_or_refused(
         assert error.code == 2
 
 
-def test_what_no_model_has_is_refused(tmp_path: Path) -> None:
+class PanicException(BaseException):
+    """What the tokenizers library raises when its Rust code panics."""
+
+
+def test_whatever_is_wrong_with_a_configuration_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"config\.json` cannot be read: no such file"):
+        read_configuration(tmp_path)
+    must_be_held({"num_hidden_layers": 12}, 12, "`x`")
+    with pytest.raises(ConfigurationError, match="13 layers, and its weights hold 12 tensors"):
+        must_be_held({"text_config": {"num_hidden_layers": 13}}, 12, "`x`")
+    for raised in (ValueError("bad\nmore"), AssertionError(), PanicException("p")):
+        with pytest.raises(ConfigurationError, match="the file: "), unreadable("the file"):
+            raise raised
+    for raised in (KeyboardInterrupt(), MemoryError(), SystemExit()):  # no fault of a file
+        with pytest.raises(type(raised)), unreadable("the file"):
+            raise raised
     for text, why in (
         ("[" * 100_000, "nests too deep"),
         ('{"a":' * 40 + "1" + "}" * 40, "nests deeper than 32"),
@@ -330,24 +345,6 @@ def test_what_no_model_has_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigurationError, match=why):
             read_configuration(write(tmp_path, text))
-
-
-class PanicException(BaseException):
-    """What the tokenizers library raises when its Rust code panics."""
-
-
-def test_whatever_is_wrong_with_a_configuration_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"config\.json` cannot be read: no such file"):
-        read_configuration(tmp_path)
-    must_be_held({"num_hidden_layers": 12}, 12, "`x`")
-    with pytest.raises(ConfigurationError, match="13 layers, and its weights hold 12 tensors"):
-        must_be_held({"text_config": {"num_hidden_layers": 13}}, 12, "`x`")
-    for raised in (ValueError("bad\nmore"), AssertionError(), PanicException("p")):
-        with pytest.raises(ConfigurationError, match="the file: "), unreadable("the file"):
-            raise raised
-    for raised in (KeyboardInterrupt(), MemoryError(), SystemExit()):  # no fault of a file
-        with pytest.raises(type(raised)), unreadable("the file"):
-            raise raised
 
 
 # A quantized file makes the tokens of its base, or is refused by the part that differs.
@@ -450,7 +447,7 @@ def test_a_file_that_just_changed_or_changes_while_it_is_read_is_not_remembered(
     assert known_hash(weights) is None
 
 
-def test_a_memory_that_is_damaged_or_cannot_be_written_costs_only_time(
+def test_a_damaged_memory_costs_only_time_and_mounts_share_stamps(
     weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = hash_at(weights)
@@ -463,9 +460,6 @@ def test_a_memory_that_is_damaged_or_cannot_be_written_costs_only_time(
     monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "file" / "cache"))
     assert hash_at(weights) == hashlib.sha256(b"weights").hexdigest()
     assert known_hash(weights) is None
-
-
-def test_another_mount_of_the_same_file_has_the_same_stamp(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     status = (tmp_path / "a").stat()
     names = [name for name in dir(status) if name.startswith("st_")]

@@ -268,7 +268,7 @@ def scaled(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     return scale
 
 
-def test_scaled_rotations_are_those_of_the_base(scaled: Callable[[str], Path]) -> None:
+def test_rotations_are_those_of_the_base(scaled: Callable[[str], Path], tmp_path: Path) -> None:
     for kind in ("linear", "yarn"):
         changes = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
         if kind == "yarn":
@@ -279,11 +279,6 @@ def test_scaled_rotations_are_those_of_the_base(scaled: Callable[[str], Path]) -
             if (kind, key) != ("linear", "llama.rope.scaling.type"):  # llama.cpp's default
                 with pytest.raises(UsageError, match=key):
                     check(base, {**changes, key: None})
-
-
-def test_stored_factors_are_those_of_the_base(
-    scaled: Callable[[str], Path], tmp_path: Path
-) -> None:
     base, path = scaled("llama3"), tmp_path / "m.gguf"
     plain = {name: WeightFolder(base).read(name).float() for name in names_of(base)}
     write_gguf(base, path, dense=plain)
@@ -314,7 +309,7 @@ def test_defaults_are_those_of_transformers(family: str, folders: dict[str, Path
     assert wanted == {key: one for key, _, one in differences(header, short | sizes)}
 
 
-def test_what_single_architectures_read_is_that_of_the_base() -> None:
+def test_what_single_architectures_read_is_of_the_base_and_defaults_are_written() -> None:
     for config, key, value, differs in (
         *(({"model_type": "nemotron_h", "layer_norm_epsilon": 1e-5},
            "attention.layer_norm_rms_epsilon", value, value != 1e-5) for value in (1e-5, 0.5)),
@@ -330,9 +325,6 @@ def test_what_single_architectures_read_is_that_of_the_base() -> None:
         name = {"ernie4_5_moe": "ernie4_5-moe"}.get(str(config["model_type"]), config["model_type"])
         header = GgufHeader({"general.architecture": name, f"{name}.{key}": value}, {})
         assert (key in {k for k, _, _ in differences(header, config)}) is differs
-
-
-def test_written_defaults_are_those_of_the_installed_transformers() -> None:
     written = (gguf_defaults.FOLDER / "defaults.json").read_text("utf-8")
     assert written == gguf_defaults.text(), "python -m tests.support.gguf_defaults"
 

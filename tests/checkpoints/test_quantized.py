@@ -471,18 +471,7 @@ def test_what_does_not_fit_is_refused(kind: str, change: Any, match: str, tmp_pa
     assert not contradicts or isinstance(info.value, ConfigurationError)
 
 
-def test_what_fits_is_read(tmp_path: Path) -> None:
-    for kind, change in (
-        ("packed", {"targets": [f"re:{NAME}"]}),
-        ("packed", {"targets": [NAME]}),
-        ("nvfp4", (".weight_zero_point", lambda _: 0 * BEYOND[:4])),
-        ("fp8 of compressed-tensors", (".weight_zero_point", lambda _: 0 * BEYOND)),
-    ):
-        sample = changed(sample_of(kind), change)
-        assert torch.equal(read(sample.written(tmp_path)), sample.weight)
-
-
-def test_a_single_file_comes_first_and_biases_of_zeros_are_dropped(tmp_path: Path) -> None:
+def test_what_fits_is_read_a_single_file_first_and_without_biases_of_zeros(tmp_path: Path) -> None:
     sample = gptq()
     folder = sample.written(tmp_path)
     stored = {name: tensor.contiguous() for name, tensor in gptq(8).tensors.items()}
@@ -501,6 +490,14 @@ def test_a_single_file_comes_first_and_biases_of_zeros_are_dropped(tmp_path: Pat
     sample.tensors[f"{NAME}.bias"][3] = 0.5  # is no zero, and so stays
     folder = sample.written(tmp_path / "biased")
     assert len(QuantizedFolder(folder, base=[f"{NAME}.weight"]).names()) == 2
+    for kind, change in (
+        ("packed", {"targets": [f"re:{NAME}"]}),
+        ("packed", {"targets": [NAME]}),
+        ("nvfp4", (".weight_zero_point", lambda _: 0 * BEYOND[:4])),
+        ("fp8 of compressed-tensors", (".weight_zero_point", lambda _: 0 * BEYOND)),
+    ):
+        sample = changed(sample_of(kind), change)
+        assert torch.equal(read(sample.written(tmp_path)), sample.weight)
 
 
 @pytest.mark.parametrize("kind", SAMPLES)

@@ -296,7 +296,7 @@ def test_every_role_and_every_block_is_in_exactly_one_part_of_its_kind() -> None
     assert Variant("layers", "0..1", (("q", 3),), (0, 2)).bits_of(2, "self_attn.q_proj") is None
 
 
-def test_a_diagnostic_can_be_measured_and_reads_back_and_all_stands_for_each() -> None:
+def test_diagnostics_read_back_all_stands_for_each_and_others_are_refused() -> None:
     assert set(diagnostics()) == {"curvature", "plane", "positions", "sensitivity", "weights"}
     for name in diagnostics():
         plain = diagnostics()[name]()
@@ -311,9 +311,6 @@ def test_a_diagnostic_can_be_measured_and_reads_back_and_all_stands_for_each() -
     assert list(every) == list(diagnostics())
     assert every["weights"].short == "weights:group=64"
     assert parse_diagnostics(["weights:group=64,all"])[0] in every.values()
-
-
-def test_what_no_diagnostic_takes_is_refused() -> None:
     for text, sentence in (
         ("kurtosis", "there is no diagnostic `kurtosis`"),
         ("weights:groups=3", "`weights` has no parameter `groups`"),

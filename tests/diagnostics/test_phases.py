@@ -61,16 +61,13 @@ def test_a_break_is_found_and_one_that_is_not_there_seldom() -> None:
         assert all((row[key] or 0) >= least for key, least in percents.items())
 
 
-def test_the_same_series_is_judged_the_same_twice_and_one_too_short_is_refused() -> None:
+def test_a_series_is_judged_the_same_twice_and_sampled_as_the_jackknife_says() -> None:
     first, again = (list(looked_at(BY_NAME["slope x 16"], 9, 20, 2, SAMPLES)) for _ in range(2))
     assert first == again
     few = MINIMUM_POINTS - 1
     sums = series(np.random.default_rng(0), SMOOTH[0], few, 20)
     with pytest.raises(ValueError, match="too few"):
         find_break(trajectory(positions(few), sums, statistics.excess, samples=20))
-
-
-def test_samples_of_documents_move_checkpoints_together_as_the_jackknife_says() -> None:
     sums = series(np.random.default_rng(3), SMOOTH[0], 8, 64)
     found = trajectory(positions(8), sums, statistics.excess, samples=4000)
     influence_ND = np.stack(
@@ -171,7 +168,9 @@ def broken_course() -> Course:
     return found
 
 
-def test_a_break_is_placed_against_the_start_of_the_decay_and_none_where_nothing_moves() -> None:
+def test_breaks_are_placed_and_looks_share_one_chance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     course = broken_course()
     assert course.decay is not None
     assert (course.decay.low, course.decay.high) == (10 * EVERY, 11 * EVERY)
@@ -183,9 +182,6 @@ def test_a_break_is_placed_against_the_start_of_the_decay_and_none_where_nothing
     assert row.at is not None
     assert row.at.low <= 10.5 * EVERY <= row.at.high
     assert (still.verdict, still.at, still.kind) == ("none", None, None)
-
-
-def test_every_look_of_an_audit_shares_one_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     levels: list[float] = []
     search = changepoint.find_break
 

@@ -98,7 +98,7 @@ def test_the_distance_to_the_grid_is_that_of_a_plain_loop(bits: int, symmetric: 
     assert found == pytest.approx(math.sqrt(np.mean(np.square(steps))), rel=1e-9)
 
 
-def test_weights_on_their_grid_have_no_distance_to_it_and_without_spread_no_shape() -> None:
+def test_distances_shapes_and_changes_are_those_of_their_definitions() -> None:
     scheme = parse_scheme("rtn-3bit:group=16:sym=false:scale_dtype=float32")
     rounded = scheme.quantize(Linears({"w": matrix(2)})).weights["w"]
     assert columns(rounded, (3,))["grid_distance"]["3"] == pytest.approx(0, abs=1e-5)
@@ -106,9 +106,6 @@ def test_weights_on_their_grid_have_no_distance_to_it_and_without_spread_no_shap
     flat = columns(torch.full((3, 20), 0.25), (3,))
     assert (flat["kurtosis"], flat["effective_range"], flat["outlier_share"]) == (None, None, 0.0)
     assert columns(torch.zeros(3, 20), (3,))["grid_distance"] == {"3": 0.0}
-
-
-def test_what_a_scheme_or_training_changes_is_a_norm_over_the_norm_of_the_weights() -> None:
     weight_RC, before_RC = matrix(1), matrix(2)
     moved = parse_scheme("rtn-3bit:group=16").quantize(Linears({"w": weight_RC})).weights["w"]
     a, b, c = (x.double().numpy() for x in (weight_RC, moved, before_RC))

@@ -77,7 +77,7 @@ def test_a_fork_is_trained_like_its_parent_from_the_rate_where_it_left() -> None
     assert run("fork=stage1-step20").schedule.peak == 2e-3  # it had decayed to zero
 
 
-def test_a_wrong_setting_is_refused_by_its_name() -> None:
+def test_a_wrong_setting_is_refused_by_its_name_or_its_line() -> None:
     for settings, words, hint in (
         (["schedule=cosin"], "`--set schedule=cosin`: there is no schedule `cosin`", "`cosine`?"),
         (["schedule.period=5"], "schedule `wsd` has no ['period']", "fix it"),
@@ -101,9 +101,6 @@ def test_a_wrong_setting_is_refused_by_its_name() -> None:
             run(*settings)
         assert words in refusal.value.message + (refusal.value.hint if "keys" in words else "")
         assert hint in refusal.value.hint
-
-
-def test_a_wrong_key_of_a_file_is_refused_by_its_line() -> None:
     for text, words in (
         ("batch: 4\nmodel:\n  preset: llama-1m\n  heads: 3\n", "line 2: .*`hidden` is 128"),
         ("batch: 4\nmodel:\n  layers: 0\n", "line 3: .*`model.layers` is `0`"),

@@ -154,9 +154,6 @@ def test_a_claim_stands_with_the_interval_over_seeds() -> None:
         low, high = interval
         found = Interval((low + high) / 2, low, high)
         assert standing(contrast(expect=expect, margin=margin), 3, found) == wanted
-
-
-def test_a_margin_beyond_both_errors_one_seed_and_scattered_ones_decide_nothing() -> None:
     inside = Interval(0.001, -0.001, 0.003)
     near = contrast(expect="near", margin=0.005)
     assert standing(near, 3, inside, (0.004, -0.003)) == "too wide"
@@ -224,28 +221,13 @@ def test_a_summary_is_read_as_it_was_written_and_says_its_units(tmp_path: Path) 
 # docs/science.md says what the saved summaries say, and they are of the experiments that ship.
 
 
-def test_the_page_and_the_table_of_contrasts_are_up_to_date() -> None:
+def test_the_page_and_kept_summaries_are_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert rendered(text) == text, "run `python -m experiments.science`"
     assert (FOLDER / "contrasts.csv").read_text("utf-8") == contrasts(summaries())
     rows = overview(dict.fromkeys(shipped_experiments())).splitlines()[2:]
     assert len(rows) > 10
     assert all(re.search(r"(\| -\s+){5}\|$", row) for row in rows)  # where nothing was run
-
-
-def test_corrections_are_those_of_scipy_and_of_holms_definition() -> None:
-    corrected = Corrected.of(summaries())
-    names = list(corrected.p)
-    assert len(names) > 50
-    adjusted = false_discovery_control([corrected.p[name] for name in names])
-    kept = {name for name, p in zip(names, adjusted, strict=True) if p <= 0.05}
-    assert corrected.discovered() == kept
-    smallest = min(names, key=lambda name: corrected.p[name])
-    assert corrected.certain() <= kept
-    assert (smallest in corrected.certain()) == (corrected.p[smallest] <= 0.05 / len(names))
-
-
-def test_kept_summaries_are_of_experiments_as_they_ship_and_judged_as_today() -> None:
     if FOLDER.is_dir():
         assert {path.stem for path in FOLDER.iterdir()} <= {*shipped_experiments(), "contrasts"}
     pairs = []
@@ -259,6 +241,18 @@ def test_kept_summaries_are_of_experiments_as_they_ship_and_judged_as_today() ->
         assert rejudged(summary) == summary, name
         pairs += [(c.a, c.b, c.scheme, c.measure) for c in compared]
     assert len(pairs) == len(set(pairs))  # none is counted in two experiments
+
+
+def test_corrections_are_those_of_scipy_and_of_holms_definition() -> None:
+    corrected = Corrected.of(summaries())
+    names = list(corrected.p)
+    assert len(names) > 50
+    adjusted = false_discovery_control([corrected.p[name] for name in names])
+    kept = {name for name, p in zip(names, adjusted, strict=True) if p <= 0.05}
+    assert corrected.discovered() == kept
+    smallest = min(names, key=lambda name: corrected.p[name])
+    assert corrected.certain() <= kept
+    assert (smallest in corrected.certain()) == (corrected.p[smallest] <= 0.05 / len(names))
 
 
 # --------------------------------------------------------------------------------------------------

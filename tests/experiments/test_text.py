@@ -200,7 +200,7 @@ CHANGES = {
 FREE = {"name": "other", "steps": 30, "save_at": (20,), "keep_at": (10,)}
 
 
-def test_what_changes_weights_changes_the_key_and_nothing_else_does():
+def test_what_changes_weights_changes_the_key_of_forks_too():
     assert {f.name for f in fields(TrainingRun)} == set(CHANGES) | set(FREE) | {"parent", "fork_at"}
     for name, value in CHANGES.items():
         changed = replace(HELD, **{name: value})
@@ -209,9 +209,6 @@ def test_what_changes_weights_changes_the_key_and_nothing_else_does():
     for name, value in FREE.items():
         changed = replace(HELD, **{name: value})
         assert (changed.key, differences(HELD, changed)) == (HELD.key, []), name
-
-
-def test_a_fork_is_what_it_forks_from_to_the_very_beginning():
     assert replace(DECAY, fork_at=10).key != DECAY.key
     grandparent = replace(HELD, weight_decay=0.3)
     assert replace(DECAY, parent=grandparent).key != DECAY.key

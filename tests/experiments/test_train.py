@@ -50,7 +50,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path, text, device)
     assert [line for line in logs[1] if line[0] != 5] == logs[0]  # no step twice
 
 
-def test_a_run_is_the_plain_loop_to_the_bit_with_averages_too(tmp_path, text):
+def test_a_run_is_the_plain_loop_to_the_bit_with_averages_and_in_parts(tmp_path, text):
     # Written out again, as the series that ships with the package was first trained.
     model = SHAPE.build(HELD.seed)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
@@ -70,9 +70,6 @@ def test_a_run_is_the_plain_loop_to_the_bit_with_averages_too(tmp_path, text):
     for run in (HELD, replace(HELD, ema_decay=0.9, lawa=(2, 10))):
         out = tmp_path / ("averaged" if run.averages else "bare")
         assert equal(state(train(run, text, out))["model"], model.state_dict())
-
-
-def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path, text):
     # Sums of the same terms in another order, in fp32; Adam's first steps divide small numbers.
     run = replace(HELD, steps=3, save_at=(3,), precision="fp32")
     whole = state(train(run, text, tmp_path / "whole"))["model"]

@@ -50,7 +50,7 @@ def refusal(base: Path, quantized: Path, metric: str | None = STRICT) -> str:
     return error.value.message
 
 
-def test_marks_and_answers_are_those_of_lm_eval(files: Path) -> None:
+def test_marks_are_those_of_lm_eval_and_items_are_paired_in_any_order(files: Path) -> None:
     measured = tasks(files / "base", files / "q3")
     results = next((files / "base").glob("results_*.json"))
     table = json.loads(results.read_text("utf-8"))["results"]
@@ -61,9 +61,6 @@ def test_marks_and_answers_are_those_of_lm_eval(files: Path) -> None:
     about = measured["choice"][1].imported
     assert about.about == "lm-eval 0.4.13, acc,none, greedy"
     assert (about.picked_N >= 0).all()
-
-
-def test_items_are_paired_in_any_order_and_twice_the_same_item_is_two(files: Path) -> None:
     before = tasks(files / "base", files / "q3")
     for name in ("arguments", "choice"):
         path = next((files / "q3").glob(f"samples_{name}_*"))

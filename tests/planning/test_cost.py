@@ -164,7 +164,7 @@ def test_what_would_fit_fits_and_a_document_more_does_not(documents, limit, shar
         assert takes(1, limit) > available
 
 
-def test_nothing_is_proposed_where_one_block_is_too_large():
+def test_nothing_is_proposed_where_a_block_is_too_large_and_a_gpu_fits_more():
     footprint = Footprint(SMALL, load(), 4, 10**9)
     assert footprint.what_would_fit(1000, 8) == (None, None)
     with pytest.raises(MachineError) as refusal:
@@ -175,6 +175,9 @@ def test_nothing_is_proposed_where_one_block_is_too_large():
     footprint.refuse_short_memory(1000, 8)
     assert not footprint.returning
     assert replace(footprint, device="cpu").returning
+    for sizes, gigabytes in LARGE_ON_GPU:
+        asked = Load.of(parse_schemes(DEFAULT_SCHEMES), TextSize(64 * 2048, 64 * 2048, 2048))
+        assert Footprint(sizes, asked, 2, 0, "cuda").memory_nbytes < gigabytes * 10**9
 
 
 # --------------------------------------------------------------------------- without any header
@@ -189,12 +192,6 @@ LARGE_ON_GPU = [
     (Sizes(32_234_279_936, 64, 487_603_200, 1_027_609_600, 5120, 27648, 100_352), 48),
     (QWEN3_30B_A3B, 24),
 ]
-
-
-def test_a_default_scan_of_a_large_model_fits_a_gpu():
-    for sizes, gigabytes in LARGE_ON_GPU:
-        asked = Load.of(parse_schemes(DEFAULT_SCHEMES), TextSize(64 * 2048, 64 * 2048, 2048))
-        assert Footprint(sizes, asked, 2, 0, "cuda").memory_nbytes < gigabytes * 10**9
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -286,17 +283,6 @@ def test_experts_are_quantized_one_after_another_and_priced_by_those_that_read_a
     assert list(expert_notes(SMALL)) == []
 
 
-def test_what_is_not_kept_within_itself_is_said() -> None:
-    for rounds, diagnose, reason in (
-        (3, "curvature", "the items of tasks go through in about 3 rounds"),
-        (1, "weights", "`--set diagnostics=weights` reads what is quantized"),
-    ):
-        works = [each.work((), 2) for each in parse_diagnostics([diagnose])]
-        (note,) = begins_again_notes(rounds, works)
-        assert note == f"a subject that is interrupted begins again, because {reason}"
-    assert begins_again_notes(1, []) == ()
-
-
 GB = 10**9
 LONG_SCHEMES = ("rtn-4bit", "gptq-4bit", "awq-4bit")
 
@@ -328,14 +314,22 @@ MEASURED = [
 ]
 
 
-def test_memory_that_is_planned_is_near_what_was_measured() -> None:
+def test_memory_is_near_what_was_measured_and_what_is_not_kept_is_said() -> None:
     for sizes, schemes, calibration, evaluation, context, measured in MEASURED:
         load = Load.of(parse_schemes(schemes), TextSize(calibration, evaluation, context))
         planned = Footprint(sizes, load, 4, 6 * GB).memory_nbytes / 1e6
         assert measured / 1.2 <= planned <= measured * 1.5
+    for rounds, diagnose, reason in (
+        (3, "curvature", "the items of tasks go through in about 3 rounds"),
+        (1, "weights", "`--set diagnostics=weights` reads what is quantized"),
+    ):
+        works = [each.work((), 2) for each in parse_diagnostics([diagnose])]
+        (note,) = begins_again_notes(rounds, works)
+        assert note == f"a subject that is interrupted begins again, because {reason}"
+    assert begins_again_notes(1, []) == ()
 
 
-def test_what_batches_leave_inside_a_block_is_planned_while_blocks_are_of_the_heap() -> None:
+def test_what_batches_leave_and_what_waits_beside_states_is_planned() -> None:
     sizes = LONG
 
     def of_a_token(sizes: Sizes, scheme: str, limit: int, itemsize: int = 4) -> float:
@@ -351,9 +345,6 @@ def test_what_batches_leave_inside_a_block_is_planned_while_blocks_are_of_the_he
     for itemsize in (4, 2):
         expected = streams + 5 * sizes.hidden + large.widest
         assert of_a_token(large, "gptq-4bit", 10 * GB, itemsize) == expected
-
-
-def test_what_waits_beside_hidden_states_is_in_each_stream_and_what_is_given_in_each_model():
     file = Shipped(file="file", format="gptq", bits=4, sha256="0" * 64)
     load = Load.of((*parse_schemes(["gptq-4bit"]), file), TextSize(100, 1_000, 512))
     plain, beside, given = (

@@ -56,7 +56,7 @@ SERIES = alone(*(checkpoint(f"step{k}") for k in range(12)))
 ENDS = [subject.first for subject in SERIES[-4:]]
 
 
-def test_a_series_is_fetched_once_but_for_soups_in_a_tight_budget() -> None:
+def test_a_series_is_fetched_once_but_for_soups_and_what_is_here() -> None:
     assert priced(SERIES, 30 * GB, 500 * GB) == Traffic(12 * SIZE, 0, SIZE, 500 * GB, 30 * GB)
     assert priced(SERIES, 900 * GB, 100 * GB).nbytes_disk_budget == 100 * GB  # what is free
     twins = alone(checkpoint("main", content="same"), checkpoint("step9", content="same"))
@@ -70,9 +70,6 @@ def test_a_series_is_fetched_once_but_for_soups_in_a_tight_budget() -> None:
     pairs = [soup(f"{a}+{b}", SERIES[a].first, SERIES[b].first) for a in range(3) for b in range(a)]
     crossed = priced(pairs, 2 * SIZE, 900 * GB)
     assert crossed.nbytes_to_fetch > 3 * SIZE
-
-
-def test_what_is_here_is_neither_fetched_nor_counted_and_texts_come_off_the_budget() -> None:
     traffic = priced(SERIES[:3], 30 * GB, 500 * GB, step0=0, step1=SIZE - 9)
     assert traffic.nbytes_to_fetch == (SIZE - 9) + SIZE
     assert traffic.nbytes_cached == SIZE + 9

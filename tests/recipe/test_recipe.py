@@ -133,7 +133,7 @@ def test_what_is_no_recipe_or_does_not_stand_by_itself_is_refused(tmp_path: Path
     assert (demo.targets, demo.schemes, demo.family) == (("demo",), DEFAULT_SCHEMES, "demo")
 
 
-def test_settings_are_what_to_measure_and_how_and_a_preset_sets_several() -> None:
+def test_settings_are_what_to_measure_and_how_in_presets_and_texts() -> None:
     recipe, options = recipe_and_options(
         "a", Path("b"), calibration_documents=32, stream_memory="1.5GiB", out="here", last=None
     )
@@ -153,9 +153,6 @@ def test_settings_are_what_to_measure_and_how_and_a_preset_sets_several() -> Non
         assert entry.shown_default not in ("", "None", "()")
     assert PRESETS.keys() == settings_of(Presets).keys()
     assert all(keys.keys() <= settings_of(Recipe).keys() for keys in PRESETS.values())
-
-
-def test_texts_are_read_by_the_type_of_their_key() -> None:
     texts = ["context=8", "context=64", "packed=true", "confidence=0.9", "slurm=a", "slurm=b"]
     texts += ["strata=a=b", "schedule={kind: linear, peak: 0.003, end: 1000}"]
     values = set_values(texts, [*settings_of()], "scan")

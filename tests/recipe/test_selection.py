@@ -86,7 +86,7 @@ FAR = steps("s", [999_999, 1_000_000, 1_200_000])
 TWICE = (*steps("s", [100]), checkpoint("main", stage="s", step=200), *steps("s", [200]))
 
 
-def test_a_range_of_steps_is_read() -> None:
+def test_ranges_are_read_entries_add_up_and_names_go_first() -> None:
     for entry, expected, series in (
         ("stage1@3k..5000", [3000, 4000, 5000], RUN),  # both its ends
         ("stage1@100k..900k/50k", [*range(100_000, 900_001, 50_000)], RUN),
@@ -99,12 +99,6 @@ def test_a_range_of_steps_is_read() -> None:
         ("@1.1m..", [1_200_000], FAR),
     ):
         assert [c.step for c in select(recipe(checkpoints=(entry,)), series)] == expected, entry
-
-
-ODD = (checkpoint("lr@3e-4", step=1), checkpoint("lr@1e-3", step=2))
-
-
-def test_entries_add_up_and_names_go_before_ranges() -> None:
     for entries, expected, series in (
         ("@10.5k..11k", "stage1-step11000 stage2-ingredient3-step11000", RUN),  # in every stage
         ("stage2-ingredient1@5k..",
@@ -122,6 +116,9 @@ def test_entries_add_up_and_names_go_before_ranges() -> None:
     assert chosen(last=2) == ["stage2-ingredient3-step11000", "main"]
     assert chosen("stage1-*", last=1) == ["stage1-step928646"]
     assert chosen("stage1@../100k", last=2)[1:] == ["stage1-step928646"]
+
+
+ODD = (checkpoint("lr@3e-4", step=1), checkpoint("lr@1e-3", step=2))
 
 
 def test_an_entry_that_means_nothing_is_refused() -> None:
@@ -191,7 +188,7 @@ def rated(rates: list[float]) -> Series:
     return tuple(checkpoint(f"step{n}", step=n, learning_rate=rate) for n, rate in every)
 
 
-def test_a_held_phase_is_sampled_evenly_and_a_decay_more_densely_than_a_warm_up() -> None:
+def test_phases_are_sampled_by_their_rate_and_suspects_left_out() -> None:
     unrated = steps_of(steps("s", list(range(10, 1210, 10))))
     assert unrated == list(range(100, 1201, 100))
     held, decay = [1.0] * 90, [1 - k / 10 for k in range(1, 11)]
@@ -208,9 +205,6 @@ def test_a_held_phase_is_sampled_evenly_and_a_decay_more_densely_than_a_warm_up(
     assert sum(n > 70 for n in steps_of(series)) >= 6  # half of the tokens
     series = (*steps("a", list(range(1, 101))), *steps("b", list(range(1, 101))))
     assert 5 <= sum(c.stage == "a" for c in representatives(series)) <= 7
-
-
-def test_suspects_are_left_out_while_there_are_others() -> None:
     series = tuple(
         checkpoint(f"s{n}", step=n, suspect=("bad",) if n % 2 else ()) for n in range(1, 102)
     )

@@ -73,7 +73,7 @@ def test_a_soup_is_read() -> None:
 SUSPECT = (*RUN[:-1], replace(RUN[-1], suspect=("it serves other weights",)))
 
 
-def test_weights_go_with_members_in_their_order_and_decay_is_replaced_by_the_closed_form() -> None:
+def test_weights_go_with_members_and_every_subset_becomes_a_soup() -> None:
     for text, merge, expected, series in (
         ("0.9*step500+0.1*step100", "weighted:scaled=false:free=false",
          {"step500": 0.9, "step100": 0.1}, RUN),
@@ -95,9 +95,6 @@ def test_weights_go_with_members_in_their_order_and_decay_is_replaced_by_the_clo
     assert list(found.values()) == pytest.approx(expected, rel=1e-12)
     linear = shares(soups("wsm")[0])
     assert list(linear.values()) == pytest.approx([0.2] * 5)  # the plain mean
-
-
-def test_members_of_a_window_are_needed_and_every_subset_becomes_a_soup() -> None:
     recipe = Recipe(("x",), (), checkpoints=("step100",), soups=("last:2",))
     assert [c.label for c in needed(recipe, RUN)] == ["step100", "step400", "step500"]
     labels = [s.label.replace("step", "") for s in soups("subsets:3(step100+step200+step300)")]

@@ -130,9 +130,6 @@ def test_a_measurement_comes_back_as_it_was_written(tmp_path):
         np.testing.assert_equal(plain(found.measurement), plain(measurement(**parts)))
         with pytest.raises(ValueError, match="it has another hash"):
             read_measurement(path, "0" * 64)
-
-
-def test_of_right_options_the_first_is_the_answer_in_a_file(tmp_path):
     task = items_of(np.array([1.0, 2.0, 4.0, 3.0]), options=2, answer=1, task="piqa")
     for right, answers in ((task.right, [1, 1]), (np.ones(4, bool), [0, 0])):
         several = dataclasses.replace(task, right=right)

@@ -127,7 +127,7 @@ def test_tokens_have_the_role_of_what_they_say(tmp_path: Path) -> None:
             assert encoded(chat, messages).last_alone == last_alone
 
 
-def test_all_scores_the_prompt_too_and_plain_text_reads_no_template(tmp_path: Path) -> None:
+def test_all_scores_the_prompt_and_templates_see_one_day_and_tokens(tmp_path: Path) -> None:
     with chat_of(tmp_path, CHATML, score="all") as chat:
         (tmp_path / "plain.txt").write_text("the cat")
         (plain,) = read_documents(str(tmp_path / "plain.txt"), chat=chat)
@@ -137,9 +137,6 @@ def test_all_scores_the_prompt_too_and_plain_text_reads_no_template(tmp_path: Pa
         assert (cut.roles != UNSCORED).all()
         answers = [f"{TALK[k]['content']}<|im_end|>" for k in (1, 3)]
         assert by_role(chat, TALK)["answer"] == "".join(answers)
-
-
-def test_templates_see_one_day_and_tokens_and_a_file_replaces_them(tmp_path: Path) -> None:
     for template, text in (
         ("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}", "26 Jul 2024the cat?"),
         ("{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|", "<s>|</s>||"),
@@ -198,13 +195,10 @@ DAMAGED: list[tuple[Any, Any, str]] = [
 ]
 
 
-def test_a_damaged_conversation_is_one_sentence(tmp_path: Path) -> None:
+def test_damaged_conversations_templates_and_settings_are_named(tmp_path: Path) -> None:
     with chat_of(tmp_path, CHATML) as chat:
         for messages, tools, wrong in DAMAGED:
             assert wrong in refusal(chat, messages, tools=tools).message
-
-
-def test_a_template_that_is_missing_or_refuses_and_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="has no field `text` or `content`"):
         list(read_documents(written(tmp_path / "e.jsonl", asked(1))))
     with chat_of(tmp_path / "base", None) as chat:

@@ -118,7 +118,7 @@ def test_windows_side_by_side_count_the_bytes_they_score_and_every_byte_is_owned
         assert owned_nbytes(text, ends).tolist() == nbytes
 
 
-def test_bos_stands_where_the_policy_says() -> None:
+def test_bos_stands_where_the_policy_says_and_packed_windows_are_units() -> None:
     for tokenizer, bos, expected in (
         (BYTES, "auto", False),
         (BYTES, "always", True),
@@ -132,9 +132,6 @@ def test_bos_stands_where_the_policy_says() -> None:
         assert any(note.startswith(f"bos={bos}: ") for note in corpus.notes)
     corpus = build(documents(*TEXTS), bos="always")  # once before a document of many windows
     assert [w.tokens.tolist().count(0) for w in corpus.evaluation if w.document == 0][:2] == [1, 0]
-
-
-def test_packed_windows_are_units_of_their_own() -> None:
     corpus = build(documents(*TEXTS), context=8, packed=True)
     tokens = [t for text in TEXTS for t in encode(text)]
     assert [w.tokens.tolist() for w in corpus.evaluation] == [
@@ -216,17 +213,7 @@ def test_draws_have_no_document_in_common_and_too_little_text_for_them_is_refuse
         drawn(0, 2, [*fed, *many(3, "x")])
 
 
-def test_what_was_left_out_is_noted_and_another_cut_is_another_corpus() -> None:
-    corpus = build(documents(*TEXTS, "", TEXTS[0]), evaluation_documents=64)
-    assert "1 evaluation documents with nothing to score were left out" in corpus.notes
-    assert "1 duplicate evaluation documents were left out" in corpus.notes
-    assert "64 evaluation documents were requested and 2 are usable" in corpus.notes
-    assert build(documents(*TEXTS)).sha256 == build(documents(*TEXTS)).sha256
-    assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), context=4).sha256
-    assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), bos="always").sha256
-
-
-def test_text_that_cannot_be_measured_is_refused() -> None:
+def test_text_that_cannot_be_measured_is_refused_or_left_out_with_a_note() -> None:
     renamed = [Document("under another name", TEXTS[0]), *many(2)]
     shared = "calibration and evaluation share 1 documents, the first is `under another name`$"
     for texts, changes, wrong in (
@@ -243,6 +230,13 @@ def test_text_that_cannot_be_measured_is_refused() -> None:
             build(documents(*texts), **changes)
         assert caught.value.code == 2
         assert caught.value.hint
+    corpus = build(documents(*TEXTS, "", TEXTS[0]), evaluation_documents=64)
+    assert "1 evaluation documents with nothing to score were left out" in corpus.notes
+    assert "1 duplicate evaluation documents were left out" in corpus.notes
+    assert "64 evaluation documents were requested and 2 are usable" in corpus.notes
+    assert build(documents(*TEXTS)).sha256 == build(documents(*TEXTS)).sha256
+    assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), context=4).sha256
+    assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), bos="always").sha256
 
 
 def test_a_text_longer_than_the_model_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -318,7 +312,7 @@ def test_texts_that_differ_behind_the_cut_are_one_document_and_near_copies_one_u
     assert copies.count == 1
 
 
-def test_a_search_reads_documents_behind_those_that_are_judged_and_no_copies_of_them() -> None:
+def test_a_search_reads_documents_behind_those_that_are_judged_if_it_can() -> None:
     texts = [text(k) for k in range(9)]
     copies = [texts[0] + " further words", text(1000), texts[1]]  # near, calibrated on, the same
     plain = of_words(texts[:4] + copies + texts[4:], evaluation_documents=4)
@@ -330,9 +324,6 @@ def test_a_search_reads_documents_behind_those_that_are_judged_and_no_copies_of_
     # What subjects are measured on is the same with a search and without.
     assert (plain.sha256, plain.documents) == (cut.sha256, cut.documents)
     assert (plain.text_sha256, cut.text_sha256) == ((cut.sha256,), (cut.sha256, found.sha256))
-
-
-def test_a_search_without_half_as_many_further_documents_reads_those_that_are_judged() -> None:
     assert of_words([text(k) for k in range(9)], evaluation_documents=4).available == 9
     for behind, further in ((1, 0), (2, 2), (9, 4)):
         texts = [text(k) for k in range(4 + behind)]

@@ -156,16 +156,9 @@ def test_without_a_source_the_text_is_python_s_own(tmp_path: Path) -> None:
 # The documents every Python carries, and the part each belongs to for ever.
 
 
-def test_a_document_s_part_never_changes() -> None:
-    # A trained series depends on these: they were held out of its training by name.
-    assert [part_of(f"python:{name}.py") for name in ("graphlib", "linecache", "site")] == [
-        "evaluation"
-    ] * 3
-    parts = Counter(part_of(f"python:{n}") for n in range(600))
-    assert parts == {"training": 382, "calibration": 116, "evaluation": 102}
-
-
-def test_the_parts_are_all_documents_and_share_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_never_change_and_share_no_document(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     parts = [python_part(part) for part in ("evaluation", "calibration", "training")]  # type: ignore[arg-type]
     names = [d.name for part in parts for d in part]
     assert len(names) == len(set(names))
@@ -189,6 +182,12 @@ def test_the_parts_are_all_documents_and_share_none(monkeypatch: pytest.MonkeyPa
     uncached = python_part.__wrapped__
     assert uncached("evaluation")
     assert uncached("calibration") == ()
+    # A trained series depends on these: they were held out of its training by name.
+    assert [part_of(f"python:{name}.py") for name in ("graphlib", "linecache", "site")] == [
+        "evaluation"
+    ] * 3
+    parts = Counter(part_of(f"python:{n}") for n in range(600))
+    assert parts == {"training": 382, "calibration": 116, "evaluation": 102}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -208,7 +207,7 @@ def build(names: list[str], field: str | None = "source", **protocol: Any) -> Co
     return build_corpus(fed, documents, BYTES, cut, strata=field)
 
 
-def test_a_field_of_json_lines_or_a_column_of_parquet_groups_documents(tmp_path: Path) -> None:
+def test_a_field_groups_documents_or_is_refused(tmp_path: Path) -> None:
     found = [{"text": "a", "source": "web"}, {"text": "b", "source": 2024}]
     assert strata(write(tmp_path / "a.jsonl", lines(*found))) == ["web", "2024"]
     write(tmp_path / "b.jsonl", lines({"text": "b", "source": "code"}))
@@ -217,12 +216,6 @@ def test_a_field_of_json_lines_or_a_column_of_parquet_groups_documents(tmp_path:
     source = parquet(tmp_path / "a.parquet", **columns)
     assert strata(source) == ["web", "code", "web"]
     assert strata(source, "text") == ["a", "b", "c"]
-
-
-MISSING, NO_NAME = "has no value of the field `source`", "no name that documents can be grouped by"
-
-
-def test_values_that_name_no_group_and_text_without_the_field_are_refused(tmp_path: Path) -> None:
     for value, wrong in (
         *((value, MISSING) for value in (None, "")),
         *((value, NO_NAME) for value in (0.5, ["web"], {}, "a\nb", "\ud800")),
@@ -244,6 +237,9 @@ def test_values_that_name_no_group_and_text_without_the_field_are_refused(tmp_pa
         text_of(None, "evaluation", strata="source")
 
 
+MISSING, NO_NAME = "has no value of the field `source`", "no name that documents can be grouped by"
+
+
 def test_groups_change_no_identity_and_what_limits_them_is_refused_or_noted() -> None:
     grouped, other = build(["a", "b", "a", "b"]), build(["a", "a", "b", "b"])
     assert grouped.strata == ("a", "b", "a", "b")
@@ -263,7 +259,7 @@ ASKED = "Question: Sun?\nAnswer:"
 SUN = PromptedItem("choices", "items.jsonl:1", ((ASKED, " red"), (ASKED, " yellow")), (1,))
 
 
-def test_an_item_is_read_under_its_usual_names(tmp_path: Path) -> None:
+def test_items_are_read_under_usual_names_or_named_by_their_line(tmp_path: Path) -> None:
     path = tmp_path / "items.jsonl"
     for item in (
         {"question": "Sun?", "choices": ["red", "yellow"], "answer": 1},
@@ -276,6 +272,18 @@ def test_an_item_is_read_under_its_usual_names(tmp_path: Path) -> None:
     both = ({"ctx": c, "endings": ["home", "away"], "label": 0} for c in ("He ", ""))
     items = read_choices(write(path, lines(*both)))
     assert [[option for _, option in item.pairs] for item in items] == [["home", "away"]] * 2
+    path = tmp_path / "items.jsonl"
+    good = {"question": "q", "choices": ["a", "b"], "answer": 0}
+    for item, message in WRONG:
+        with pytest.raises(CorpusError) as caught:
+            read_choices(write(path, lines(good, item)))
+        assert message in caught.value.message
+        assert "line 2" in caught.value.message
+        assert caught.value.hint
+    with pytest.raises(CorpusError, match="is empty"):
+        read_choices(write(path, b""))
+    with pytest.raises(CorpusError, match="no text file"):
+        read_choices(str(tmp_path / "none.jsonl"))
 
 
 WRONG = [
@@ -290,21 +298,6 @@ WRONG = [
       for answer in ("C", True, -1)),
     ({"question": "q", "choices": ["a", "b"], "answer": 2}, "is `2`, which is none of 2"),
 ]  # fmt: skip
-
-
-def test_a_wrong_item_is_named_by_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "items.jsonl"
-    good = {"question": "q", "choices": ["a", "b"], "answer": 0}
-    for item, message in WRONG:
-        with pytest.raises(CorpusError) as caught:
-            read_choices(write(path, lines(good, item)))
-        assert message in caught.value.message
-        assert "line 2" in caught.value.message
-        assert caught.value.hint
-    with pytest.raises(CorpusError, match="is empty"):
-        read_choices(write(path, b""))
-    with pytest.raises(CorpusError, match="no text file"):
-        read_choices(str(tmp_path / "none.jsonl"))
 
 
 def item(context: str, *options: str) -> PromptedItem:

@@ -72,7 +72,7 @@ def test_a_damaged_folder_or_a_sample_that_cannot_be_is_refused(tmp_path: Path) 
     (tmp_path / HEADER).write_text(text_of(replace(header, count=1, rollouts_sha256=sha256)))
     message = refusal(tmp_path).message
     assert "line 1" in message
-    assert "`new_ids` is not a list" in message
+    assert "`new_ids` is `text`; it must be a list" in message
     (tmp_path / HEADER).unlink()
     assert HEADER in refusal(tmp_path).message
     shutil.rmtree(tmp_path)
@@ -103,7 +103,7 @@ def test_windows_score_what_was_written_and_others_are_refused(tmp_path: Path) -
 THINK, CALLS = TokenMarker(REASONING, (1,), (2,)), TokenMarker(CALL, (3, 30, 4), ())
 
 
-def test_markers_tell_roles() -> None:
+def test_markers_are_those_of_the_template_and_tell_roles(tmp_path: Path) -> None:
     for prompt, new, wanted in (
         ((9,), (9, 9), "aa"),
         ((9,), (1, 9, 2, 9), "rrra"),
@@ -122,9 +122,6 @@ def test_markers_tell_roles() -> None:
     assert separable((THINK,), ()) == (THINK,)
     assert separable((THINK, CALLS), {3, 4}) == (THINK, CALLS)
     assert separable((THINK, CALLS), {3}) == ()
-
-
-def test_markers_are_those_of_the_template(tmp_path: Path) -> None:
     ids = tokenizer(None).convert_tokens_to_ids(["<think>", "</think>"])
     with chat_of(tmp_path, THINKING) as chat:
         assert chat.token_markers == (TokenMarker(REASONING, (ids[0],), (ids[1],)),)

@@ -175,7 +175,7 @@ def test_every_point_of_the_grid_is_a_model_whose_weights_were_moved(series, tmp
     assert found[1.0, 1.0].ce.estimate != pytest.approx(afresh, rel=1e-4)
 
 
-def test_the_line_holds_the_subject_and_what_is_measured_of_it(series, tmp_path) -> None:
+def test_the_line_holds_the_subject_for_its_documents_and_scheme(series, tmp_path) -> None:
     found = points(series, tmp_path, GPTQ)
     assert sorted(found) == [(0.0, -0.5), (0.0, 0.0), (0.0, 0.5), (0.0, 1.0), (0.0, 1.5)]
     task = Task.unplanned(Subject("after", ((series[1], 1.0),)), corpus(), (GPTQ,))
@@ -187,9 +187,6 @@ def test_the_line_holds_the_subject_and_what_is_measured_of_it(series, tmp_path)
     assert (middle.estimate, middle.low, middle.high) == (0.0, 0.0, 0.0)
     quantized = found[0.0, 1.0].absolute_change
     assert quantized.low < quantized.estimate < quantized.high
-
-
-def test_what_is_measured_follows_from_documents_and_scheme(series, tmp_path) -> None:
     found = rows(series, tmp_path, previous=False, grid=True)
     assert {(row.a, row.previous) for row in found} == {(0.0, None)}
     assert any("only the line" in note for note in found[0].notes)
@@ -204,7 +201,7 @@ def test_what_is_measured_follows_from_documents_and_scheme(series, tmp_path) ->
         assert np.allclose(np.diff(asked.along), 1 / asked.steps)
 
 
-def test_a_block_stays_until_it_is_read_or_as_long_as_it_is_kept() -> None:
+def test_blocks_stay_until_read_and_weights_between_two_are_on_a_line(series) -> None:
     weight = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
     for keeps, blocks in ((False, {1}), (True, {0, 1})):
         anchor = Anchor(inner=RTN, keeps=keeps)
@@ -219,9 +216,6 @@ def test_a_block_stays_until_it_is_read_or_as_long_as_it_is_kept() -> None:
     for block in (0, 1, 2):
         unread.quantize(Linears({"q": weight}, block=block))
     assert len(unread.moved) == 3
-
-
-def test_weights_between_two_checkpoints_are_on_the_straight_line(series) -> None:
     here, there = (WeightFolder(folder_of(c)) for c in series)
     between = Between(("a", "b"), here, there, 0.25)
     name = between.names()[0]

@@ -291,7 +291,7 @@ def test_an_eigenvalue_lies_within_each_residual(size: int, steps: int, seed: in
         assert values[0] - 1e-9 <= end.value <= values[-1] + 1e-9
 
 
-def test_ends_of_zeros_of_single_precision_and_of_what_is_no_number() -> None:
+def test_ends_and_what_is_left_beside_others_are_right_in_single_precision() -> None:
     found = ends_of(torch.zeros(4, 4, dtype=torch.float64), count=2)
     assert [e.value for e in found.largest] == [0.0, 0.0]
     # Without reorthogonalization copies of 1000 turn up among the largest.
@@ -303,9 +303,6 @@ def test_ends_of_zeros_of_single_precision_and_of_what_is_no_number() -> None:
     assert found.steps == 1
     assert not found.reached
     assert math.isnan(found.largest[0].value)
-
-
-def test_what_is_left_beside_others_is_orthogonal_to_them_in_single_precision() -> None:
     generator = torch.Generator().manual_seed(0)
     others: list[torch.Tensor] = []
     common = torch.randn(500, generator=generator)
