@@ -57,9 +57,7 @@ def test_the_wheel_holds_the_package_the_recipes_and_nothing_else(wheel_file: Pa
     assert (recipes_folder() / "README.md").is_file()  # of this installation
 
 
-def test_the_index_shows_the_readme_with_links_that_lead_to_the_repository(
-    wheel_file: Path, tmp_path: Path
-) -> None:
+def test_the_index_shows_links_that_lead_to_the_files(wheel_file: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel_file) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         shown: Any = Parser().parsestr(archive.read(name).decode()).get_payload()

@@ -102,9 +102,7 @@ def test_what_the_client_fetched_is_verified_and_never_evicted(desk: Desk, cache
         assert blob.read_bytes() == STEP1
 
 
-def test_a_file_that_is_no_link_or_lies_in_a_store_of_all_repositories_is_used(
-    desk: Desk, cache: Path, tmp_path: Path
-) -> None:
+def test_files_that_lie_elsewhere_are_used(desk: Desk, cache: Path, tmp_path: Path) -> None:
     checkpoint = desk.checkpoint("step1")
     place = folder_of(checkpoint) / "model.safetensors"
     place.parent.mkdir(parents=True)

@@ -99,9 +99,7 @@ ENDS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fault", "says"), ENDS, ids=str)
-def test_what_stays_broken_is_no_file(
-    hub: Hub, cache: Path, fault: dict[str, Any], says: str
-) -> None:
+def test_a_break_leaves_no_file(hub: Hub, cache: Path, fault: dict[str, Any], says: str) -> None:
     desk = Desk(hub, options={"tries": 2}, timeout_seconds=0.3 if "silent" in fault else 20.0)
     checkpoint = desk.checkpoint("step1")
     hub.faults.append(dict(fault))

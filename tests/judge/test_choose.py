@@ -178,9 +178,7 @@ def test_a_mixture_competes_where_it_is_no_larger_and_is_of_the_class_of_its_who
         ("gguf-q4_k", float("nan"), "4", False),
     ],
 )
-def test_a_bit_class_is_that_of_the_codes(
-    scheme: str, bits: float, expected: str, calibrates: bool
-) -> None:
+def test_a_class_is_of_the_codes(scheme: str, bits: float, expected: str, calibrates: bool) -> None:
     known = parse_scheme(scheme)
     assert (known.class_at(bits), known.calibrates) == (expected, calibrates)
     names = ["w4a4", "3", "4kv8", "w8a8", "4", "8", "w4a8"]

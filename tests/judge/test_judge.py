@@ -184,9 +184,6 @@ def test_verdicts_compare_the_interval_with_zero_and_few_documents_give_none() -
     assert not findings(found, "QA005")
 
 
-# ------------------------------------------------------------------ the pick
-
-
 def test_the_pick_has_the_lowest_quantized_loss_of_four_bits_or_else_of_the_most() -> None:
     pick: Any = judged().pick
     losses = {

@@ -129,9 +129,7 @@ newlines = st.sampled_from(["\n", "\r\n"])
 
 
 @given(st.lists(lines), st.lists(lines), newlines, st.booleans())
-def test_the_block_alone_moves(
-    before: list[str], after: list[str], newline: str, ends: bool
-) -> None:
+def test_only_the_block(before: list[str], after: list[str], newline: str, ends: bool) -> None:
     head = "".join(line + newline for line in before)
     tail = "".join(newline + line for line in after) + (newline if ends else "")
     old, new = (card.rstrip("\n").replace("\n", newline) for card in (OTHER, CARD))

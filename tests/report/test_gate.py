@@ -159,9 +159,7 @@ def test_a_badge_is_svg_that_says_everything_in_its_title(gate: Gate) -> None:
     assert "http" not in re.sub(r'xmlns="[^"]*"|<t.*', "", render(sample.gate(), "badge"))
 
 
-def test_what_is_too_much_for_a_reader_is_left_out_and_equal_names_are_told_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_too_much_for_a_reader_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_RESULTS == 5000  # more are refused where it is uploaded
     monkeypatch.setattr("qaudit.report.gate.MOST_RESULTS", 20)
     (run,) = json.loads(render(sample.crowd(23), "sarif"))["runs"]

@@ -324,9 +324,6 @@ def catalogs() -> Texts:
             yield f"{name}, json", catalog_to_json(found)
 
 
-# ------------------------------------------------------------------ a document
-
-
 def documents() -> Texts:
     errors = table(
         ("subject", "gptq-4bit", "rtn-3bit"),

@@ -242,9 +242,7 @@ def test_a_reply_that_is_lost_opens_no_second_pull_request(
 
 
 @pytest.mark.parametrize("fault", [{"status": 500}, {"body": "<html>"}], ids=str)
-def test_what_may_be_there_is_not_sent_twice(
-    desk: Desk, saved: Path, fault: dict[str, Any]
-) -> None:
+def test_what_may_be_there_is_sent_once(desk: Desk, saved: Path, fault: dict[str, Any]) -> None:
     desk.hub.faults = [{"match": "POST .*/commit/", "times": 1, **fault}]
     with pytest.raises(UnreachableError, match="did not say whether it took") as raised:
         desk.publish(saved)
