@@ -55,6 +55,9 @@ from qaudit.types import (
     Delta,
     Difference,
     Finding,
+    GreedyCandidate,
+    GreedySearch,
+    GreedyTrial,
     Interval,
     Pick,
     Ref,
@@ -114,6 +117,10 @@ def audits() -> dict[str, AuditRecord]:
     plan = replace(plan, detectable_relative_error=0.0044)
     made["from the Hub"] = replace(plain, plan=plan)
     made["no release"] = replace(plain, qaudit="0.2.0.dev1")
+    trials = (GreedyTrial("b", 1.9, True), GreedyTrial("c", None, False))
+    found = GreedySearch(soup, "gptq-4bit", 8, (GreedyCandidate("a", 2.0),), trials, ("a",), 1.9)
+    searches = (found, replace(found, label="another", documents=9))
+    made["searched"] = replace(plain, diagnostics=replace(plain.diagnostics, greedy=searches))
     full = tuple(m for m in plain.measurements if m.scheme == "fp")
     made["nothing quantized"] = replace(plain, measurements=full, pick=None, verdict=None)
     for name, more in {
