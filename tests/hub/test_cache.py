@@ -13,11 +13,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from huggingface_hub import (
-    hf_hub_download,
-    scan_cache_dir,
-    snapshot_download,
-)
+from huggingface_hub import hf_hub_download, scan_cache_dir, snapshot_download
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -15,15 +15,7 @@ from qaudit.judge import Judgement, judge
 from qaudit.judge.gate import GateInput
 from qaudit.judge.scores import judge_difference
 from qaudit.judge.table import Measurements, Moved
-from qaudit.types import (
-    Comparison,
-    Evidence,
-    Finding,
-    Interval,
-    Measurement,
-    MeasurementRow,
-    Noise,
-)
+from qaudit.types import Comparison, Evidence, Finding, Interval, Measurement, MeasurementRow, Noise
 from tests.support import sample
 from tests.support.items import items_of
 

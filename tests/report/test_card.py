@@ -21,26 +21,12 @@ from qaudit.report.losses import shown_rows
 from qaudit.report.markdown import END, put_block, render_blocks
 from qaudit.report.sections import PERMISSIONS, command
 from qaudit.report.series import disagree, soup_reading
-from qaudit.report.verdict import (
-    added,
-    answer,
-    label,
-    measured,
-    next_step,
-    points,
-)
+from qaudit.report.verdict import added, answer, label, measured, next_step, points
 from qaudit.report.views import SoupRow, View
 from qaudit.settings import settings_of
 from qaudit.types import AuditRecord, Comparison, Interval, NextStep, Recipe
 from tests.support import sample
-from tests.support.cards import (
-    WHY,
-    screen,
-    section,
-    table,
-    titles,
-    whole,
-)
+from tests.support.cards import WHY, screen, section, table, titles, whole
 from tests.support.verdicts import class_verdict, three, verdict, with_verdict
 
 

@@ -11,21 +11,8 @@ from rich.cells import cell_len  # an independent table of widths
 
 from qaudit.errors import UsageError
 from qaudit.report import markdown
-from qaudit.report.document import (
-    CodeBlock,
-    Page,
-    prose,
-    words,
-)
-from qaudit.report.format import (
-    BLOCKS,
-    in_ascii,
-    listing,
-    padded,
-    shortened,
-    width_of,
-    wrapped,
-)
+from qaudit.report.document import CodeBlock, Page, prose, words
+from qaudit.report.format import BLOCKS, in_ascii, listing, padded, shortened, width_of, wrapped
 from qaudit.report.markdown import BEGIN, END, put_block
 from qaudit.report.series import LONGEST_LINE, sparkline, sparklines
 from qaudit.report.views import View

@@ -14,14 +14,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from qaudit.errors import MachineError
-from qaudit.report.chart import (
-    NAMESPACE,
-    PALETTE,
-    Chart,
-    drawing,
-    looks,
-    on_page,
-)
+from qaudit.report.chart import NAMESPACE, PALETTE, Chart, drawing, looks, on_page
 from qaudit.report.folder import figures, write
 from qaudit.report.plots import DRAWERS
 from qaudit.report.series import pictures

@@ -266,11 +266,7 @@ def plans() -> Texts:
         "cached": {"traffic": Traffic(0, 61 * GB, 0, 212 * GB, 100 * GB)},
         "cuda": {"device": "cuda", "seconds_low": 1800.0, "seconds_high": 7200.0},
         "hub": {"traffic": Traffic(350 * GB, 2 * GB, 61 * GB, 212 * GB, 100 * GB)},
-        "told": {
-            "recipe": asked,
-            "findings": (twice,),
-            "notes": ("a long " * 20, "16 of 965"),
-        },
+        "told": {"recipe": asked, "findings": (twice,), "notes": ("a long " * 20, "16 of 965")},
         "soup": {"subjects": soups},
         "checkpoint": {"subjects": sample.series()[:1]},
         "two": {"subjects": sample.series()[:2]},
