@@ -43,14 +43,8 @@ class Merge(Parameters):
     follows_a_run: ClassVar[bool] = False
     """Whether the merge means something over a whole run, with no members named."""
 
-    def merge(
-        self,
-        tensors: Sequence[Tensor],
-        weights: Weights,
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """Merge one tensor of every member; without a dtype, into that of the first."""
+    def merge(self, tensors: Sequence[Tensor], weights: Weights) -> Tensor:
+        """Merge one tensor of every member, into the dtype of the first."""
         if not tensors or len(tensors) != len(weights):
             raise UsageError(
                 f"{len(tensors)} members and {len(weights)} weights do not make a soup",
@@ -66,9 +60,9 @@ class Merge(Parameters):
             )
         first = tensors[0]
         if len(tensors) == 1:
-            return first.to(dtype or first.dtype, copy=True)
+            return first.clone()
         coefficients, divisor = self.coefficients(tensors, weights)
-        merged = torch.empty(first.shape, dtype=dtype or first.dtype, device=first.device)
+        merged = torch.empty(first.shape, dtype=first.dtype, device=first.device)
         slices = zip(*(t.reshape(-1).split(SLICE) for t in tensors), strict=True)
         for target, parts in zip(merged.view(-1).split(SLICE), slices, strict=True):
             wide = parts[0].double() * coefficients[0]

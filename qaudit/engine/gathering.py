@@ -166,10 +166,9 @@ def capture_inputs(
     block: Block,
     batches: Iterable[tuple[Tensor, Tensor]],
     keep: Callable[[int, Tensor], None] = lambda k, hidden_BTD: None,
-    full: InFullPrecision = alone,
 ) -> Captured:
     """Pass batches through a block as it is and `keep` what comes out; return what groups read."""
-    captured = Captured(block, full)
+    captured = Captured(block)
     for k, (hidden_BTD, valid_BT) in enumerate(batches):
         with block.visited(partial(captured.add, valid_BT=valid_BT, k=k)):
             keep(k, block.forward(hidden_BTD))

@@ -2,7 +2,7 @@
 
     evidence/kept/KEY/BLOCK-GROUP.safetensors   codes and scales of a group of linears
     evidence/kept/KEY/whole                     how many groups, where later rounds read them
-    evidence/kept/CONTENT/rest-N.safetensors    the other tensors of a subject
+    evidence/kept/CONTENT/model.safetensors     the other tensors of a subject, or shards of them
     evidence/kept/CONTENT/shapes.json           of all its tensors
 
 A group is written as soon as it is quantized: a pass that goes on at a block finds the blocks
@@ -43,7 +43,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from qaudit.checkpoints.configuration import unreadable
-from qaudit.checkpoints.safetensors import save_tensors
+from qaudit.checkpoints.safetensors import ShardWriter, WeightFolder, save_tensors
 from qaudit.core.bnb_codes import NestedMaxima
 from qaudit.core.linears import FoldSource, Linears, Quantized, StoredWeight, decoded
 from qaudit.core.scheme import Calibration, Scheme, StandIn
@@ -105,32 +105,23 @@ class WeightKeeper:
     def keep_rest(self, weights: Weights, names: Sequence[str]) -> None:
         if self._rest is None:
             return
-        tensors: dict[str, Tensor] = {}
-        number = 0
+        shards = ShardWriter(self._rest, _LARGEST_NBYTES)
         for name in names:
-            tensors[name] = weights.read(name).detach().cpu().contiguous()
-            if name == names[-1] or sum(t.nbytes for t in tensors.values()) >= _LARGEST_NBYTES:
-                save_tensors(tensors, self._rest / f"rest-{number:05}.safetensors", {"about": "{}"})
-                tensors, number = {}, number + 1
+            shards.add({name: weights.read(name).detach().cpu().contiguous()})
+        shards.finish()
         shapes = {name: list(weights.shape(name)) for name in weights.names()}
         write_whole(self._rest / SHAPES, json.dumps(shapes))
 
 
-class KeptRest:
+class KeptRest(WeightFolder):
     """The tensors of a subject that a scan kept: those that are not quantized, and all shapes."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.kept = super().names()
         with _refused_if_damaged(folder):
             shapes = json.loads(read_regular(folder / SHAPES, _LARGEST_NBYTES))
             self._shapes = {name: tuple(map(int, shape)) for name, shape in shapes.items()}
-            self._files: dict[str, Path] = {}
-            for path in _files(folder, "rest-*.safetensors"):
-                with safe_open(path, framework="pt") as file:
-                    self._files |= dict.fromkeys(file.keys(), path)
-
-    @property
-    def kept(self) -> Sequence[str]:
-        return tuple(self._files)
 
     def names(self) -> Sequence[str]:
         return tuple(self._shapes)
@@ -138,19 +129,15 @@ class KeptRest:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
-    def read(self, name: str) -> Tensor:
-        with _refused_if_damaged(Path(name)), safe_open(self._files[name], framework="pt") as file:
-            return file.get_tensor(name)  # type: ignore[no-any-return]
 
-
-def _files(folder: Path, pattern: str) -> list[Path]:
+def _files(folder: Path) -> list[Path]:
     """Return regular files: a pipe of that name would be waited for."""
-    return sorted(path for path in folder.glob(pattern) if path.is_file())
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
 
 
 def kept_groups(folder: Path) -> Iterator[tuple[Linears, Quantized]]:
     """Yield every group of linears that is kept, block by block, in the order of the pass."""
-    for path in _files(folder, "*.safetensors"):
+    for path in _files(folder):
         yield _read_group(path, torch.device("cpu"))
 
 
@@ -158,7 +145,7 @@ def is_whole(folder: Path) -> bool:
     """Return whether a later round can read all quantized weights of a model in a folder."""
     try:
         count = int((folder / _WHOLE).read_text(encoding="ascii"))
-        return count == len(_files(folder, "*.safetensors"))
+        return count == len(_files(folder))
     except (OSError, ValueError):
         return False
 

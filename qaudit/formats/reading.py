@@ -81,29 +81,27 @@ class Rounding:
         from qaudit.core import floats
 
         number = self.number or 0.0
-        match self.kind:
-            case "fp8":
-                bounded = x if self.number is None else x.clamp(-number, number)
-                return floats.fp8_tokens(bounded)
-            case "fp8 by 128":
-                return floats.fp8_token_groups(x)
-            case "int8":
-                return floats.int8_tokens(x)
-            case "mxfp4":
-                return floats.mxfp4_groups(x, "even")
-            case "nvfp4":
-                return floats.nvfp4_groups(x, x.new_tensor(number, dtype=torch.float32))
-            case "fp8 fixed":
-                return (floats.e4m3(x.float() / number).float() * number).to(x.dtype)
-            case "int8 fixed":
-                return ((x.float() / number).round().clamp(-128, 127) * number).to(x.dtype)
-            case "int8 but outliers":
-                wide = x.float()  # columns with a value from a threshold on stay (LLM.int8)
-                large = wide.abs() >= number if number else wide.abs() < 0
-                rest = wide.masked_fill(large, 0)
-                scale = (rest.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-30)
-                whole_C = large.flatten(0, -2).any(0)
-                return (rest / scale).round().mul(scale).where(~whole_C, wide).to(x.dtype)
+        bounded = x if self.number is None else x.clamp(-number, number)
+        rounded: Mapping[Kind, Callable[[], Tensor]] = {
+            "fp8": lambda: floats.fp8_tokens(bounded),
+            "fp8 by 128": lambda: floats.fp8_token_groups(x),
+            "int8": lambda: floats.int8_tokens(x),
+            "mxfp4": lambda: floats.mxfp4_groups(x, "even"),
+            "nvfp4": lambda: floats.nvfp4_groups(x, x.new_tensor(number, dtype=torch.float32)),
+            "fp8 fixed": lambda: floats.e4m3(x.float() / number).float() * number,
+            "int8 fixed": lambda: (x.float() / number).round().clamp(-128, 127) * number,
+            "int8 but outliers": lambda: _int8_but_outliers(x.float(), number),
+        }
+        return rounded[self.kind]().to(x.dtype)
+
+
+def _int8_but_outliers(x: Tensor, threshold: float) -> Tensor:
+    """Round all but columns with a value from a threshold on (LLM.int8)."""
+    large = x.abs() >= threshold if threshold else x.abs() < 0
+    rest = x.masked_fill(large, 0)
+    scale = (rest.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-30)
+    whole_C = large.flatten(0, -2).any(0)
+    return (rest / scale).round().mul(scale).where(~whole_C, x)
 
 
 @dataclass(frozen=True)

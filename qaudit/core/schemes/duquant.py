@@ -206,7 +206,7 @@ def even_rotation(size: int) -> Tensor:
         cos, sin = (1 / (i + 2)) ** 0.5, ((i + 1) / (i + 2)) ** 0.5
         upper, lower = turn[i].clone(), turn[i + 1].clone()
         turn[i], turn[i + 1] = cos * upper - sin * lower, sin * upper + cos * lower
-    return _swapped(turn, 0, size - 1)
+    return _swapped(turn, size - 1)
 
 
 def greedy_rotation(sample_NB: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ def greedy_rotation(sample_NB: Tensor) -> Tensor:
     even_BB = even_rotation(size).to(sample_NB)
     smallest = _range(sample_NB)
     for _ in range(STEPS):  # nothing here is told the host, for which a GPU would wait
-        turn_BB = _swapped(even_BB, 0, sample_NB.abs().amax(0).argmax())
+        turn_BB = _swapped(even_BB, sample_NB.abs().amax(0).argmax())
         sample_NB, product_BB = sample_NB @ turn_BB, product_BB @ turn_BB
         spread = _range(sample_NB)
         best_BB = torch.where(spread < smallest, product_BB, best_BB)
@@ -240,9 +240,9 @@ def zigzag(size_C: Tensor, block: int) -> Tensor:
     return torch.tensor([c for block in dealt for c in block], device=size_C.device)
 
 
-def _swapped(matrix: Tensor, i: int, j: int | Tensor) -> Tensor:
+def _swapped(matrix: Tensor, j: int | Tensor) -> Tensor:
     place = torch.arange(len(matrix), device=matrix.device)
-    order = torch.where(place == j, i, torch.where(place == i, j, place))
+    order = torch.where(place == j, 0, torch.where(place == 0, j, place))
     return matrix[order][:, order]
 
 

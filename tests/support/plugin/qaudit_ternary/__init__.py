@@ -31,8 +31,8 @@ class Middle(Merge):
 
     name = "middle"
 
-    def merge(self, tensors, weights, *, dtype=None):
-        return tensors[len(tensors) // 2].to(dtype or tensors[0].dtype)
+    def merge(self, tensors, weights):
+        return tensors[len(tensors) // 2].clone()
 
 
 class TernaryFiles(CompressedTensors):
