@@ -135,13 +135,13 @@ def svg_of(summary: ExperimentSummary) -> str:
         for measures, what in PANELS.items()
     }
     groups = {what: results for what, results in groups.items() if results}
-    tall = max(0.2, 0.09 * len(schemes))
+    tall = max(0.24, 0.12 * len(schemes))
     rows = [tall * len(summary.subjects), *(ROW * len(results) for results in groups.values())]
     title = f"{summary.experiment}, size {summary.size}, {plural(len(summary.seeds), 'seed')}"
     note = "A mark is a seed, a long bar the mean of the seeds, a line its interval over seeds."
     standings = {r.standing for r in summary.results if r.interval is not None}
     with drawing():
-        chart = Chart(title, note, sum(rows) + 0.5 * len(rows))
+        chart = Chart(title, note, sum(rows) + 0.6 * len(rows))
         legend = {scheme: look_of(k) | {"ls": "none"} for k, scheme in enumerate(schemes)}
         chart.legend(
             legend
@@ -174,7 +174,7 @@ def _errors(summary: ExperimentSummary, axes: Axes, schemes: tuple[str, ...], ta
     for k, subject in enumerate(summary.subjects):
         for n, scheme in enumerate(schemes):
             x, look = errors.get((subject, scheme), []), look_of(n)
-            y = k + 0.08 / tall * (n - (len(schemes) - 1) / 2)
+            y = k + 0.09 / tall * (n - (len(schemes) - 1) / 2)
             axes.plot(x, [y] * len(x), **(look | {"ls": "none"}))
             if x:
                 axes.plot([sum(x) / len(x)], [y], "|", ms=7, mew=1.5, color=look["color"])

@@ -48,7 +48,7 @@ FONT = "system-ui, 'Noto Sans', 'DejaVu Sans', sans-serif"
 FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Hiragino Sans", "PingFang SC", "Yu Gothic")
 """Fonts for scripts that the usual one of a PNG lacks, each used where it is installed."""
 
-WIDTH, LONGEST_NAME = 8.6, 24
+WIDTH, LONGEST_NAME = 8.6, 26
 LINE = 0.17  # inches between lines of text
 STYLE = {
     "svg.fonttype": "none",
@@ -206,19 +206,19 @@ def looks(schemes: Sequence[str]) -> dict[str, dict[str, Any]]:
     for scheme in schemes:
         methods.setdefault(scheme.partition("-")[0], []).append(scheme)
     return {
-        scheme: look_of(k, k + n // len(LINES) * len(methods), n)
+        scheme: {
+            "color": COLOURS[k % len(COLOURS)],
+            "marker": MARKERS[(k + n // len(LINES) * len(methods)) % len(MARKERS)],
+            "ls": LINES[n % len(LINES)],
+        }
         for k, members in enumerate(methods.values())
         for n, scheme in enumerate(members)
     }
 
 
-def look_of(k: int, marker: int | None = None, line: int | None = None) -> dict[str, Any]:
-    """Return a colour with a marker and a line, of the same number where none is given."""
-    return {
-        "color": COLOURS[k % len(COLOURS)],
-        "marker": MARKERS[(k if marker is None else marker) % len(MARKERS)],
-        "ls": LINES[(k if line is None else line) % len(LINES)],
-    }
+def look_of(k: int) -> dict[str, Any]:
+    marker, line = MARKERS[k % len(MARKERS)], LINES[k % len(LINES)]
+    return {"color": COLOURS[k % len(COLOURS)], "marker": marker, "ls": line}
 
 
 def name_of(text: str, width: int = LONGEST_NAME) -> str:

@@ -13,7 +13,6 @@ from qaudit.report.chart import (
     INK,
     LINE,
     Chart,
-    Point,
     look_of,
     looks,
     name_of,
@@ -76,6 +75,7 @@ def _along(
         for s in view.subjects
         if (e := error_of(s.label, scheme)) and math.isfinite(e.estimate)
     }
+    hollow = [s for s in view.checkpoints if s not in view.axis.trunk]
     for k, (scheme, look) in enumerate(looks(view.schemes).items()):
         chart.names[str(k)] = scheme
         at = {
@@ -83,7 +83,14 @@ def _along(
             for s in view.subjects
             if (e := errors.get((s.label, scheme)))
         }
-        along(view, chart, axes, str(k), at, **look)
+        look |= {"ms": 2} if len(view.axis.trunk) > MANY else {}
+        for run in view.axis.runs:
+            if known := [at[s.label] for s in run if s.label in at]:
+                chart.curve(axes, str(k), known, **look)
+        if known := [at[s.label] for s in hollow if s.label in at]:
+            chart.whiskers(axes, str(k), known, filled=False, **look)
+        if known := [at[s.label] for s in view.soups if s.label in at]:
+            chart.whiskers(axes, str(k), known, **{**look, "marker": "*", "ms": 8})
     _error_scale(axes, [e.estimate for e in errors.values()], margins)
     ends = {  # where lines end, the highest first
         scheme: errors[s.label, scheme].estimate
@@ -97,22 +104,6 @@ def _along(
         _rates(view, panels[1])
     series_axis(view, panels)
     return chart
-
-
-def along(
-    view: View, chart: Chart, axes: Axes, series: str, at: Mapping[str, Point], **look: Any
-) -> None:
-    """Draw the main line with its band, other ingredients and soups, from points by label."""
-    look |= {"ms": 2} if len(view.axis.trunk) > MANY else {}
-    for run in view.axis.runs:
-        if points := [at[s.label] for s in run if s.label in at]:
-            chart.curve(axes, series, points, **look)
-    main = {s.label for s in view.axis.trunk}
-    hollow = [s for s in view.checkpoints if s.label not in main]
-    if points := [at[s.label] for s in hollow if s.label in at]:
-        chart.whiskers(axes, series, points, filled=False, **look)
-    if points := [at[s.label] for s in view.soups if s.label in at]:
-        chart.whiskers(axes, series, points, **{**look, "marker": "*", "ms": 8})
 
 
 def _error_scale(axes: Axes, values: Sequence[float], margins: Mapping[float, str]) -> None:
