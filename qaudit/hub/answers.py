@@ -258,8 +258,8 @@ def session() -> httpx2.Client:
     try:
         return get_session()
     except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:
-        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-        names += ("SSL_CERT_FILE", "SSL_CERT_DIR")
+        names = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"]
+        names += ["SSL_CERT_FILE", "SSL_CERT_DIR"]
         used = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
         why = " ".join(str(error).split())[:200] if not isinstance(error, ImportError) else "SOCKS"
         raise UsageError(

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from qaudit.checkpoints.configuration import unreadable
-from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.checkpoints.stamps import folder_of, text_path
 from qaudit.core.linears import STEP_TOKENS
 from qaudit.core.mixture import FITTED, SCORED
@@ -76,11 +75,6 @@ class Sizes:
         if not self.experts:
             return self.block_parameters
         return self.block_parameters - self.expert_parameters * (self.experts - 1) // self.experts
-
-    @classmethod
-    def read(cls, folder: Path, *, allow_pickle: bool = False) -> Sizes:
-        weights = WeightFolder(folder, allow_pickle=allow_pickle)
-        return cls.of({name: weights.shape(name) for name in weights.names()}, str(folder))
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any], name: str) -> Sizes:

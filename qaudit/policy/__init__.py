@@ -124,7 +124,7 @@ def read_table(text: str, where: str) -> tuple[dict[str, Any], dict[Place, int]]
     # Other YAML files may have anchors.
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if getattr(event, "anchor", None):
-            line = event.start_mark.line + 1
+            line = event.start_mark.line + 1 if event.start_mark else 1
             raise PolicyError(
                 f"{where}, line {line}: there is an anchor or an alias", hint="write it out"
             )

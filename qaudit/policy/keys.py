@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from qaudit.core.scheme import BIT_CLASS
 from qaudit.core.statistics import MINIMUM_DOCUMENTS
-from qaudit.support.keys import text_as_list
+from qaudit.support.keys import as_list
 from qaudit.types import METRICS, SELECTORS, Metric, Unit
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
@@ -83,7 +83,7 @@ _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "str
 _Texts = Annotated[
     list[Annotated[str, Field(min_length=1)]],
     Field(min_length=1),
-    BeforeValidator(text_as_list),
+    BeforeValidator(as_list),
     WithJsonSchema(_TEXTS),
 ]
 _Text = Annotated[str, Field(min_length=1), BeforeValidator(_as_words)]

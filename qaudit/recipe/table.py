@@ -42,7 +42,7 @@ from qaudit.settings import (
     settings_of,
 )
 from qaudit.support.foreign import yaml_file, yaml_of
-from qaudit.support.keys import explain, nearest
+from qaudit.support.keys import as_list, explain, nearest
 
 Group = TypeVar("Group", Recipe, Presets, RunOptions, Execution, Sampling)
 DEMO = "demo"
@@ -71,10 +71,6 @@ class _Soup(BaseModel):
     label: str
     merge: str = "mean"
     of: Annotated[list[str], Field(min_length=1)]
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str | dict) else value
 
 
 def _soup_text(value: object) -> object:
@@ -135,9 +131,9 @@ def _schedule(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-_TEXTS = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+_TEXTS = Annotated[tuple[str, ...], BeforeValidator(as_list)]
 _SOUPS = Annotated[
-    tuple[Annotated[str, BeforeValidator(_soup_text)], ...], BeforeValidator(_as_list)
+    tuple[Annotated[str, BeforeValidator(_soup_text)], ...], BeforeValidator(as_list)
 ]
 _CHECKS: dict[str, Any] = {
     "keep": AfterValidator(_names),

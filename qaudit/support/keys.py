@@ -95,10 +95,6 @@ def as_list(value: object) -> object:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def text_as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 def first_of(names: Sequence[str], most: int = 3) -> str:
     """Quote the first names, and count those behind them."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -29,6 +29,7 @@ from tests.support.models import save_model
 from tests.support.passes import opened, tallies_of
 from tests.support.pretended_device import pretended
 from tests.support.series import find_checkpoints
+from tests.support.tiny import header_sizes
 
 SCHEMES = parse_schemes(["gptq-4bit"])
 ON_GPU = replace(
@@ -85,7 +86,7 @@ def held_and_planned(config, schemes, documents, folder):
         model = opened(folder, device="cuda")
         tallies_of(model, schemes, folder, Feed(*batches), 0)  # states are on the host
     load = Load.of(schemes, TextSize(documents * context, documents * context, context))
-    sizes = with_config(Sizes.read(folder), config.to_dict())
+    sizes = with_config(header_sizes(folder), config.to_dict())
     return device.reserved, Footprint(sizes, load, 4, 0, "cuda").memory_nbytes
 
 

@@ -26,6 +26,7 @@ from qaudit.planning.sizes import Sizes, beside_notes, with_config
 from tests.support import tiny
 from tests.support.filled import filled
 from tests.support.passes import opened
+from tests.support.tiny import header_sizes
 
 STORE = {"later": frozenset({"store0"}), "after": {"store": Store("store0", UserDict)}}
 
@@ -210,7 +211,7 @@ def test_what_is_beside_hidden_states_is_cut_as_windows_are(dtype):
 def test_a_plan_knows_what_waits_beside_hidden_states(family, once):
     folder = once(tiny.make, family)
     model = opened(folder)
-    planned = with_config(Sizes.read(folder), read_configuration(folder))
+    planned = with_config(header_sizes(folder), read_configuration(folder))
     hidden_BTD = model.embed(tiny.tokens(2, 20))
     given = sum(tensor.numel() for tensor in beside(hidden_BTD).values())
     assert given == 40 * planned.given

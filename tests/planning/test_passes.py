@@ -24,7 +24,7 @@ from qaudit.planning.price import (
 )
 from qaudit.planning.sizes import Sizes
 from qaudit.types import GREEDY, Checkpoint, Pass, Price, Recipe, Subject
-from tests.support.tiny import make
+from tests.support.tiny import header_sizes, make
 
 
 def zeros(kind: str, weight_RC: torch.Tensor, _: object) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_planned_bits_are_stored_ones(
     changes = changes if family == "llama" else {}
     monkeypatch.setattr(gguf, "pack", zeros)  # searching the scales takes 20 times longer
     folder = make(tmp_path, family, **changes)
-    sizes = Sizes.read(folder)
+    sizes = header_sizes(folder)
     model = BlockModel(
         folder, WeightFolder(folder), dtype=torch.float32, device=torch.device("cpu")
     )

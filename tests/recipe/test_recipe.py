@@ -71,7 +71,7 @@ WRONG_KEYS = [
     ("confidence: 95", "`confidence` is `95`", "less than 1"),
     ("device: gpu", "`gpu` is not a device", ""),
     ("dtype: fp32", "`dtype` is `fp32`", "'float32'"),
-    ("schemes: 4", "`schemes` is `4`", "a list"),
+    ("schemes: 4", "`schemes[0]` is `4`", "a text"),
     ("soups: [{label: a, ofs: [b, c]}]", "there is no key `soups[0].ofs`", "`of`?"),
     ("soups: [{label: a, of: []}]", "`soups[0].of` is `[]`", "a longer list"),
     ("soups: [{of: [b, c]}]", "key `soups[0].label` is missing", "add it"),

@@ -9,6 +9,9 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from qaudit.checkpoints.safetensors import WeightFolder
+from qaudit.planning.sizes import Sizes
+
 TABLES: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
     Path(__file__).with_name("families.yaml").read_text(encoding="utf-8")
 )
@@ -38,3 +41,9 @@ def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     """Return random tokens (B, T), none of them special."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, 256, (batch, length), generator=generator)
+
+
+def header_sizes(folder: Path) -> Sizes:
+    """Return the sizes of a folder's weights, by their headers."""
+    weights = WeightFolder(folder)
+    return Sizes.of({name: weights.shape(name) for name in weights.names()}, str(folder))
