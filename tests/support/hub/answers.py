@@ -76,6 +76,12 @@ def writer_of(hub: Hub, request: Request) -> User:
     return user
 
 
+def found_at(hub: Hub, request: Request, place: Place) -> tuple[Repository, Commit]:
+    """Return the repo and the commit that an address names."""
+    repo = repository_for(hub, request, place.repo)
+    return repo, commit_for(repo, place.revision)
+
+
 def commit_for(repo: Repository, revision: str) -> Commit:
     """Return the commit that a revision names."""
     commit = repo.resolve(revision)
@@ -120,8 +126,7 @@ def _summary(repo: Repository) -> dict[str, Any]:
 
 def info(hub: Hub, request: Request, place: Place) -> Reply:
     """Describe a repo at a revision."""
-    repo = repository_for(hub, request, place.repo)
-    commit = commit_for(repo, place.revision)
+    repo, commit = found_at(hub, request, place)
     siblings = [{"rfilename": path} for path in sorted(commit.files)]
     return as_json(_summary(repo) | {"sha": commit.id, "siblings": siblings})
 
@@ -141,8 +146,7 @@ def refs(hub: Hub, request: Request, place: Place) -> Reply:
 
 def tree(hub: Hub, request: Request, place: Place) -> Reply:
     """List the files and folders below a folder."""
-    repo = repository_for(hub, request, place.repo)
-    commit = commit_for(repo, place.revision)
+    _, commit = found_at(hub, request, place)
     if place.path not in commit.folders:
         text = f'{place.path} does not exist on "{place.revision}"'
         raise refusal(404, text, "EntryNotFound")
@@ -169,8 +173,7 @@ def _entry(commit: Commit, path: str) -> dict[str, Any]:
 
 def paths_info(hub: Hub, request: Request, place: Place) -> Reply:
     """Describe the files and folders that are asked for; what is not there is left out."""
-    repo = repository_for(hub, request, place.repo)
-    commit = commit_for(repo, place.revision)
+    _, commit = found_at(hub, request, place)
     paths = parse_qs(request.body.decode()).get("paths", [])
     known = {*commit.files, *commit.folders}
     wanted = [path.strip("/") for path in paths]
@@ -366,7 +369,7 @@ def validate_yaml(hub: Hub, request: Request, place: Place) -> Reply:
 def preupload(hub: Hub, request: Request, place: Place) -> Reply:
     """Say which files go into the commit and which to the CDN first."""
     writer_of(hub, request)
-    commit = commit_for(repository_for(hub, request, place.repo), place.revision)
+    _, commit = found_at(hub, request, place)
     files = []
     for path, nbytes in ((file["path"], file["size"]) for file in request.json["files"]):
         mode = "lfs" if is_large(path, nbytes) else "regular"

@@ -183,7 +183,7 @@ class Hub:
         try:
             reply = wire.injected(dict(request.fault)) or answer(self, request)
         except RefusedError as refused:
-            reply = refused.reply
+            (reply,) = refused.args
         said |= reply.headers
         changed = {name.lower() for name in request.fault.get("headers", {})}
         said = {name: value for name, value in said.items() if name.lower() not in changed}

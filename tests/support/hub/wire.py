@@ -69,11 +69,7 @@ class Reply:
 
 
 class RefusedError(Exception):
-    """Raised by whatever finds that the request cannot be granted."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply.status)
-        self.reply = reply
+    """Raised with a reply by whatever finds that the request cannot be granted."""
 
 
 def as_json(value: object, status: int = 200, headers: Headers | None = None) -> Reply:
@@ -135,9 +131,9 @@ def injected(fault: dict[str, Any]) -> Reply | None:
     if "status" not in fault and "body" not in fault:
         return None
     body = fault.get("body", {"error": "injected fault"})
-    body = body.encode() if isinstance(body, str) else body
-    reply = as_json(body if not isinstance(body, bytes) else "", fault.get("status", 200))
-    return replace(reply, body=body) if isinstance(body, bytes) else reply
+    data = body.encode() if isinstance(body, str) else body
+    data = data if isinstance(data, bytes) else json.dumps(data).encode()
+    return replace(as_json(None, fault.get("status", 200)), body=data)
 
 
 async def hold(fault: dict[str, Any]) -> None:
