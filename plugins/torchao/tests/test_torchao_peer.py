@@ -131,8 +131,8 @@ def test_activations_are_rounded_as_torchao_does(tmp_path: Path, kind, bound):
         own = QuantizeTensorToInt8Kwargs(granularity=PerRow())
         tensor = Int8Tensor.from_hp(weight, PerRow(), act_quant_kwargs=own)
         config = "Int8DynamicActivationInt8WeightConfig"
-    description = ours._description(_text(tensor))
-    rounding = ours.rounding_of_tensor(description.data, description.parts)
+    described = json.loads(_text(tensor))
+    rounding = ours.rounding_of_tensor(described["_data"], described["_tensor_data_names"])
     assert rounding == Rounding(kind, bound)
     theirs = quantized(x, own)
     # torchao multiplies by the rounded reciprocal of an int8 scale: up to 127 times two units in
