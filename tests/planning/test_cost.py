@@ -175,7 +175,11 @@ def test_nothing_is_proposed_where_a_block_is_too_large_and_a_gpu_fits_more():
     footprint.refuse_short_memory(1000, 8)
     assert not footprint.returning
     assert replace(footprint, device="cpu").returning
-    for sizes, gigabytes in LARGE_ON_GPU:
+    for sizes, gigabytes in (
+        (Sizes(7_298_011_136, 32, 202_391_552, 822_087_680, 4096, 11008, 100_352), 8),  # OLMo 2
+        (Sizes(32_234_279_936, 64, 487_603_200, 1_027_609_600, 5120, 27648, 100_352), 48),
+        (QWEN3_30B_A3B, 24),
+    ):
         asked = Load.of(parse_schemes(DEFAULT_SCHEMES), TextSize(64 * 2048, 64 * 2048, 2048))
         assert Footprint(sizes, asked, 2, 0, "cuda").memory_nbytes < gigabytes * 10**9
 
@@ -187,11 +191,6 @@ QWEN3_30B_A3B = Sizes(
     30_532_122_624, 48, 623_120_640, 622_329_856, 2048, 4096, 151_936,
     expert_parameters=603_979_776, experts=128, per_token=8,
 )  # fmt: skip
-LARGE_ON_GPU = [
-    (Sizes(7_298_011_136, 32, 202_391_552, 822_087_680, 4096, 11008, 100_352), 8),  # OLMo 2
-    (Sizes(32_234_279_936, 64, 487_603_200, 1_027_609_600, 5120, 27648, 100_352), 48),
-    (QWEN3_30B_A3B, 24),
-]
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -303,19 +302,18 @@ LONG = Sizes(2_100_000, 2, 737_000, 525_000, 256, 704, 2048)
 OF_15M = Sizes(15_200_000, 6, 995_000, 9_216_000, 288, 768, 32_000)
 OF_135M = Sizes(8_260_416, 2, 3_540_096, 1_180_224, 576, 1536, 2048)
 MIXED = Sizes(24_610_000, 30, 802_816, 524_544, 256, 704, 2048)
-MEASURED = [
-    # sizes, schemes, tokens to calibrate on and to evaluate, a window: peak in MB above the
-    # libraries in float32 (benchmarks/README.md, Memory)
-    (DEMO, DEFAULT_SCHEMES, 4_096, 4_096, 512, 262),
-    (OF_15M, DEFAULT_SCHEMES, 4_096, 4_096, 512, 680),
-    (LONG, LONG_SCHEMES, 32_768, 26_611, 2048, 1_201),
-    (OF_135M, ("gptq-4bit",), 32_768, 8_188, 2048, 1_852),
-    (MIXED, ("gptq-mix:budget=3.5",), 16_384, 16_352, 512, 974),
-]
 
 
 def test_memory_is_near_what_was_measured_and_what_is_not_kept_is_said() -> None:
-    for sizes, schemes, calibration, evaluation, context, measured in MEASURED:
+    for sizes, schemes, calibration, evaluation, context, measured in (
+        # sizes, schemes, tokens to calibrate on and to evaluate, a window: peak in MB above the
+        # libraries in float32 (benchmarks/README.md, Memory)
+        (DEMO, DEFAULT_SCHEMES, 4_096, 4_096, 512, 262),
+        (OF_15M, DEFAULT_SCHEMES, 4_096, 4_096, 512, 680),
+        (LONG, LONG_SCHEMES, 32_768, 26_611, 2048, 1_201),
+        (OF_135M, ("gptq-4bit",), 32_768, 8_188, 2048, 1_852),
+        (MIXED, ("gptq-mix:budget=3.5",), 16_384, 16_352, 512, 974),
+    ):
         load = Load.of(parse_schemes(schemes), TextSize(calibration, evaluation, context))
         planned = Footprint(sizes, load, 4, 6 * GB).memory_nbytes / 1e6
         assert measured / 1.2 <= planned <= measured * 1.5

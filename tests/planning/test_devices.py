@@ -44,26 +44,23 @@ def test_auto_is_a_gpu_where_torch_sees_one_and_one_left_unused_is_named(nodes, 
         monkeypatch.setattr(host, "GPU_NODES", (str(Path("/nowhere")),))
 
 
-INSTRUCTIONS = [
-    ("flags\t: fpu avx2 avx512f avx512_bf16", {}, "bfloat16"),
-    ("flags\t: fpu avx512f amx_bf16 amx_tile", {}, "bfloat16"),
-    ("Features\t: fp asimd i8mm bf16", {}, "bfloat16"),
-    ("flags\t: fpu avx2 avx512f avx512_vnni", {}, "float32"),
-    ("model name\t: bf16 by name alone\nflags\t: fpu", {}, "float32"),
-    ("", {}, "float32"),
-    (None, {}, "float32"),
-    ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "float32"),
-    ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, "float32"),
-    ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, "bfloat16"),
-    ("flags: avx512_bf16", {"ATEN_CPU_CAPABILITY": "avx2"}, "float32"),
-]
-
-
 def test_fast_is_bfloat16_where_the_processor_has_instructions_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
-    for cpuinfo, environment, dtype in INSTRUCTIONS:
+    for cpuinfo, environment, dtype in (
+        ("flags\t: fpu avx2 avx512f avx512_bf16", {}, "bfloat16"),
+        ("flags\t: fpu avx512f amx_bf16 amx_tile", {}, "bfloat16"),
+        ("Features\t: fp asimd i8mm bf16", {}, "bfloat16"),
+        ("flags\t: fpu avx2 avx512f avx512_vnni", {}, "float32"),
+        ("model name\t: bf16 by name alone\nflags\t: fpu", {}, "float32"),
+        ("", {}, "float32"),
+        (None, {}, "float32"),
+        ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "float32"),
+        ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, "float32"),
+        ("flags: avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, "bfloat16"),
+        ("flags: avx512_bf16", {"ATEN_CPU_CAPABILITY": "avx2"}, "float32"),
+    ):
         for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():

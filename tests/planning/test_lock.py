@@ -180,39 +180,36 @@ REPOS = ("..", "../..", "a/..", "/a", "a/b/c", "a", "a/b\n", "a\\b/c", "")
 COMMITS = ("main", 39 * "a", 41 * "a", 40 * "g", 40 * "A", "", "../" * 13)
 
 
-EDITED: list[tuple[tuple[Any, ...], tuple[Any, ...], str]] = [
-    (("resolved", "checkpoints", 0, "files", 0, "name"), (*OUTSIDE, ""), "lead outside"),
-    (("resolved", "checkpoints", 0, "ref", "subfolder"), OUTSIDE, "leads outside"),
-    (("resolved", "texts", 0, "path"), (*OUTSIDE, ""), "lead outside"),
-    (("resolved", "checkpoints", 1, "ref", "location"), REPOS, "no repository"),
-    (("resolved", "texts", 0, "repo"), REPOS, "no repository"),
-    (("resolved", "checkpoints", 1, "commit"), COMMITS, "no full commit hash"),
-    (("resolved", "texts", 0, "commit"), COMMITS, "no full commit hash"),
-    (("resolved", "checkpoints", 0, "files", 0, "sha256"), ("git:../x", "abc"), "a hash or"),
-    (("resolved", "checkpoints", 0, "files", 0, "nbytes"), (-1, "many"), "size|number"),
-    (("resolved", "checkpoints", 0, "files"), ([],), "has no files"),
-    (("resolved", "checkpoints", 0), (None,), "must be a table"),
-    (("resolved", "checkpoints"), ({},), "must be a list"),
-    (("resolved", "texts", 0, "sha256"), ("abc",), "a hash or"),
-    (("resolved", "texts", 0, "nbytes"), (-1,), "a size"),
-    (("resolved", "subjects"), ([],), "are none"),
-    (("resolved", "subjects", 0, "members", 0, 1), (0.5,), "is not one checkpoint"),
-    (("resolved", "subjects", 1, "members", 0, 1), (None,), "must be a number"),
-    (("resolved", "subjects", 1, "members", 0, 0, "commit"), ("main",), "no full commit hash"),
-    (("resolved", "subjects", 1, "label"), ("step1",), "a label twice"),
-    (("resolved", "subjects", 1, "merge"), ("magic",), "magic"),
-    (("requested", "context"), (-5,), "context"),
-    (("requested", "targets"), ([],), "targets"),
-    (("requested",), (None,), "must be a table"),
-    (("resolved", "notes"), ("no list",), "must be a list"),
-    (("resolved", "findings", 0, "level"), ("splendid",), "level"),
-    (("schema",), (None, "one"), "unknown schema"),
-]
-
-
 def test_a_lock_edited_by_hand_is_refused_by_name(written: Path) -> None:
     whole = written.read_text(encoding="utf-8")
-    for keys, values, words in EDITED:
+    for keys, values, words in (
+        (("resolved", "checkpoints", 0, "files", 0, "name"), (*OUTSIDE, ""), "lead outside"),
+        (("resolved", "checkpoints", 0, "ref", "subfolder"), OUTSIDE, "leads outside"),
+        (("resolved", "texts", 0, "path"), (*OUTSIDE, ""), "lead outside"),
+        (("resolved", "checkpoints", 1, "ref", "location"), REPOS, "no repository"),
+        (("resolved", "texts", 0, "repo"), REPOS, "no repository"),
+        (("resolved", "checkpoints", 1, "commit"), COMMITS, "no full commit hash"),
+        (("resolved", "texts", 0, "commit"), COMMITS, "no full commit hash"),
+        (("resolved", "checkpoints", 0, "files", 0, "sha256"), ("git:../x", "abc"), "a hash or"),
+        (("resolved", "checkpoints", 0, "files", 0, "nbytes"), (-1, "many"), "size|number"),
+        (("resolved", "checkpoints", 0, "files"), ([],), "has no files"),
+        (("resolved", "checkpoints", 0), (None,), "must be a table"),
+        (("resolved", "checkpoints"), ({},), "must be a list"),
+        (("resolved", "texts", 0, "sha256"), ("abc",), "a hash or"),
+        (("resolved", "texts", 0, "nbytes"), (-1,), "a size"),
+        (("resolved", "subjects"), ([],), "are none"),
+        (("resolved", "subjects", 0, "members", 0, 1), (0.5,), "is not one checkpoint"),
+        (("resolved", "subjects", 1, "members", 0, 1), (None,), "must be a number"),
+        (("resolved", "subjects", 1, "members", 0, 0, "commit"), ("main",), "no full commit hash"),
+        (("resolved", "subjects", 1, "label"), ("step1",), "a label twice"),
+        (("resolved", "subjects", 1, "merge"), ("magic",), "magic"),
+        (("requested", "context"), (-5,), "context"),
+        (("requested", "targets"), ([],), "targets"),
+        (("requested",), (None,), "must be a table"),
+        (("resolved", "notes"), ("no list",), "must be a list"),
+        (("resolved", "findings", 0, "level"), ("splendid",), "level"),
+        (("schema",), (None, "one"), "unknown schema"),
+    ):
         for value in values:
             written.write_text(whole, encoding="utf-8")
             with pytest.raises(UsageError, match=rf"(?s)plan\.json.*({words})") as refusal:

@@ -104,30 +104,27 @@ def test_files_are_read_no_further_than_is_asked_for_or_they_are_cut(tmp_path: P
     assert error.hint == "download the file again"
 
 
-UNREADABLE = [
-    ("a.jsonl.gz", b"<html>not found</html>", "is damaged"),
-    ("a.jsonl", lines({"text": "x"}) + b"{", "line 2 of `a.jsonl` is not JSON"),
-    ("a.jsonl", b"[" * 100_000, "line 1 of `a.jsonl` is not JSON"),
-    ("a.jsonl", lines(["text"]), "line 1 of `a.jsonl` is a list and not an object"),
-    ("a.jsonl", lines({"text": 3}), "in line 1 of `a.jsonl` is not a text"),
-    ("a.jsonl", lines({"title": "x"}), "line 1 of `a.jsonl` has no field `text` or `content`"),
-    ("a.jsonl", b'{"text": "\\ud800"}', "line 1 of `a.jsonl` holds half a character"),
-    ("a.jsonl", lines({"text": "x"}) + b'{"text": "\xff"}', "line 2 of `a.jsonl` is not UTF-8"),
-    ("a.txt", b"one\ntwo\nthr\xffee", "line 3 of `a.txt` is not UTF-8"),
-    ("a.txt", b"", "`a.txt` is empty"),
-    ("a.jsonl", b"\n \n", "`a.jsonl` is empty"),
-    ("a.pdf", b"%PDF", "`a.pdf` is not text that can be read"),
-    ("a.parquet", b"PAR", "`a.parquet` cannot be read as Parquet"),
-    ("a.parquet", rows(text=["one", None]), "row 2"),
-    ("a.parquet", rows(title=["x"]), "its fields are title;"),
-    ("a.txt::body", b"x", "no field `body`"),
-    ("a.jsonl::text", lines({"title": "x", "body": "y"}), NAME_ONE),
-]
-
-
 def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, raw, message in UNREADABLE:
+    for name, raw, message in (
+        ("a.jsonl.gz", b"<html>not found</html>", "is damaged"),
+        ("a.jsonl", lines({"text": "x"}) + b"{", "line 2 of `a.jsonl` is not JSON"),
+        ("a.jsonl", b"[" * 100_000, "line 1 of `a.jsonl` is not JSON"),
+        ("a.jsonl", lines(["text"]), "line 1 of `a.jsonl` is a list and not an object"),
+        ("a.jsonl", lines({"text": 3}), "in line 1 of `a.jsonl` is not a text"),
+        ("a.jsonl", lines({"title": "x"}), "line 1 of `a.jsonl` has no field `text` or `content`"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "line 1 of `a.jsonl` holds half a character"),
+        ("a.jsonl", lines({"text": "x"}) + b'{"text": "\xff"}', "line 2 of `a.jsonl` is not UTF-8"),
+        ("a.txt", b"one\ntwo\nthr\xffee", "line 3 of `a.txt` is not UTF-8"),
+        ("a.txt", b"", "`a.txt` is empty"),
+        ("a.jsonl", b"\n \n", "`a.jsonl` is empty"),
+        ("a.pdf", b"%PDF", "`a.pdf` is not text that can be read"),
+        ("a.parquet", b"PAR", "`a.parquet` cannot be read as Parquet"),
+        ("a.parquet", rows(text=["one", None]), "row 2"),
+        ("a.parquet", rows(title=["x"]), "its fields are title;"),
+        ("a.txt::body", b"x", "no field `body`"),
+        ("a.jsonl::text", lines({"title": "x", "body": "y"}), NAME_ONE),
+    ):
         Path(name.partition("::")[0]).write_bytes(raw)
         error = refusal(name)
         assert message in f"{error.message}; {error.hint}"
@@ -274,7 +271,18 @@ def test_items_are_read_under_usual_names_or_named_by_their_line(tmp_path: Path)
     assert [[option for _, option in item.pairs] for item in items] == [["home", "away"]] * 2
     path = tmp_path / "items.jsonl"
     good = {"question": "q", "choices": ["a", "b"], "answer": 0}
-    for item, message in WRONG:
+    for item, message in (
+        ({"choices": ["a", "b"], "answer": 0}, "has no `context` or `ctx` or `question`"),
+        ({"question": "q", "answer": 0}, "has no `choices`"),
+        ({"question": "q", "choices": ["a", "b"]}, "has no `answer`"),
+        ({"question": 3, "choices": ["a", "b"], "answer": 0}, "`question` in line 2"),
+        *(({"question": "q", "choices": found, "answer": 0}, "not a list of texts")
+          for found in ("ab", ["a", ""])),
+        ({"question": "q", "choices": ["a"], "answer": 0}, "has 1 options, and 2 are needed"),
+        *(({"question": "q", "choices": ["a", "b"], "answer": answer}, f"is `{answer}`")
+          for answer in ("C", True, -1)),
+        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "is `2`, which is none of 2"),
+    ):  # fmt: skip
         with pytest.raises(CorpusError) as caught:
             read_choices(write(path, lines(good, item)))
         assert message in caught.value.message
@@ -284,20 +292,6 @@ def test_items_are_read_under_usual_names_or_named_by_their_line(tmp_path: Path)
         read_choices(write(path, b""))
     with pytest.raises(CorpusError, match="no text file"):
         read_choices(str(tmp_path / "none.jsonl"))
-
-
-WRONG = [
-    ({"choices": ["a", "b"], "answer": 0}, "has no `context` or `ctx` or `question`"),
-    ({"question": "q", "answer": 0}, "has no `choices`"),
-    ({"question": "q", "choices": ["a", "b"]}, "has no `answer`"),
-    ({"question": 3, "choices": ["a", "b"], "answer": 0}, "`question` in line 2"),
-    *(({"question": "q", "choices": found, "answer": 0}, "not a list of texts")
-      for found in ("ab", ["a", ""])),
-    ({"question": "q", "choices": ["a"], "answer": 0}, "has 1 options, and 2 are needed"),
-    *(({"question": "q", "choices": ["a", "b"], "answer": answer}, f"is `{answer}`")
-      for answer in ("C", True, -1)),
-    ({"question": "q", "choices": ["a", "b"], "answer": 2}, "is `2`, which is none of 2"),
-]  # fmt: skip
 
 
 def item(context: str, *options: str) -> PromptedItem:
