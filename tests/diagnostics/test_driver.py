@@ -162,7 +162,7 @@ def test_a_diagnostic_that_fails_is_noted_and_a_twin_has_the_rows_and_reasons_of
     ]
 
 
-def test_weights_that_are_gone_leave_measurements(
+def test_weights_gone_leave_measurements_and_twins_have_own_rows(
     series: tuple[Subject, ...], tmp_path: Path
 ) -> None:
     one = Path(shutil.copytree(series[0].first.ref.location, tmp_path / "step10"))
@@ -178,9 +178,6 @@ def test_weights_that_are_gone_leave_measurements(
     assert (len(found.filed), found.failed) == (2, {})
     (skipped,) = found.diagnostics.skipped
     assert skipped.diagnostic == "weights"
-
-
-def test_a_twin_elsewhere_has_rows_of_its_own(series: tuple[Subject, ...], tmp_path: Path) -> None:
     beside = Path(series[0].first.ref.location).with_name("step30")
     (third,) = find_checkpoints(save_model(beside, 30))
     step30 = Subject("step30", ((third, 1.0),))

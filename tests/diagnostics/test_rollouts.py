@@ -250,13 +250,10 @@ def test_rows_of_measurements_and_layers_have_intervals_and_those_of_layers_hold
         assert row.moved.estimate == pytest.approx(routing.moved[layer].sum() / tokens.sum())
 
 
-def test_the_page_has_a_table_and_one_of_a_dense_model_has_none() -> None:
+def test_the_page_has_a_table_and_a_rule_bounds_the_share_of_tokens() -> None:
     text = section(whole(audit()), "Routing")
     assert "| rtn-4bit |" in text and "least in block" in text
     assert section(whole(sample.audit(16)), "Routing") == ""
-
-
-def test_a_rule_bounds_the_share_of_tokens_with_other_experts() -> None:
     found = [routed(m) for m in held().table.measurements]
     for margin, outcome in ((0.2, "pass"), (0.02, "fail")):
         (check, *_) = gate(policy(replace(RULE, margin=margin)), of(found), today=TODAY).checks

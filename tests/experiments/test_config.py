@@ -115,21 +115,12 @@ def test_a_wrong_setting_is_refused_by_its_name_or_its_line() -> None:
 PAGE = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
 
 
-def test_the_page_lists_every_key_and_its_file_is_a_configuration() -> None:
+def test_the_page_lists_every_key_and_presets_have_their_sizes() -> None:
     (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
     assert run(file=text).schedule.at(1000) >= 0
     listed = re.findall(r"^\| (`.*?) \|", PAGE, re.M)
     keys = {key for cell in listed for key in re.findall(r"`(\w+)`", cell)}
     assert {field.name for field in fields(Config)} <= keys
-
-
-# --------------------------------------------------------------------- shapes of models
-
-
-MODELS = {"olmo2": Olmo2ForCausalLM, "llama": LlamaForCausalLM, "neox": GPTNeoXForCausalLM}
-
-
-def test_a_preset_has_the_size_of_its_name_and_no_matrix_with_a_broken_group():
     for name, shape in PRESETS.items():
         said = float(name.rpartition("-")[2].removesuffix("m")) * 1e6
         assert shape.parameters() == pytest.approx(said, rel=0.13)
@@ -140,6 +131,12 @@ def test_a_preset_has_the_size_of_its_name_and_no_matrix_with_a_broken_group():
     assert equal(a, b)
     assert not equal(a, HELD.shape.build(2).state_dict())
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+# --------------------------------------------------------------------- shapes of models
+
+
+MODELS = {"olmo2": Olmo2ForCausalLM, "llama": LlamaForCausalLM, "neox": GPTNeoXForCausalLM}
 
 
 @pytest.mark.parametrize(("kind", "tied"), [*zip(KINDS, (True, False, True), strict=True)])

@@ -55,7 +55,7 @@ def memory(sizes, asked, itemsize, limit):
     return Footprint(sizes, asked, itemsize, limit).memory_nbytes
 
 
-def test_sizes_are_read_from_names_and_shapes_and_streams_are_one_a_scheme_and_a_shared_one():
+def test_sizes_are_read_from_shapes_and_more_work_costs_more():
     sizes = Sizes.of(shapes(), "model")
     assert (sizes.blocks, sizes.block_parameters) == (3, 64 * 64 + 64 * 160)
     assert sizes.rest_parameters == 1000 * 64 + 64
@@ -65,11 +65,6 @@ def test_sizes_are_read_from_names_and_shapes_and_streams_are_one_a_scheme_and_a
     assert load(("rtn-4bit",)).calibrated == 0
     assert load(("gptaq-4bit",)).calibrated == 2
 
-
-# ---------------------------------------------------------------------------------------- time
-
-
-def test_more_documents_and_more_work_cost_more():
     def work(*schemes, documents=8):
         return flops(SMALL, load(schemes, documents))
 
@@ -84,6 +79,9 @@ def test_more_documents_and_more_work_cost_more():
     assert work("awq-4bit:modules=true") > 2 * work("awq-4bit")
     steps = [work(f"ostquant-4bit:steps={count}") for count in (1, 2, 51)]
     assert steps[2] - steps[1] == pytest.approx(49 * (steps[1] - steps[0]))
+
+
+# ---------------------------------------------------------------------------------------- time
 
 
 @pytest.mark.parametrize("spec", ["rtn-4bit", "gptq-4bit", "gptaq-4bit", "awq-4bit"])

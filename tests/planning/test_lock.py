@@ -180,7 +180,7 @@ REPOS = ("..", "../..", "a/..", "/a", "a/b/c", "a", "a/b\n", "a\\b/c", "")
 COMMITS = ("main", 39 * "a", 41 * "a", 40 * "g", 40 * "A", "", "../" * 13)
 
 
-def test_a_lock_edited_by_hand_is_refused_by_name(written: Path) -> None:
+def test_locks_edited_by_hand_and_hashes_of_others_are_refused(written: Path) -> None:
     whole = written.read_text(encoding="utf-8")
     for keys, values, words in (
         (("resolved", "checkpoints", 0, "files", 0, "name"), (*OUTSIDE, ""), "lead outside"),
@@ -216,9 +216,6 @@ def test_a_lock_edited_by_hand_is_refused_by_name(written: Path) -> None:
                 pin.read_lock(edited(written, *keys, value=value))
             assert refusal.value.hint
             assert refusal.value.hint
-
-
-def test_a_hash_of_another_checkpoint_is_refused_under_a_known_commit() -> None:
     file = WeightFile("model.safetensors", 7, digest("step1"))
     pinned = replace(checkpoint("step1"), files=(file,))
     for names, fits in ((["step1"], True), ([], True), (["step2"], False)):

@@ -83,7 +83,7 @@ def test_a_series_is_fetched_once_but_for_soups_and_what_is_here() -> None:
         priced(SERIES[:2], GB // 2, 500 * GB, texts=GB)
 
 
-def test_without_a_budget_everything_is_kept_that_fits_beside_a_reserve(
+def test_everything_is_kept_that_fits_and_a_scan_goes_on_with_its_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     traffic = priced(SERIES, None, 500 * GB)
@@ -96,9 +96,6 @@ def test_without_a_budget_everything_is_kept_that_fits_beside_a_reserve(
     assert traffic.nbytes_disk_peak <= 190 * GB
     monkeypatch.setenv("HF_HUB_CACHE", f"{tmp_path}/not/made/yet")
     assert free_disk_nbytes(hub_cache()) > 0
-
-
-def test_a_scan_goes_on_with_the_disk_that_an_earlier_run_of_it_took(tmp_path: Path) -> None:
     tight = [*SERIES, soup("ends", *ENDS)]
     first = priced(tight, None, 140 * GB)
     assert first.nbytes_disk_budget == 130 * GB

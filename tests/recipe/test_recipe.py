@@ -119,7 +119,7 @@ def test_a_wrong_key_argument_or_text_is_named(
     assert caught.value.code == 2
 
 
-def test_what_is_no_recipe_or_does_not_stand_by_itself_is_refused(tmp_path: Path) -> None:
+def test_settings_are_what_to_measure_and_how_in_presets_and_texts(tmp_path: Path) -> None:
     for text in ("", "- a", "[", "targets: [a\n", "just words"):
         with pytest.raises(RecipeError, match=r"mine\.yaml"):
             read_recipe(write(tmp_path, text))
@@ -131,9 +131,6 @@ def test_what_is_no_recipe_or_does_not_stand_by_itself_is_refused(tmp_path: Path
     demo = read_recipe(recipes_folder() / "demo.yaml")
     assert recipe_of(targets=["demo"]) == demo
     assert (demo.targets, demo.schemes, demo.family) == (("demo",), DEFAULT_SCHEMES, "demo")
-
-
-def test_settings_are_what_to_measure_and_how_in_presets_and_texts() -> None:
     recipe, options = recipe_and_options(
         "a", Path("b"), calibration_documents=32, stream_memory="1.5GiB", out="here", last=None
     )

@@ -73,35 +73,6 @@ def test_a_soup_is_read() -> None:
 SUSPECT = (*RUN[:-1], replace(RUN[-1], suspect=("it serves other weights",)))
 
 
-def test_weights_go_with_members_and_every_subset_becomes_a_soup() -> None:
-    for text, merge, expected, series in (
-        ("0.9*step500+0.1*step100", "weighted:scaled=false:free=false",
-         {"step500": 0.9, "step100": 0.1}, RUN),
-        ("last:2", "lawa:k=2:every=0", {"step400": 0.5, "step500": 0.5}, RUN),
-        ("last:2", "lawa:k=2:every=0", {"step300": 0.5, "step400": 0.5}, SUSPECT),
-        ("lawa:k=3:every=200", "lawa:k=3:every=200",
-         dict.fromkeys(("step100", "step300", "step500"), 1 / 3), RUN),
-        ("ema:decay=0.5", "ema:decay=0.5",  # the latest most
-         {"step100": 0.0625, "step200": 0.0625, "step300": 0.125, "step400": 0.25, "step500": 0.5},
-         RUN),
-    ):  # fmt: skip
-        (soup,) = soups(text, series=series)
-        assert soup.merge == merge
-        assert list(shares(soup).items()) == [*expected.items()]
-    found = shares(soups("wsm:decay=1-sqrt:duration=300")[0])
-    root = [math.sqrt(n / 4) for n in range(5)]
-    expected = [after - before for before, after in itertools.pairwise(root)]
-    assert list(found) == ["step200", "step300", "step400", "step500"]
-    assert list(found.values()) == pytest.approx(expected, rel=1e-12)
-    linear = shares(soups("wsm")[0])
-    assert list(linear.values()) == pytest.approx([0.2] * 5)  # the plain mean
-    recipe = Recipe(("x",), (), checkpoints=("step100",), soups=("last:2",))
-    assert [c.label for c in needed(recipe, RUN)] == ["step100", "step400", "step500"]
-    labels = [s.label.replace("step", "") for s in soups("subsets:3(step100+step200+step300)")]
-    pairs = ["mean(100+200)", "mean(100+300)", "mean(200+300)"]
-    assert labels == [*pairs, "mean(100+200+300)"]
-
-
 FAMILIES = (replace(RUN[0], family="olmo2-7b"), replace(RUN[1], family="amber"))
 TWINS = (RUN[0], replace(RUN[1], files=RUN[0].files), RUN[2])
 TWELVE = tuple(checkpoint(f"c{n}", n) for n in range(12))
@@ -158,11 +129,37 @@ def test_a_soup_that_cannot_be_meant_is_refused() -> None:
         assert hint in caught.value.hint
 
 
-def test_members_of_a_run_with_several_ends_are_named_and_may_have_brackets() -> None:
+def test_weights_go_with_members_that_may_have_brackets_or_several_ends() -> None:
     assert len(soups("last:2(step*)", series=(*RUN, *ENDS))) == 1
     for name in ("a(1)", "a[1]"):
         (soup,) = soups(f"{name}+b", series=(checkpoint(name, 1), checkpoint("b", 2)))
         assert list(shares(soup)) == [name, "b"]
+    for text, merge, expected, series in (
+        ("0.9*step500+0.1*step100", "weighted:scaled=false:free=false",
+         {"step500": 0.9, "step100": 0.1}, RUN),
+        ("last:2", "lawa:k=2:every=0", {"step400": 0.5, "step500": 0.5}, RUN),
+        ("last:2", "lawa:k=2:every=0", {"step300": 0.5, "step400": 0.5}, SUSPECT),
+        ("lawa:k=3:every=200", "lawa:k=3:every=200",
+         dict.fromkeys(("step100", "step300", "step500"), 1 / 3), RUN),
+        ("ema:decay=0.5", "ema:decay=0.5",  # the latest most
+         {"step100": 0.0625, "step200": 0.0625, "step300": 0.125, "step400": 0.25, "step500": 0.5},
+         RUN),
+    ):  # fmt: skip
+        (soup,) = soups(text, series=series)
+        assert soup.merge == merge
+        assert list(shares(soup).items()) == [*expected.items()]
+    found = shares(soups("wsm:decay=1-sqrt:duration=300")[0])
+    root = [math.sqrt(n / 4) for n in range(5)]
+    expected = [after - before for before, after in itertools.pairwise(root)]
+    assert list(found) == ["step200", "step300", "step400", "step500"]
+    assert list(found.values()) == pytest.approx(expected, rel=1e-12)
+    linear = shares(soups("wsm")[0])
+    assert list(linear.values()) == pytest.approx([0.2] * 5)  # the plain mean
+    recipe = Recipe(("x",), (), checkpoints=("step100",), soups=("last:2",))
+    assert [c.label for c in needed(recipe, RUN)] == ["step100", "step400", "step500"]
+    labels = [s.label.replace("step", "") for s in soups("subsets:3(step100+step200+step300)")]
+    pairs = ["mean(100+200)", "mean(100+300)", "mean(200+300)"]
+    assert labels == [*pairs, "mean(100+200+300)"]
 
 
 Loss = Callable[[tuple[str, ...]], float]

@@ -136,7 +136,19 @@ def of_the_hub() -> AuditRecord:
 EMPTY = dict.fromkeys(("measurements", "comparisons", "findings", "tasks"), ())
 
 
-def test_an_audit_comes_back_as_it_was_and_keeps_the_published_schema() -> None:
+def test_audits_come_back_and_keep_schemas_that_are_what_types_say() -> None:
+    alone = json.loads(plan_to_json(sample.audit().plan))
+    inside = document()["plan"]
+    del inside["protocol"]
+    assert alone == inside
+    schema = json.loads(path_of("plan").read_text(encoding="utf-8"))
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(alone)) == []
+    for name in DOCUMENTS:
+        written = path_of(name).read_text(encoding="utf-8")
+        assert written == text_of_schema(name), "run `python -m qaudit.saved.audits`"
+        jsonschema.Draft202012Validator.check_schema(json.loads(written))
+    files = {path.name for path in path_of("plan").parent.glob("*.schema.json")}
+    assert files == {path_of(name).name for name in DOCUMENTS}
     for audit in (
         sample.audit(),
         sample.repeated(),
@@ -153,21 +165,6 @@ def test_an_audit_comes_back_as_it_was_and_keeps_the_published_schema() -> None:
     broken["plan"]["checkpoints"][-1]["requires"] = ["everything"]
     del broken["plan"]["traffic"]["nbytes_disk_peak"]
     assert len(violations(broken)) == 4
-
-
-def test_schemas_are_what_the_types_say_and_a_plan_on_its_own_keeps_its_own() -> None:
-    alone = json.loads(plan_to_json(sample.audit().plan))
-    inside = document()["plan"]
-    del inside["protocol"]
-    assert alone == inside
-    schema = json.loads(path_of("plan").read_text(encoding="utf-8"))
-    assert list(jsonschema.Draft202012Validator(schema).iter_errors(alone)) == []
-    for name in DOCUMENTS:
-        written = path_of(name).read_text(encoding="utf-8")
-        assert written == text_of_schema(name), "run `python -m qaudit.saved.audits`"
-        jsonschema.Draft202012Validator.check_schema(json.loads(written))
-    files = {path.name for path in path_of("plan").parent.glob("*.schema.json")}
-    assert files == {path_of(name).name for name in DOCUMENTS}
 
 
 def test_later_names_are_ignored_and_edits_and_later_schemas_refused() -> None:

@@ -153,7 +153,9 @@ def calibrated(corpus: Corpus) -> list[str]:
     return ["".join(BYTES.decode(w.tokens)) for w in corpus.calibration]
 
 
-def test_no_more_documents_are_read_than_asked_for_and_another_seed_draws_others() -> None:
+def test_few_documents_are_read_without_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def endless() -> Iterator[Document]:
         yield from many(4)
         raise AssertionError("read on")
@@ -170,6 +172,10 @@ def test_no_more_documents_are_read_than_asked_for_and_another_seed_draws_others
     pool = {d.text for d in many(POOL * 4)}
     assert set(draw(3)) <= pool
     assert len(set(draw(3))) == 4
+    with caplog.at_level(logging.WARNING):
+        logging.getLogger("transformers").propagate = True
+        build(documents(*TEXTS))
+    assert caplog.records == []
 
 
 def drawn(seed: int, repeats: int, fed: list[Document]) -> Corpus:
@@ -237,13 +243,6 @@ def test_text_that_cannot_be_measured_is_refused_or_left_out_with_a_note() -> No
     assert build(documents(*TEXTS)).sha256 == build(documents(*TEXTS)).sha256
     assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), context=4).sha256
     assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), bos="always").sha256
-
-
-def test_a_text_longer_than_the_model_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        logging.getLogger("transformers").propagate = True
-        build(documents(*TEXTS))
-    assert caplog.records == []
 
 
 def test_a_damaged_tokenizer_is_named_and_code_beside_one_is_not_run(tmp_path: Path) -> None:

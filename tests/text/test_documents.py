@@ -89,21 +89,6 @@ def test_documents_are_plain_files_lines_of_json_and_folders_of_both(tmp_path: P
     assert texts(str(folder)) == [*zip(files, "1234", strict=True)]
 
 
-def test_files_are_read_no_further_than_is_asked_for_or_they_are_cut(tmp_path: Path) -> None:
-    good = lines(*({"text": f"{k}"} for k in range(3)))
-    for name in ("a.jsonl", "a.jsonl.gz"):
-        source = write(tmp_path / name, good + b"this is not JSON\n")
-        assert [d.text for d in itertools.islice(read_documents(source), 3)] == ["0", "1", "2"]
-        assert "line 4" in refusal(source).message
-    whole = gzip.compress(lines(*({"text": f"{k} " * 5000} for k in range(200))))
-    path = tmp_path / "cut.jsonl.gz"
-    path.write_bytes(whole[: len(whole) // 2])
-    assert len(list(itertools.islice(read_documents(str(path)), 5))) == 5
-    error = refusal(str(path))
-    assert "cut short after line" in error.message
-    assert error.hint == "download the file again"
-
-
 def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, raw, message in (
@@ -138,7 +123,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "qaudit-llm[parquet]" in caught.value.hint
 
 
-def test_without_a_source_the_text_is_python_s_own(tmp_path: Path) -> None:
+def test_files_are_read_no_further_than_asked_or_they_are_python_s_own(tmp_path: Path) -> None:
     name, documents = text_of(None, "evaluation")
     assert "evaluation part" in name
     assert "Python 3." in name
@@ -147,6 +132,18 @@ def test_without_a_source_the_text_is_python_s_own(tmp_path: Path) -> None:
     assert {part_of(document.name) for document in fed} == {"calibration", "training"}
     source = write(tmp_path / "a.txt", b"x")
     assert text_of(source, "evaluation")[0] == source
+    good = lines(*({"text": f"{k}"} for k in range(3)))
+    for name in ("a.jsonl", "a.jsonl.gz"):
+        source = write(tmp_path / name, good + b"this is not JSON\n")
+        assert [d.text for d in itertools.islice(read_documents(source), 3)] == ["0", "1", "2"]
+        assert "line 4" in refusal(source).message
+    whole = gzip.compress(lines(*({"text": f"{k} " * 5000} for k in range(200))))
+    path = tmp_path / "cut.jsonl.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    assert len(list(itertools.islice(read_documents(str(path)), 5))) == 5
+    error = refusal(str(path))
+    assert "cut short after line" in error.message
+    assert error.hint == "download the file again"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def refusal(source: str) -> UsageError:
 # ------------------------------------------------------------------------------------- sources
 
 
-def test_a_source_is_a_file_of_a_dataset() -> None:
+def test_a_source_is_a_file_of_a_dataset_or_refused_with_its_form() -> None:
     c4, web = "en/c4-train.00001-of-01024.json.gz", "wikitext-2-raw-v1/test-00000.parquet"
     for source, parts in (
         (f"allenai/c4/{c4}", ("allenai/c4", None, c4)),
@@ -102,9 +102,6 @@ def test_a_source_is_a_file_of_a_dataset() -> None:
         assert parse_source(f"hf://datasets/{source}") == parts
     for path in ("text.jsonl", "/data/a.txt", "hf/a.txt", "datasets/a/b/c.txt"):
         assert not is_hub_text(path)
-
-
-def test_what_is_no_file_of_a_dataset_is_refused_with_the_form_of_one() -> None:
     of_dataset = "hf://datasets/allenai/c4"
     for source in (
         "hf://models/org/name/a.txt", "hf://allenai/c4/en/a.json.gz", "hf://allenai/c4",
@@ -178,7 +175,7 @@ def test_a_text_is_read_as_a_local_one_is_and_choices_too(hub: Hub, tmp_path: Pa
         read_choices(other, fetched(hub, tmp_path, other)[1])
 
 
-def test_a_missing_file_is_named_and_a_known_one_found_offline(hub: Hub, tmp_path: Path) -> None:
+def test_missing_files_are_named_and_known_ones_lie_in_a_cache(hub: Hub, tmp_path: Path) -> None:
     asked = listing(hub, tmp_path)
     with pytest.raises(HubError) as caught:
         find_text(asked, "hf://datasets/acme/text/en/b.jsonl.gz")
@@ -194,9 +191,6 @@ def test_a_missing_file_is_named_and_a_known_one_found_offline(hub: Hub, tmp_pat
         find_text(listing(hub, tmp_path, offline=True), "hf://datasets/acme/text/en/b.json.gz")
     assert "HF_HUB_OFFLINE" in caught.value.message + caught.value.hint
     assert hub.log == []
-
-
-def test_a_text_lies_in_the_cache_that_other_tools_share(hub: Hub, tmp_path: Path) -> None:
     from huggingface_hub import hf_hub_download
 
     text, path = fetched(hub, tmp_path, "hf://datasets/acme/text/en/rows.parquet")
