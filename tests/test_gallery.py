@@ -159,6 +159,7 @@ def test_an_audit_that_cannot_be_read_ends_nothing_but_itself(
         assert f"`{broken}`" in done.err
         assert done.code == 2
         assert (site / "index.html").is_file()
+        shutil.rmtree(site)
         shutil.copytree(saved / "one", broken, dirs_exist_ok=True)
 
 

@@ -168,9 +168,7 @@ def broken_course() -> Course:
     return found
 
 
-def test_breaks_are_placed_and_looks_share_one_chance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_breaks_are_placed_and_looks_share_one_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     course = broken_course()
     assert course.decay is not None
     assert (course.decay.low, course.decay.high) == (10 * EVERY, 11 * EVERY)

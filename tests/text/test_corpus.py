@@ -153,9 +153,7 @@ def calibrated(corpus: Corpus) -> list[str]:
     return ["".join(BYTES.decode(w.tokens)) for w in corpus.calibration]
 
 
-def test_few_documents_are_read_without_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_few_documents_are_read_without_warning(caplog: pytest.LogCaptureFixture) -> None:
     def endless() -> Iterator[Document]:
         yield from many(4)
         raise AssertionError("read on")

@@ -150,9 +150,7 @@ def test_files_are_read_no_further_than_asked_or_they_are_python_s_own(tmp_path:
 # The documents every Python carries, and the part each belongs to for ever.
 
 
-def test_parts_never_change_and_share_no_document(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_parts_never_change_and_share_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [python_part(part) for part in ("evaluation", "calibration", "training")]  # type: ignore[arg-type]
     names = [d.name for part in parts for d in part]
     assert len(names) == len(set(names))
