@@ -463,8 +463,6 @@ def test_what_the_machine_does_not_give_is_said_in_words(
     refused(scan("series"), 4, TERABYTES, "it would fit with `--set stream_memory=")
 
 
-# -------------------------------------------------------------------------------- every error
-
 ERRORS = {name for name, kind in vars(qaudit.errors).items() if isinstance(kind, type)}
 
 

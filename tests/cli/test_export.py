@@ -92,12 +92,27 @@ def test_an_export_holds_what_the_scheme_makes_and_says_so(qaudit: Run, exported
     assert said[1] == "compare it with what was measured: qaudit verify again --audit out"
     assert "once more" not in done.err
     assert Path("again/qaudit/audit.json").read_bytes() == Path("out/audit.json").read_bytes()
-    # A soup is exported, too.
-    what = ("out", "--subject", "late", "--scheme", ROUNDED)
-    assert qaudit("export", *what, "--out", "soup-4bit", "-q").code == 0
-    assert qaudit("soup", "series", "--soup", "late=last:2", "--out", "soup", "-q").code == 0
+
+
+def test_a_soup_is_written_exported_and_measured_as_the_virtual_one(
+    qaudit: Run, exported: Path
+) -> None:
+    written = qaudit("soup", "series", "--soup", "late=last:2", "--out", "soup")
+    assert (written.code, written.out) == (0, "soup\n")
+    assert "late: lawa:k=2:every=0 of 0.5 of step200 and 0.5 of step1000" in written.err
+    what = ("--subject", "late", "--scheme", ROUNDED, "--out", "soup-4bit")
+    qaudit("export", "out", *what, code=0)
     assert "| 2 | `step1000` | 0.5 |" in Path("soup-4bit/README.md").read_text()
     holds(Path("soup-4bit"), tensors_of(Path("soup")))
+    schemes = ("fp", ROUNDED, "rtn-3bit:group=32")
+    qaudit("scan", "soup", *TEXT, "--schemes", ",".join(schemes[1:]), "--out", "of-soup", code=0)
+    ours, virtual = cells(Path("of-soup")), cells()
+    for scheme in schemes:
+        assert ours["soup", scheme]["ce"] == virtual["late", scheme]["ce"]
+    # Checkpoints that are targets make their mean.
+    done = qaudit("soup", "series/step10", "series/step200", "--out", "both", "-q")
+    assert (done.code, done.err) == (0, "")
+    assert Path("both/model.safetensors").is_file()
 
 
 def test_scales_are_folded_into_norms_biases_and_earlier_linears(qaudit: Run, place: Path) -> None:
@@ -293,8 +308,6 @@ def test_an_index_beside_a_single_file_is_named_and_not_read(qaudit: Run, place:
     done = qaudit("soup", "series/step200", "series/step1000", "--out", "soup")
     assert done.err.count(named) == 1
 
-
-# ------------------------------------------------------------- experts, and text in wrappers
 
 MIX = "gptq-mix:budget=4.25:group=32"
 SLOW = [pytest.param(family, GPTQ, marks=pytest.mark.slow) for family in ("mixtral", "qwen3_moe")]

@@ -62,9 +62,6 @@ def gate(qaudit: Run, audit: Path) -> Callable[..., Any]:
     return run
 
 
-# ----------------------------------------------------------------------- answers
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_no_format_changes_the_exit_code(gate: Callable[..., Any], form: str) -> None:
     for margin, code, verdict in (("2%", 0, "SHIP"), ("0.01%", 1, "HOLD"), ("0.75%", 3, "UNDEC")):
@@ -94,9 +91,6 @@ def test_formats_go_to_files_and_the_terminal_s_stays_on_stdout(
     assert json.loads(qaudit("gate", audit).out)["policy"]["name"] == "explore"
 
 
-# ----------------------------------------------------------------------- baselines
-
-
 def test_a_breach_that_the_baseline_has_is_told_from_a_new_one(
     gate: Callable[..., Any], audit: Path, qaudit: Run
 ) -> None:
@@ -117,9 +111,6 @@ def test_a_breach_that_the_baseline_has_is_told_from_a_new_one(
     assert gate().code == 0
     SMALLER(audit)
     assert gate().code == 2
-
-
-# ----------------------------------------------------------------------- saved audits gone wrong
 
 
 def row(document: dict[str, Any]) -> dict[str, Any]:
@@ -240,9 +231,6 @@ def test_what_is_not_what_it_says_is_refused_and_evidence_that_fails_is_never_a_
     assert root.find(".//failure") is None
 
 
-# ----------------------------------------------------------------------- where formats go
-
-
 def test_formats_say_where_they_go_and_those_that_go_nowhere_are_refused() -> None:
     assert outputs_of(()) == (("terminal", None),)
     assert outputs_of(("md",)) == (("md", None),)
@@ -255,9 +243,6 @@ def test_formats_say_where_they_go_and_those_that_go_nowhere_are_refused() -> No
     ):
         with pytest.raises(UsageError, match=said):
             outputs_of(forms)
-
-
-# ----------------------------------------------------------------------- scans
 
 
 def test_a_scan_carries_the_checks_of_its_policy(place: Path, qaudit: Run) -> None:

@@ -200,9 +200,6 @@ def test_a_lock_over_folders_that_changed_is_refused_and_kept_weights_are_not_do
     assert asked_of(hub) == []
 
 
-# ------------------------------------------------------------------ recipes and the default text
-
-
 def write_c4(root: Path) -> None:
     """Lay a few documents where the files of C4 are."""
     folder = root / "datasets/allenai/c4/main/en"
@@ -278,9 +275,6 @@ def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(hub: Hub,
     assert len(audit_of()["measurements"]) == 2 * 4
 
 
-# ---------------------------------------------------------------- files that are quantized already
-
-
 def test_files_of_repositories_are_fetched_and_pinned(hub: Hub, scan: Run, online: Path) -> None:
     gguf = "lab/series-GGUF@v1//files/series-{}.gguf"
     base = f"{REPO}@step10"
@@ -307,9 +301,6 @@ def test_files_of_repositories_are_fetched_and_pinned(hub: Hub, scan: Run, onlin
     assert len([e for e in hub.asked("GET /cdn/") if e["range"] in (None, "bytes=0-")]) == 0
 
 
-# --------------------------------------------------------------------------------------- soups
-
-
 def test_members_of_a_soup_stay_until_it_is_made_within_a_budget_that_holds_them(
     hub: Hub, qaudit: Run, place: Path, online: Path
 ) -> None:
@@ -333,9 +324,6 @@ def test_members_of_a_soup_stay_until_it_is_made_within_a_budget_that_holds_them
     assert weights_in(online / "hf") == []
     sent = [e["path"] for e in hub.asked("GET /cdn/") if e["range"] in (None, "bytes=0-")]
     assert len(sent) == len(set(sent)) == 3  # nothing is downloaded twice
-
-
-# ------------------------------------------------------ shards that hold nothing but towers
 
 
 TOWERS, WORDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

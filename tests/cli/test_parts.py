@@ -18,10 +18,11 @@ import pytest
 
 from qaudit.executors import measuring as measuring_module
 from qaudit.executors import records
+from tests.house.test_without_torch import BLOCK
 from tests.support.cli import OUT, TEXT, Run, audit_of, edited, flipped, refused, run_in, weights_in
 from tests.support.hub import Hub
 from tests.support.models import write_documents
-from tests.support.parts import MAIN, ROOT, WITHOUT_TORCH, ended, losses, same_audit, start, until
+from tests.support.parts import MAIN, ROOT, ended, losses, same_audit, start, until
 from tests.support.quantized import quantized_copy
 
 OF_SCAN = ("--soup", "step10+step200", "--set", "context=32")
@@ -302,7 +303,7 @@ def test_copies_of_a_folder_are_merged_by_content_on_a_login_node_without_torch(
     shutil.copytree(planned, place / "far")
     assert qaudit("part", planned, "--part", "0/2").code == 0
     assert qaudit("part", place / "far", "--part", "1/2").code == 0
-    ended(start(place, "collect", planned, place / "far", main=WITHOUT_TORCH + MAIN))
+    ended(start(place, "collect", planned, place / "far", main=BLOCK + MAIN))
     same_audit(measured / "whole", planned)
 
 
@@ -324,9 +325,6 @@ def test_a_whole_node_runs_the_parts_of_its_gpus_by_the_script_of_the_docs(
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("measured now, 0 failed") == 4  # there are four subjects
     assert qaudit("collect", planned).code == 0
-
-
-# --------------------------------------------------------- two hosts with one folder
 
 
 NAMESPACES = ["unshare", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child"]
@@ -456,7 +454,7 @@ def test_parts_run_without_a_network_once_a_login_node_has_fetched(
         assert qaudit("plan", *words, "--out", out).code == 0
         if out == "out":
             assert weights_in(online / "hf") == []
-        said = ended(start(place, "fetch", out, main=WITHOUT_TORCH + MAIN))
+        said = ended(start(place, "fetch", out, main=BLOCK + MAIN))
         assert f"{shown} checkpoints and 0 texts are in the cache" in said
         hub.log.clear()
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -125,9 +125,6 @@ def test_a_family_is_audited_along_its_schedule(
         assert subject["learning_rate"] == (rate and pytest.approx(rate, rel=1e-3, abs=1e-9))
 
 
-# ------------------------------------------------- experts, towers and joined tensors, to an export
-
-
 SCHEMES = "rtn-4bit:group=32,gptq-4bit:group=32"
 SLOW = ["apertus", "falcon_h1", "gpt_oss", "mixtral", "olmo_hybrid", "qwen2_moe", "qwen3_moe"]
 LAYOUTS = ["gemma3", "olmoe", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]

@@ -48,9 +48,6 @@ def test_without_matplotlib_the_page_has_the_saved_pictures(
     assert "no picture was drawn" in qaudit("report", "out", "--format", "html").out
 
 
-# ---------------------------------------------------------------------------- lists and version
-
-
 def test_what_is_registered_is_listed_one_a_line(qaudit: Run) -> None:
     for kind, names in (("schemes", schemes()), ("merges", merges())):
         done = qaudit("list", kind)
@@ -65,9 +62,6 @@ def test_what_is_registered_is_listed_one_a_line(qaudit: Run) -> None:
     done = qaudit()
     assert "scan" in done.out + done.err
     assert done.code in (0, 2)
-
-
-# ---------------------------------------------------------------------------- into a README
 
 
 def test_a_card_goes_into_a_readme_and_is_replaced_there(saved: Path, qaudit: Run) -> None:
@@ -101,9 +95,6 @@ def test_a_readme_has_lines_of_text_until_pictures_are_drawn(saved: Path, qaudit
     assert qaudit("report", "out", "--plots", "file/pictures").code == 4
 
 
-# ---------------------------------------------------------------------------- compared
-
-
 def test_two_scans_are_compared_and_the_exit_code_is_0(qaudit: Run, exported: Path) -> None:
     scan = ("scan", "series/step10", *TEXT, "--schemes", ROUNDED, "--out", "before", "-q")
     assert qaudit(*scan).code == 0
@@ -119,9 +110,6 @@ def test_two_scans_are_compared_and_the_exit_code_is_0(qaudit: Run, exported: Pa
     assert qaudit("diff", "before", "out").code == 2
     shutil.rmtree("before/evidence")
     assert qaudit("diff", "before", "before").code == 4
-
-
-# ---------------------------------------------------------------------------- explained
 
 
 def test_a_name_is_explained(qaudit: Run, tmp_path: Path) -> None:

@@ -309,9 +309,6 @@ def test_a_scan_that_is_not_finished_says_so_and_shows_what_is_measured_so_far(
     assert qaudit("report", "out").code == 0
 
 
-# ---------------------------------------------------------------------- killed at any change
-
-
 def killed_at(root: Path, allowed: int) -> Callable[[str, tuple[Any, ...]], None]:
     """Return a hook that kills this process before it changes one file more below a folder.
 

@@ -197,9 +197,6 @@ def test_a_pretended_gpu_has_the_cpus_numbers(chosen: str, place: Path, scan: Ru
         must_be_close(gpu[part], cpu[part], 1e-5)  # the head takes other numbers of rows at once
 
 
-# --------------------------------------------------------------------------------- its folder
-
-
 WORDS = st.text("abcxyz", min_size=1, max_size=20)
 TARGETS = st.builds("{}/{}".format, WORDS, WORDS)
 
@@ -231,9 +228,6 @@ def test_other_targets_have_another_folder_and_no_name_is_too_long(targets: list
     assert "/" not in name
     assert folder_name([*targets, "org/more"]) != name
     assert folder_name(["org/more", *targets]) != name
-
-
-# ------------------------------------------------------------------ FIFOs in place of files
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

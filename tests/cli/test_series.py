@@ -48,9 +48,6 @@ def calls(hub: Hub) -> dict[str, int]:
     return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
 
-# ------------------------------------------------------------------------------------- the price
-
-
 def test_only_trees_that_are_selected_or_asked_for_are_read_and_kept(hub: Hub, qaudit: Run) -> None:
     shown = qaudit("series", "o/run", "--checkpoints", "*").out
     assert calls(hub) == {"refs": 1}
@@ -89,9 +86,6 @@ def test_a_thousand_names_are_folded_into_a_page(hub: Hub, online: Path, qaudit:
     assert "Ingredients 1, 2 and 3 are the seeds 42, 42069 and 666." in done.out
     whole = qaudit("series", REPO, "--set", "last=1", "--all")
     assert len(whole.out.splitlines()) > 965
-
-
-# -------------------------------------------------------------------------------- how a walk ends
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:

@@ -175,9 +175,6 @@ def test_a_base_may_be_quantized_itself_and_measured_in_parts(place: Path, qaudi
     assert (list(rows), rows["model-AWQ"]["kl"] > 0) == (["fp", "rtn-4bit", "model-AWQ"], True)
 
 
-# ------------------------------------------------------------------------------- GGUF files
-
-
 def gguf_copy(place: Path, name: str = "model-Q4_0.gguf", kind: str = "Q4_0") -> Path:
     write_gguf(place / BASE, place / name, lambda n: kind if n.endswith("_proj.weight") else "F32")
     return place / name

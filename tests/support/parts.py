@@ -15,16 +15,6 @@ from tests.support.cli import audit_of
 from tests.support.models import save_model, save_tokenizer, write_documents
 
 MAIN = "from qaudit.cli import main; main()"
-WITHOUT_TORCH = """
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "transformers", "bitsandbytes", "triton"}:
-            raise ImportError(f"`{name}` is blocked")
-
-sys.meta_path.insert(0, Blocked())
-"""
 ROOT = Path(__file__).parents[2]
 
 
