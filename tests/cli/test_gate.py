@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -62,12 +63,12 @@ def gate(qaudit: Run, audit: Path) -> Callable[..., Any]:
     return run
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_no_format_changes_the_exit_code(gate: Callable[..., Any], form: str) -> None:
-    for margin, code, verdict in (("2%", 0, "SHIP"), ("0.01%", 1, "HOLD"), ("0.75%", 3, "UNDEC")):
+def test_no_format_changes_the_exit_code(gate: Callable[..., Any]) -> None:
+    answers = (("2%", 0, "SHIP"), ("0.01%", 1, "HOLD"), ("0.75%", 3, "UNDEC"))
+    for form, (margin, code, verdict) in product(FORMATS, answers):
         done = gate("--format", form, margin=margin)
-        assert (done.code, done.err) == (code, "")
-        assert done.out.strip() and (form != "terminal" or done.out.startswith(verdict))
+        assert (done.code, done.err) == (code, ""), form
+        assert done.out.strip() and (form != "terminal" or done.out.startswith(verdict)), form
 
 
 def test_formats_go_to_files_and_the_terminal_s_stays_on_stdout(

@@ -275,30 +275,30 @@ def test_no_message_and_no_result_starts_a_workflow_command_or_holds_a_control_c
 HOSTILE = f"[red]x\n::error::y\n##[error]z{RED}"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "scan HOSTILE", "scan demo --schemes HOSTILE", "scan demo --dry-run --checkpoints HOSTILE",
-        "scan demo --set dtype=HOSTILE", "scan demo --set stream_memory=HOSTILE",
-        "scan demo --HOSTILE", "scan demo --set context=HOSTILE", "series HOSTILE", "pick HOSTILE",
-        "pick demo --objective HOSTILE", "gate HOSTILE", "gate out --policy HOSTILE",
-        "gate out --format HOSTILE", "gate HOSTILE --format github", "gate HOSTILE --format sarif",
-        "diff HOSTILE out", "diff out out --format HOSTILE", "soup HOSTILE --out soup",
-        "report HOSTILE", "report out --format HOSTILE", "publish out HOSTILE", "list HOSTILE",
-        "HOSTILE",
-    ],
+HOSTILE_WORDS = (
+    "scan HOSTILE", "scan demo --schemes HOSTILE", "scan demo --dry-run --checkpoints HOSTILE",
+    "scan demo --set dtype=HOSTILE", "scan demo --set stream_memory=HOSTILE",
+    "scan demo --HOSTILE", "scan demo --set context=HOSTILE", "series HOSTILE", "pick HOSTILE",
+    "pick demo --objective HOSTILE", "gate HOSTILE", "gate out --policy HOSTILE",
+    "gate out --format HOSTILE", "gate HOSTILE --format github", "gate HOSTILE --format sarif",
+    "diff HOSTILE out", "diff out out --format HOSTILE", "soup HOSTILE --out soup",
+    "report HOSTILE", "report out --format HOSTILE", "publish out HOSTILE", "list HOSTILE",
+    "HOSTILE",
 )  # fmt: skip
+
+
 def test_foreign_text_in_a_refusal_is_one_line(
-    qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = qaudit(*(word.replace("HOSTILE", HOSTILE) for word in command.split()))
-    assert done.code not in (0, 1)
-    lines = [line for line in done.err.splitlines() if line]
-    assert not any(line.lstrip().startswith("::") or "##[" in line for line in lines)
-    assert lines[0].startswith("error: ")
-    assert len(lines) <= 2  # the error and its hint
-    assert not controls(done.err)
+    for command in HOSTILE_WORDS:
+        done = qaudit(*(word.replace("HOSTILE", HOSTILE) for word in command.split()))
+        assert done.code not in (0, 1), command
+        lines = [line for line in done.err.splitlines() if line]
+        assert not any(line.lstrip().startswith("::") or "##[" in line for line in lines), command
+        assert lines[0].startswith("error: "), command
+        assert len(lines) <= 2, command  # the error and its hint
+        assert not controls(done.err), command
 
 
 @pytest.fixture
