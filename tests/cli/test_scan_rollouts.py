@@ -58,7 +58,9 @@ def audited(scored: Path, rolls: Path, place: Path) -> Path:
 
 
 @pytest.mark.usefixtures("audited")
-def test_rollouts_are_scored_once_beside_documents(place: Path, scan: Run) -> None:
+def test_rollouts_are_scored_once_beside_documents(
+    place: Path, scan: Run, rolls: Path, audited: Path, qaudit: Run
+) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npz")}
     assert before and scan(*ROLLOUTS).code == 0
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npz")} == before
@@ -78,6 +80,16 @@ def test_rollouts_are_scored_once_beside_documents(place: Path, scan: Run) -> No
     assert (protocol["has_chat_template"], sources["rollouts"]) == (False, "rolls")
     assert len(sources["rollouts_sha256"]) == 64
     assert any("whose weights are none of those" in note for note in protocol["notes"])
+    # A release with rollouts is gated by one with others.
+    (place / "policy.yaml").write_text(
+        "rules: [{name: a, metric: loss_against_baseline, margin: 1 nats, subjects: '@last'}]\n"
+    )
+    folder = place / "series" / "step10"
+    written(rolls, greedy(folder)[:6], tokenizer_sha256=tokenizer_sha256([folder]))
+    assert scan(*ROLLOUTS, "--out", "later").code == 0
+    gate = ("--policy", "policy.yaml", "--baseline", "out")
+    gated = qaudit("gate", "later", *gate)
+    assert gated.code in (0, 3), gated.err  # few documents
 
 
 def test_rollouts_are_told_by_role_and_by_place(place: Path, rolls: Path, scan: Run) -> None:
@@ -144,20 +156,6 @@ def test_marks_of_written_rollouts_become_expected_scores(
     for row in audit["diagnostics"]["rollouts"]:
         assert row["expected_score"] is None
         assert row["unweighed"] == "they are answers of other weights than those of `step200`"
-
-
-def test_a_release_with_rollouts_is_gated_by_one_with_others(
-    place: Path, rolls: Path, audited: Path, scan: Run, qaudit: Run
-) -> None:
-    (place / "policy.yaml").write_text(
-        "rules: [{name: a, metric: loss_against_baseline, margin: 1 nats, subjects: '@last'}]\n"
-    )
-    folder = place / "series" / "step10"
-    written(rolls, greedy(folder)[:6], tokenizer_sha256=tokenizer_sha256([folder]))
-    assert scan(*ROLLOUTS, "--out", "later").code == 0
-    gate = ("--policy", "policy.yaml", "--baseline", "out")
-    gated = qaudit("gate", "later", *gate)
-    assert gated.code in (0, 3), gated.err  # few documents
 
 
 def test_rollouts_that_cannot_be_scored_end_the_plan(place: Path, scan: Run) -> None:

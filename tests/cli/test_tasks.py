@@ -180,7 +180,9 @@ def test_every_task_of_lm_eval_is_listed_and_found(qaudit: Run, scan: Run) -> No
 
 
 @pytest.mark.usefixtures("few_files")
-def test_a_task_that_cannot_be_scored_is_refused_with_what_to_use(scan: Run) -> None:
+def test_what_cannot_be_scored_is_refused_and_items_without_a_context_need_bos_or_eos(
+    scan: Run, place: Path, qaudit: Run
+) -> None:
     for tasks, sentence, hint in (
         ("piqa --set task_items=some", "`some` is no number", ""),
         ("piqa --set task_data=nowhere", "there is no folder `nowhere`", "org/name"),
@@ -192,6 +194,23 @@ def test_a_task_that_cannot_be_scored_is_refused_with_what_to_use(scan: Run) -> 
     ):
         done = scan("--set", "task_data=data", "--tasks", *tasks.split())
         refused(done, 2, sentence, hint)
+    # Items without a context need BOS or EOS.
+    options = [{"sentence_good": f"{w} is", "sentence_bad": f"is {w}"} for w in toys.WORDS[:4]]
+    toys.write_data(place / "data/nyu-mll/blimp", "adjunct_island", {"train": options})
+    blimp, own = ("--set", "task_data=data", "--tasks", "blimp_adjunct_island"), Path("own")
+    for left_out in ("bos_token", "eos_token"):
+        whole = edited(place / "model/tokenizer_config.json", **{left_out: None})
+        scan(*blimp, "--out", left_out, code=0)
+        assert rows(Path(left_out))["fp", blimp[-1]]["items"] == 4
+        (place / "model/tokenizer_config.json").write_text(whole)
+    edited(place / "model/tokenizer_config.json", bos_token=None, eos_token=None)
+    scan(*blimp, "--tasks", "piqa", "--out", own, code=3)
+    assert {task for _, task in rows(own)} == {"piqa"}
+    assert "has neither BOS nor EOS" in skipped(own)[f"task {blimp[-1]}"]
+    # Tasks are listed with what they cost.
+    listed = qaudit("list", "tasks", code=0)
+    assert "paper-a" in listed.out
+    assert "14,042 items of 4 options" in listed.out
 
 
 @pytest.fixture
@@ -235,25 +254,3 @@ def test_items_of_tasks_are_published_and_those_that_lose_their_beginning_are_co
     assert len([path for path in files if "evidence/tasks/" in path]) == 4
     measured = read_saved(tmp_path / "qaudit").measurements
     assert {len(measurement.evidence.tasks) for measurement in measured} == {2}
-
-
-@pytest.mark.usefixtures("few_files")
-def test_items_without_a_context_need_bos_or_eos(scan: Run, place: Path) -> None:
-    options = [{"sentence_good": f"{w} is", "sentence_bad": f"is {w}"} for w in toys.WORDS[:4]]
-    toys.write_data(place / "data/nyu-mll/blimp", "adjunct_island", {"train": options})
-    blimp, own = ("--set", "task_data=data", "--tasks", "blimp_adjunct_island"), Path("own")
-    for left_out in ("bos_token", "eos_token"):
-        whole = edited(place / "model/tokenizer_config.json", **{left_out: None})
-        scan(*blimp, "--out", left_out, code=0)
-        assert rows(Path(left_out))["fp", blimp[-1]]["items"] == 4
-        (place / "model/tokenizer_config.json").write_text(whole)
-    edited(place / "model/tokenizer_config.json", bos_token=None, eos_token=None)
-    scan(*blimp, "--tasks", "piqa", "--out", own, code=3)
-    assert {task for _, task in rows(own)} == {"piqa"}
-    assert "has neither BOS nor EOS" in skipped(own)[f"task {blimp[-1]}"]
-
-
-def test_tasks_are_listed_with_what_they_cost(qaudit: Run) -> None:
-    listed = qaudit("list", "tasks", code=0)
-    assert "paper-a" in listed.out
-    assert "14,042 items of 4 options" in listed.out
