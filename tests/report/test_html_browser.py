@@ -256,7 +256,7 @@ def tip(page: Desk, figure: str = "trajectory") -> list[str]:
     return page.texts(f"#figure-{figure} .tip span")
 
 
-def test_a_mark_answers_to_the_pointer(page: Desk) -> None:
+def test_marks_answer_to_the_pointer_and_are_reached_by_the_keyboard(page: Desk) -> None:
     mark = page.one('#figure-trajectory .series[data-series="2"] use.mark')
     # Two frames later the page has said that it moved, which closes tooltips.
     script = """
@@ -273,9 +273,7 @@ def test_a_mark_answers_to_the_pointer(page: Desk) -> None:
     ]
     page.one("#figure-trajectory .plot").send_keys(Keys.ESCAPE)
     assert tip(page) == []
-
-
-def test_marks_are_reached_by_the_keyboard(page: Desk) -> None:
+    page.open()
     page.run("document.querySelector('#figure-trajectory .legend li:last-child button').focus()")
     ActionChains(page.driver).send_keys(Keys.TAB).perform()
     assert page.run("return document.activeElement.className") == "plot"
@@ -302,7 +300,7 @@ def test_marks_are_reached_by_the_keyboard(page: Desk) -> None:
         assert len(tip(page, name)) == 3
 
 
-def test_a_scheme_can_be_taken_out_of_the_figure(page: Desk) -> None:
+def test_a_scheme_is_taken_out_of_a_figure_and_the_command_copied(page: Desk) -> None:
     series = page.one('#figure-trajectory .series[data-series="0"]')
     button = page.one("#figure-trajectory .legend button")
     assert (button.text, series.is_displayed()) == ("rtn-4bit", True)
@@ -313,8 +311,6 @@ def test_a_scheme_can_be_taken_out_of_the_figure(page: Desk) -> None:
     button.send_keys(Keys.SPACE)
     assert (button.get_attribute("aria-pressed"), series.is_displayed()) == ("true", True)
 
-
-def test_the_command_is_copied(page: Desk) -> None:
     command = page.texts("pre.command")[0]
     assert "qaudit scan demo" in command
     page.one("pre.command + p button").click()
