@@ -45,6 +45,7 @@ from qaudit.report.format import width_of
 from qaudit.report.html import Blocks
 from qaudit.report.plan import Catalog, catalog_to_json, render_catalog, render_plan
 from qaudit.report.plots import DRAWERS
+from qaudit.report.verdict import render_pareto, render_pick
 from qaudit.report.views import View
 from qaudit.tables import Audit
 from qaudit.types import (
@@ -158,6 +159,8 @@ def screens() -> Texts:
         yield f"terminal {width}", render_terminal(verdict, width)
     yield "terminal, everything", render_terminal(cards.everything(), 80)
     yield "terminal, nothing", render_terminal(unmeasured(), 80)
+    yield "pick", render_pick(verdict)
+    yield "pareto", render_pareto(verdict)
     made: Any = Audit(verdict, Path()).verdict
     pick: Any = Pick("soup", "gptq-4bit", "lowest loss", "other", Interval(-1, -2, -0.5), "32")
     views = (str(made), made._repr_markdown_(), made._repr_html_(), pick._repr_markdown_())
