@@ -24,20 +24,15 @@ SERIES = [s.first for s in subjects(RATES)]
 
 
 def suggested(which: range, series: list[Checkpoint] = SERIES) -> Suggestion:
-    return suggest(measured(which), series, "rtn-3bit")
-
-
-def measured(which: range) -> Measurements:
-    made = [s for k, s in enumerate(subjects(RATES)) if k in which]
-    labels = [s.label for s in made]
-    found = measurements(labels, LOSS[list(which)], {"rtn-3bit": ERROR[list(which)]}, scatter=0)
-    return Measurements.of(made, found, 0.95)
+    made, at = [subjects(RATES)[k] for k in which], list(which)
+    found = measurements([s.label for s in made], LOSS[at], {"rtn-3bit": ERROR[at]}, scatter=0)
+    return suggest(Measurements.of(made, found, 0.95), series, "rtn-3bit")
 
 
 THIRDS = range(0, 24, 3)
 
 
-def test_the_best_unmeasured_checkpoint_is_among_the_first_named() -> None:
+def test_the_best_unmeasured_checkpoint_is_named_and_what_predictions_are_worth() -> None:
     found = suggested(THIRDS)
     best = int(np.argmin(np.where(K % 3 == 0, np.inf, QUANTIZED)))
     labels = [row.label for row in found.prospects]
@@ -45,6 +40,20 @@ def test_the_best_unmeasured_checkpoint_is_among_the_first_named() -> None:
     assert {*labels}.isdisjoint(f"step{k + 1}" for k in THIRDS)
     gains = [row.gain for row in found.prospects]
     assert gains == sorted(gains, reverse=True)
+    text = render_suggestion(found)
+    assert text.count("Error at checkpoints left out") == 2
+    assert ("signals are used" in text) == (
+        "signals" in {w.method for w in (found.error, found.loss) if w}
+    )
+    assert "they are in no audit" in text
+    assert max(map(len, text.split("\n")[1:10])) <= 120
+    document = json.loads(suggestion_to_json(found))
+    assert document["prospects"][0]["loss"].keys() == {"estimate", "low", "high"}
+
+    evil = checkpoint(25, 0.0, label="a\x1b[2J\nb")  # its name moves no cursor
+    text = render_suggestion(suggested(THIRDS, [*SERIES, evil]))
+    assert "\x1b" not in text
+    assert "a?[2J?b" in text
 
 
 def test_most_intervals_hold_what_measuring_would_show() -> None:
@@ -77,21 +86,3 @@ def test_places_and_learning_rates_are_used_where_they_are_known() -> None:
     assert "learning rate" in found.signals
     found = suggested(THIRDS, [*SERIES[:-1], replace(SERIES[-1], learning_rate=None)])
     assert "learning rate" not in found.signals
-
-
-def test_it_is_said_what_predictions_are_worth() -> None:
-    found = suggested(THIRDS)
-    text = render_suggestion(found)
-    assert text.count("Error at checkpoints left out") == 2
-    assert ("signals are used" in text) == (
-        "signals" in {w.method for w in (found.error, found.loss) if w}
-    )
-    assert "they are in no audit" in text
-    assert max(map(len, text.split("\n")[1:10])) <= 120
-    document = json.loads(suggestion_to_json(found))
-    assert document["prospects"][0]["loss"].keys() == {"estimate", "low", "high"}
-
-    evil = checkpoint(25, 0.0, label="a\x1b[2J\nb")  # its name moves no cursor
-    text = render_suggestion(suggested(THIRDS, [*SERIES, evil]))
-    assert "\x1b" not in text
-    assert "a?[2J?b" in text
