@@ -9,7 +9,6 @@ take the place of the base's. What PEFT merges in another way is refused by name
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -17,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qaudit.checkpoints.configuration import read_configuration, unreadable
+from qaudit.checkpoints.configuration import read_configuration
 from qaudit.checkpoints.safetensors import ADAPTER, ADAPTER_WEIGHTS, WeightFolder, unread_tensors
 from qaudit.checkpoints.stamps import own_folder
 from qaudit.errors import ConfigurationError, SourceError
 from qaudit.support.foreign import slow_reason
 from qaudit.support.lazy import Tensor
 from qaudit.types import Checkpoint
-from qaudit.whole import read_regular
+from qaudit.whole import read_table
 
 _PREFIX = "base_model.model."
 _WITH_PEFT = "merge it into its base with PEFT (`merge_and_unload`), and scan the result"
@@ -125,11 +124,10 @@ def must_share_tokens(folder: Path, base: Path) -> None:
     if not all(path.is_file() for path in texts):
         return
     # Trainer writes the file anew; padding and the order of keys are of no consequence.
-    keys, tables = ("model", "added_tokens", "normalizer", "pre_tokenizer"), []
-    for path in texts:
-        with unreadable(f"`{path}` cannot be read", "take that of the base"):
-            tables.append(dict(json.loads(read_regular(path).decode())))
-    first, second = tables
+    keys, (first, second) = (
+        ("model", "added_tokens", "normalizer", "pre_tokenizer"),
+        map(read_table, texts),
+    )
     if differing := [key for key in keys if first.get(key) != second.get(key)]:
         raise SourceError(
             f"`{texts[0]}` and `{texts[1]}` differ in `{differing[0]}`: the adapter was trained on "

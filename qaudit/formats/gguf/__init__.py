@@ -36,11 +36,8 @@ _EXACT = {4: "Q4_0", 8: "Q8_0"}  # bits of symmetric codes
 _SECONDS = 3600
 _WITH_HEAD = ("olmo2",)
 """Architectures whose head llama.cpp wants in the file even if it is the embeddings."""
-_FILE_TYPES = {
-    "Q4_0": 2, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18,
-}  # fmt: skip
-_MIXES = {"Q3_K_M": 12, "Q4_K_M": 15}
-"""What llama.cpp prints for a file (`general.file_type`), by mix or else by most weights."""
+_SMALL = ("Q3_K", "Q4_K", "Q5_K")
+"""Types that llama.cpp calls small, such as Q4_K_S, where all linears have them."""
 
 
 class GgufFiles(packing.Format):
@@ -220,8 +217,9 @@ def write_file(mix: str, template: Path, parts: Sequence[Path], out: Path) -> No
     every = [name for members in names.values() for name in members]
     kinds = [kind for _, _, kind in map(stored.__getitem__, every) if kind in TYPES]
     most = max(kinds, key=kinds.count)
+    file_type = mix if mix.endswith("_M") else most + "_S" * (most in _SMALL)
     changed = {
-        "general.file_type": _MIXES.get(mix, _FILE_TYPES[most]),
+        "general.file_type": int(gguf.LlamaFileType[f"MOSTLY_{file_type}"]),
         "general.quantization_version": 2,
     }
     for field in source.fields.values():
