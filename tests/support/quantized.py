@@ -185,10 +185,7 @@ def quantized_copy(
         ),
         "torchao": torchao.config("intx", bits),
     }[kind]
-    config = json.loads((base / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": own}))
-    stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    safetensors.torch.save_file(stored, folder / "model.safetensors", metadata)
+    write(folder, tensors, own, metadata, **json.loads((base / "config.json").read_text()))
     return dense
 
 

@@ -167,17 +167,9 @@ def place(
 
 
 def recipe(**more: Any) -> Recipe:
-    return Recipe(
-        ("org/series",),
-        ("rtn-4bit",),
-        **{
-            "calibration": f"{TEXTS}/calibration.jsonl",
-            "evaluation": f"{TEXTS}/evaluation.jsonl",
-            "device": "cpu",
-            "dtype": "float32",
-            **more,
-        },
-    )
+    plain = {name: f"{TEXTS}/{name}.jsonl" for name in ("calibration", "evaluation")}
+    plain |= {"device": "cpu", "dtype": "float32"}
+    return Recipe(("org/series",), ("rtn-4bit",), **{**plain, **more})
 
 
 def soup(*members: Checkpoint) -> Subject:

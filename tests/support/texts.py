@@ -118,18 +118,13 @@ THINKING = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
-TEMPLATES = {
-    "chatml": CHATML,
-    "llama": LLAMA,
-    "gemma": GEMMA,
-    "marked": MARKED,
-    "thinking": THINKING,
-}
+TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "gemma": GEMMA, "marked": MARKED}
+TEMPLATES |= {"thinking": THINKING}
 
 Message = dict[str, Any]
 
 
-def said(role: str, content: str, **more: Any) -> Message:
+def said(role: str, content: str | None, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
 
 
@@ -146,13 +141,10 @@ THOUGHT = [
     said("assistant", "no", reasoning_content="the dog sat"),
 ]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+ARGUMENTS = {"at": "<mat>"}
 CALLED = [
     said("user", "where is the cat?"),
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"function": {"name": "look", "arguments": {"at": "<mat>"}}}],
-    },
+    said("assistant", None, tool_calls=[{"function": {"name": "look", "arguments": ARGUMENTS}}]),
     said("tool", "on the mat"),
     said("assistant", "on the mat"),
 ]
