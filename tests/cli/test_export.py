@@ -94,9 +94,7 @@ def test_an_export_holds_what_the_scheme_makes_and_says_so(qaudit: Run, exported
     assert Path("again/qaudit/audit.json").read_bytes() == Path("out/audit.json").read_bytes()
 
 
-def test_a_soup_is_written_exported_and_measured_as_the_virtual_one(
-    qaudit: Run, exported: Path
-) -> None:
+def test_a_soup_is_written_exported_and_measured_as_virtual(qaudit: Run, exported: Path) -> None:
     written = qaudit("soup", "series", "--soup", "late=last:2", "--out", "soup")
     assert (written.code, written.out) == (0, "soup\n")
     assert "late: lawa:k=2:every=0 of 0.5 of step200 and 0.5 of step1000" in written.err

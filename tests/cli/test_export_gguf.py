@@ -80,9 +80,7 @@ def test_the_file_holds_what_was_measured(
 @pytest.mark.parametrize(
     ("family", "tied"), [("llama", False), ("olmo2", True), ("gemma", True), ("qwen3_moe", False)]
 )
-def test_rows_and_heads_are_where_llama_cpp_has_them(
-    qaudit: Run, place: Path, family: str, tied: bool
-) -> None:
+def test_rows_and_heads_are_llama_cpp_s(qaudit: Run, place: Path, family: str, tied: bool) -> None:
     changes = {"num_attention_heads": 4, "tie_word_embeddings": tied}
     if family == "gemma":
         changes |= {"head_dim": 16}

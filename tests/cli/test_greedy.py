@@ -24,6 +24,7 @@ from tests.support.cli import OUT, Run, audit_of, cells, refused
 from tests.support.models import text
 from tests.support.saved_audits import violations
 
+pytestmark = pytest.mark.usefixtures("trained")
 GREEDY = ("--soup", "best=greedy(series-*)")
 
 
@@ -95,7 +96,7 @@ def _search() -> dict[str, Any]:
 
 
 def test_a_search_that_was_interrupted_goes_on_to_a_subject_like_any_other_and_never_again(
-    scan: Run, trained: Path, passes: list[str], monkeypatch: pytest.MonkeyPatch
+    scan: Run, passes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = qaudit.engine.measure.send
 
@@ -135,7 +136,7 @@ def test_a_search_that_was_interrupted_goes_on_to_a_subject_like_any_other_and_n
 
 
 def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
-    scan: Run, trained: Path, passes: list[str]
+    scan: Run, passes: list[str]
 ) -> None:
     few = ("--set", "evaluation_documents=6")
     done = scan("ends", *GREEDY, *few, code=0)
@@ -181,7 +182,7 @@ def test_trials_read_no_rollouts_and_no_items(scan: Run, trained: Path, passes: 
     assert passes == []
 
 
-def test_the_same_soup_is_the_same_measurement(scan: Run, trained: Path, passes: list[str]) -> None:
+def test_the_same_soup_is_the_same_measurement(scan: Run, passes: list[str]) -> None:
     scan("ends", *GREEDY, "--soup", "both=mean(series-a+series-b)", code=0)
     # The soup is measured before the search, which finds it.
     assert passes == ["a", "b", "c", "a+b", "a+b+c alone"]
@@ -200,7 +201,7 @@ def test_the_same_soup_is_the_same_measurement(scan: Run, trained: Path, passes:
     assert "c alone" in passes
 
 
-def test_a_search_that_stays_at_one_member_says_so(scan: Run, trained: Path) -> None:
+def test_a_search_that_stays_at_one_member_says_so(scan: Run) -> None:
     scan("ends", "--soup", "best=greedy(series-a+series-c)", code=0)
     audit = audit_of()
     assert "best" not in {s["label"] for s in audit["subjects"]}

@@ -17,9 +17,7 @@ COMMANDS = dict(commands())
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_help_is_short_with_an_example_that_parses_and_a_variable_for_each_option(
-    path: tuple[str, ...],
-) -> None:
+def test_help_is_short_with_an_example_and_variables_for_options(path: tuple[str, ...]) -> None:
     command = COMMANDS[path]
     options = [p for p in command.params if p.param_type_name == "option"]
     for option in options:

@@ -43,9 +43,7 @@ def kept(out: Path) -> list[Path]:
     return sorted((out / "evidence" / "kept").rglob("*.safetensors"))
 
 
-def test_what_is_named_is_kept_and_exported_without_checkpoints_unless_it_was_changed(
-    qaudit: Run, place: Path
-) -> None:
+def test_what_is_named_is_kept_and_exported_without_checkpoints(qaudit: Run, place: Path) -> None:
     done = qaudit(*SCAN, "--keep", f"{GPTQ},{RTN}", "--soup", "late=last:2", code=0)
     whole = place / "out" / "evidence" / "kept"
     assert len(list(whole.iterdir())) == 12  # of four subjects both schemes, and the rest

@@ -74,9 +74,7 @@ def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Pa
         ("rtn-7bit", "mlx", "has 7 in groups of 128", "export it as `compressed-tensors`"),
     ],
 )
-def test_what_no_file_holds_is_refused_with_what_would_work(
-    scheme: str, form: str, sentence: str, hint: str
-) -> None:
+def test_what_no_file_holds_is_refused(scheme: str, form: str, sentence: str, hint: str) -> None:
     parsed = parse_scheme(scheme)
     with pytest.raises(QauditError, match=sentence) as error:
         try_format(parsed, format_named(form, parsed))

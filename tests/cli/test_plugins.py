@@ -101,9 +101,7 @@ def test_what_is_installed_is_measured_and_judged_without_it(
     assert qaudit("gate", "out", "--policy", "any.yaml", "--format", "json").out == anywhere.out
 
 
-def test_files_in_a_format_of_others_are_written_read_and_their_reader_is_named(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_files_in_a_format_of_others_name_their_reader(installed: Path, tmp_path: Path) -> None:
     scheme = parse_scheme("ternary")
     weight_RC = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
     quantized = scheme.quantize(Linears({"a": weight_RC}))

@@ -93,9 +93,7 @@ def test_a_killed_scan_goes_on_and_ends_as_if_nothing_had_happened(
     assert numbers(audit_of()) == numbers(audit_of(scanned / "out"))
 
 
-def test_an_interrupt_anywhere_ends_in_words(
-    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupts_end_in_words(place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for where in (
         "planning.prepare.make_plan",
         "executors.part.read_corpus",
@@ -112,9 +110,7 @@ def test_an_interrupt_anywhere_ends_in_words(
     assert scan("series/step10").code == 0
 
 
-def test_only_what_is_new_is_measured(
-    place: Path, scan: Run, passes: list[tuple[str, ...]]
-) -> None:
+def test_what_is_new_is_measured(place: Path, scan: Run, passes: list[tuple[str, ...]]) -> None:
     assert scan("series/step10").code == 0
     passes.clear()
     done = scan("series/step10", "--schemes", "rtn-3bit")  # beside rtn-4bit

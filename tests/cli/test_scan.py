@@ -247,9 +247,7 @@ IN_PLACE: list[tuple[str, str, tuple[int, ...]]] = [
 ]
 
 
-def test_a_fifo_in_place_of_a_file_is_refused_or_left_alone_and_not_waited_for(
-    place: Path, scan: Run
-) -> None:
+def test_a_fifo_in_place_of_a_file_is_not_waited_for(place: Path, scan: Run) -> None:
     quantized_copy(place / BASE, place / "files", "gptq", bits=4)
     for name, words, codes in IN_PLACE:
         path = place / name

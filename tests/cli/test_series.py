@@ -101,9 +101,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) 
     monkeypatch.setattr(Listing, "files", files)
 
 
-def test_a_walk_that_is_stopped_keeps_what_it_read(
-    hub: Hub, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_walk_keeps_trees(hub: Hub, qaudit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = UnreachableError("the Hub does not answer", hint="try later")
     again = "run the same command again: qaudit series"
     with monkeypatch.context() as patch:
@@ -180,9 +178,7 @@ def audit(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_the_unmeasured_checkpoints_are_named_with_what_is_predicted(
-    qaudit: Run, audit: Path, place: Path
-) -> None:
+def test_unmeasured_checkpoints_have_predictions(qaudit: Run, audit: Path, place: Path) -> None:
     done = qaudit("series", "demo", "--after", audit, "--json", code=0)
     found = json.loads(done.out)
     names = {row["label"] for row in found["prospects"]}

@@ -376,9 +376,7 @@ MEASURED = ("ce", "kl", "relative_error", "bits_per_weight")
 
 
 @pytest.mark.parametrize("layout", released.LAYOUTS)
-def test_a_base_that_ships_quantized_is_measured_as_what_it_means(
-    layout: str, place: Path, qaudit: Run
-) -> None:
+def test_a_quantized_base_is_what_it_means(layout: str, place: Path, qaudit: Run) -> None:
     ships, means = released.write_quantized(place, layout, place / BASE)
     for folder in (ships, means):
         done = qaudit("scan", *TEXT, "--schemes", "rtn-4bit", "--out", f"out-{folder.name}", folder)

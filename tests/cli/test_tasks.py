@@ -239,9 +239,7 @@ def test_a_split_that_is_missing_and_a_script_are_refused_or_leave_the_other_tas
     assert "task `piqa` is left out" in " ".join(plan["notes"])
 
 
-def test_items_of_tasks_are_published_and_those_that_lose_their_beginning_are_counted(
-    scan: Run, tmp_path: Path
-) -> None:
+def test_items_are_published_and_their_lost_beginnings_counted(scan: Run, tmp_path: Path) -> None:
     options = ("--set", "task_data=data", "--set", "context=64")
     scan("--tasks", "arc_easy,piqa", *options, code=0)
     plan: Any = audit_of()["plan"]

@@ -152,9 +152,7 @@ def test_an_adapter_and_its_base_may_be_on_the_hub(
     export_is_what_was_audited(qaudit, out, label)
 
 
-def test_a_distributed_checkpoint_is_measured_as_its_safetensors_are(
-    scan: Run, qaudit: Run, place: Path
-) -> None:
+def test_a_distributed_checkpoint_is_its_safetensors(scan: Run, qaudit: Run, place: Path) -> None:
     import torch.distributed.checkpoint as dcp
     from transformers import AutoModelForCausalLM
 

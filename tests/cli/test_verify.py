@@ -121,9 +121,7 @@ def bits_of(folder: Path) -> float:
     return bits
 
 
-def test_without_its_runtime_the_files_are_compared_all_the_same(
-    qaudit: Run, exported: Path
-) -> None:
+def test_without_its_runtime_files_are_compared_all_the_same(qaudit: Run, exported: Path) -> None:
     for form, package in (("gptq", "gptqmodel"), ("awq", "gptqmodel"), ("mlx", "mlx-lm")):
         runtime = package.partition("-")[0]
         qaudit("export", "out", *of(ROUNDED), "--format", form, "--out", form, code=0)

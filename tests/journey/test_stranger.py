@@ -121,9 +121,7 @@ def test_the_installed_command_is_the_wheel_s(machine: Machine) -> None:
     assert "--quick" in out and "--help-all" in out
 
 
-def test_a_scan_says_its_price_first_and_then_the_verdict(
-    machine: Machine, scanned: tuple[str, str]
-) -> None:
+def test_a_scan_says_price_and_verdict(machine: Machine, scanned: tuple[str, str]) -> None:
     out, said = scanned
     assert fits(out) and fits(said)
     plan, _, work = said.partition("[1/4]")
