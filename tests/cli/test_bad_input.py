@@ -301,9 +301,7 @@ REFUSED: list[Case] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "case", REFUSED, ids=[f"{case[1][:30]}: {case[3][:30]}" for case in REFUSED]
-)
+@pytest.mark.parametrize("case", REFUSED, ids=[f"{c[1][:30]}: {c[3][:30]}" for c in REFUSED])
 def test_what_is_wrong_is_refused_in_words(place: Path, qaudit: Run, case: Case) -> None:
     edit, words, code, sentence, hint = case
     if edit is not None:

@@ -173,9 +173,7 @@ REFUSED: list[tuple[str, int, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "case", REFUSED, ids=[f"{case[0][:40]}: {case[2][:20]}" for case in REFUSED]
-)
+@pytest.mark.parametrize("case", REFUSED, ids=[f"{c[0][:40]}: {c[2][:20]}" for c in REFUSED])
 def test_what_is_wrong_is_refused_in_words(
     shelf: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, case: tuple[str, int, str, str]
 ) -> None:

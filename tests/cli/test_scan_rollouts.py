@@ -134,9 +134,8 @@ def test_marks_of_written_rollouts_become_expected_scores(
     mark([not one for one in right])
     assert scan(*ROLLOUTS).code == 0
     first: Any = audit_of()
-    assert first["diagnostics"]["rollouts"][0]["expected_score"] == pytest.approx(
-        1 - sum(right) / len(right)
-    )
+    score = first["diagnostics"]["rollouts"][0]["expected_score"]
+    assert score == pytest.approx(1 - sum(right) / len(right))
     mark(right)
     with monkeypatch.context() as patch:  # other marks weigh what was measured
         patch.setattr("qaudit.engine.measure.send", None)
