@@ -24,7 +24,7 @@ from experiments.run import Name, Steps, Training, TrainingRun, schedule_of
 from experiments.shapes import PRESETS, Count, ModelShape
 from qaudit.core.schedules import Schedule
 from qaudit.errors import UsageError
-from qaudit.support.keys import nearest, text_as_list
+from qaudit.support.keys import as_list, nearest
 
 if TYPE_CHECKING:
     from experiments.text import Progress, TokenStream
@@ -53,7 +53,7 @@ class Config(Training):
     accumulation: Count | None = None  # by default what fits a cache
     attention: Literal["auto", "sdpa", "eager"] = "auto"
     text: Annotated[
-        tuple[str, ...], BeforeValidator(text_as_list)
+        tuple[str, ...], BeforeValidator(as_list)
     ] = ()  # files, folders; or Python's own
     tokenizer: Path | None = None  # the folder of one; by default one is trained
     threads: Count | None = None  # on a CPU; results differ in the last bits
