@@ -287,8 +287,13 @@ class Scheme(Parameters):
         )
 
     def class_at(self, bits: float | None) -> str:
-        """Return the class where it stored so many bits per weight."""
-        return class_of_stored(self.bit_class, bits) if self.mixes_types else self.bit_class
+        """Return the class where it stored so many bits per weight: 4 for 4.5 bits.
+
+        Scales and minima of llama.cpp's types take at most one bit beside a code.
+        """
+        if not self.mixes_types or bits is None or not math.isfinite(bits) or bits <= 1:
+            return self.bit_class
+        return f"{math.ceil(bits) - 1}{self.bit_class[1:]}"
 
     @property
     def short(self) -> str:
@@ -317,16 +322,6 @@ def most_bits_first(bit_class: str) -> tuple[float, str]:
     """Return the key that orders classes; weights decide, and then whether activations are kept."""
     valid = re.fullmatch(BIT_CLASS, bit_class) is not None
     return (-float(bit_class.removeprefix("w")[0]) if valid else -math.inf, bit_class)
-
-
-def class_of_stored(bit_class: str, bits: float | None) -> str:
-    """Return the class of what is stored, where a name alone does not tell: 4 for 4.5 bits.
-
-    Scales and minima of llama.cpp's types take at most one bit beside a code.
-    """
-    if bits is None or not math.isfinite(bits) or bits <= 1:
-        return bit_class
-    return f"{math.ceil(bits) - 1}{bit_class[1:]}"
 
 
 def bit_class_of(bits: object, act: object, kv: str | None = None) -> str:

@@ -23,7 +23,7 @@ import psutil
 
 from qaudit.core.linears import SAMPLE
 from qaudit.core.registry import parse_scheme, parse_schemes
-from qaudit.core.scheme import Calibration, Scheme, Shipped, class_of_stored
+from qaudit.core.scheme import Calibration, Scheme, Shipped
 from qaudit.core.statistics import detectable, excess
 from qaudit.diagnostics.diagnostic import DiagnosticWork, parse_diagnostics
 from qaudit.errors import UsageError
@@ -365,7 +365,7 @@ def reading_shipped(step: Pass, shipped: Sequence[Checkpoint], pricing: Pricing)
 
 
 def planned_class(scheme: Scheme, sizes: Sizes) -> str:
-    return class_of_stored(scheme.bit_class, planned_bits(scheme, sizes))
+    return scheme.class_at(planned_bits(scheme, sizes))
 
 
 def planned_bits(scheme: Scheme, sizes: Sizes) -> float | None:
