@@ -344,18 +344,12 @@ def test_the_plan_chooses_for_schemes_that_round_columns_on_a_gpu_alone():
 
 @pytest.mark.parametrize("name", ["gptq-4bit", "gptaq-4bit", "quarot-4bit", "atom-4bit:keep=8"])
 def test_linears_name_the_loop_that_rounds_them(name):
-    calls = []
-
-    def counted(*block):
-        calls.append(1)
-        quantize_block(*block)
-
-    linears = example()
+    linears, counted = example(), mock.Mock(wraps=quantize_block)
     with mock.patch("qaudit.core.schemes.gptq.LOOPS", {**LOOPS, FUSED: counted}):
         expected = parse_scheme(name).quantize(linears)
-        assert not calls
+        assert not counted.called
         quantized = parse_scheme(name).quantize(replace(linears, column_loop=FUSED))
-    assert calls
+    assert counted.called
     for linear, weight in expected.weights.items():
         assert torch.equal(quantized.weights[linear], weight)
 

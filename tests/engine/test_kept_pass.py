@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -203,9 +204,7 @@ def test_what_was_kept_of_something_else_or_is_damaged_is_as_nothing(checkpoint,
 def test_a_damaged_file_or_a_full_disk_ends_the_keeping_and_not_the_pass(
     checkpoint, whole, stopped, tmp_path, monkeypatch
 ):
-    def full(fd):
-        raise OSError(28, "No space left on device")
-
+    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     path = tmp_path / "passes" / "step.kept"
     path.parent.mkdir()
     path.write_bytes(stopped[:-100])

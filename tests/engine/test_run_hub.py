@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -86,18 +87,13 @@ def test_text_that_cannot_be_had_ends_the_scan_before_any_weights(place):
 
 
 def test_two_names_for_one_content_are_fetched_and_measured_once(place, monkeypatch):
-    passes, send = [], qaudit.engine.measure.send
-
-    def watched(task, *rest):
-        passes.append(task.subject.label)
-        return send(task, *rest)
-
-    monkeypatch.setattr("qaudit.engine.measure.send", watched)
+    sent = mock.Mock(wraps=qaudit.engine.measure.send)
+    monkeypatch.setattr("qaudit.engine.measure.send", sent)
     last, final = place.checkpoints("org/series@step50", "org/final@v1")
     assert last.content == final.content
     names = place.weights("step50")
     audit = place.run(plan_of([alone(last), alone(final)], place), last.nbytes)
-    assert passes == ["step50"]
+    assert [call.args[0].subject.label for call in sent.call_args_list] == ["step50"]
     assert sorted(place.fetched(names)) == sorted(names)
     ce = {score.subject: score.ce for score in audit.measurements if score.spec == "fp"}
     assert ce["step50"] == ce[final.label]
