@@ -104,7 +104,7 @@ def test_nvfp4_group_by_group():
     assert floats.nvfp4_groups(values, scale).tolist() == expected
 
 
-def test_fp8_scales_of_rows_and_squares():
+def test_fp8_has_scales_of_rows_and_squares_and_codes_that_torch_reads():
     values = weight(140, 200)
     rows = floats.Float8Codes.of(values, squares=False)
     largest = values.abs().amax(1)
@@ -119,6 +119,9 @@ def test_fp8_scales_of_rows_and_squares():
         assert torch.equal(decoded, floats.e4m3(part / scale).float() * scale)
     assert rows.nbits == 140 * 200 * 8 + 140 * 32
     assert squares.nbits == 140 * 200 * 8 + 4 * 32
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)[None]
+    values = floats.Float8Codes(codes, torch.ones(1, 1)).decode()
+    assert torch.equal(values.nan_to_num(500.0), codes.float().nan_to_num(500.0))
 
 
 def test_the_scale_of_nvfp4_activations_is_that_of_calibration():
@@ -151,12 +154,6 @@ def test_large_batches_are_rounded_in_parts_and_not_in_place(spec):
     tokens = [call.args[0].numel() // 300 for call in counted.call_args_list]
     assert len(tokens) > 1
     assert sum(tokens) == 600
-
-
-def test_every_code_of_8_bit_floats_is_what_torch_reads():
-    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)[None]
-    values = floats.Float8Codes(codes, torch.ones(1, 1)).decode()
-    assert torch.equal(values.nan_to_num(500.0), codes.float().nan_to_num(500.0))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_linears_without_outliers_keep_no_column(last):
     assert "10 of 160 columns keep more bits, not 256" in notes
 
 
-def test_quik_keeps_the_largest_inputs_and_rounds_the_others_by_token():
+def test_quik_keeps_the_largest_inputs_and_atom_has_eight_bits_for_the_heaviest():
     linears = example()
     quantized = parse_scheme("quik-4bit:keep=5").quantize(linears)
     kept = set(torch.argsort(linears.inputs.absmax_C, descending=True)[:5].tolist())
@@ -170,9 +170,6 @@ def test_quik_keeps_the_largest_inputs_and_rounds_the_others_by_token():
     zero = (-low / scale).round()
     expected = ((part / scale).round().clamp(-zero, 15 - zero)) * scale
     assert torch.allclose(changed[:, rest], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_atom_cuts_groups_and_has_eight_bits_for_the_heaviest():
     linears = example()
     quantized = parse_scheme("atom-4bit:group=50:keep=10").quantize(linears)
     order = torch.argsort(linears.inputs.gram_CC.diagonal(), stable=True)

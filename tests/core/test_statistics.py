@@ -266,7 +266,10 @@ def test_mcnemar_is_the_exact_test_less_half_of_what_equals_the_observation(b: i
     assert found == pytest.approx(1.0 if b == c else exact - equal, abs=1e-12)
 
 
-def test_a_margin_factor_is_a_median_between_order_statistics_and_so_many_items_decide() -> None:
+def test_flips_count_both_ways_and_a_margin_factor_is_a_median_between_order_statistics() -> None:
+    found = items.flips([pair(80, 10, 10, 0), pair(10, 0, 0, 0)], 0.95)
+    assert found.estimate == pytest.approx(0.1)
+    assert items.flips([pair(80, 10, 10, 0)], 0.95).estimate == pytest.approx(0.2)
     ratios = np.arange(1.0, 22.0)
     found = items.margin_factor(ratios, 0.95)
     assert found is not None
@@ -277,12 +280,6 @@ def test_a_margin_factor_is_a_median_between_order_statistics_and_so_many_items_
     expected = 400 * (0.03 / 1.959964 * 2.801585 / 0.02) ** 2
     assert items_to_detect(interval, 400, 0.0) == pytest.approx(expected, abs=1)
     assert items_to_detect(interval, 400, 0.02) is None
-
-
-def test_flips_count_both_ways_and_a_mean_weighs_tasks_alike() -> None:
-    found = items.flips([pair(80, 10, 10, 0), pair(10, 0, 0, 0)], 0.95)
-    assert found.estimate == pytest.approx(0.1)
-    assert items.flips([pair(80, 10, 10, 0)], 0.95).estimate == pytest.approx(0.2)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -338,12 +335,19 @@ def test_at_least_93_percent_of_intervals_hold_what_generation_gives(damage: flo
     assert np.mean(changes) >= 0.93
 
 
-def test_nothing_is_said_of_answers_that_a_scheme_would_not_write() -> None:
+def test_nothing_is_said_of_answers_or_tokens_that_only_one_of_the_two_writes() -> None:
     rng = np.random.default_rng(3)
     for damage in (1.5, 3.0):
         results = [weighed(rng, *chains(rng, PROMPTS, damage)) for _ in range(20)]
         assert all(r.score is None and r.change is None for r in results)
         assert all("generate" in r.reason for r in results)
+    rng = np.random.default_rng(2)
+    # A top-p that cut a token off which the scheme would take a third of the time.
+    weights = np.log(rng.uniform(0.5, 0.8, 1000))
+    result = expected_score(rng.random(1000), weights, np.repeat(np.arange(100), 10))
+    assert result.score is None
+    assert "weights average 0.65" in result.reason
+    assert effective_size(weights) > 900
 
 
 def test_equal_weights_are_the_plain_mean_and_answers_that_cannot_be_written_have_none() -> None:
@@ -375,13 +379,3 @@ def test_too_few_samples_prompts_and_marks_are_refused(count, weight, groups, re
     result = expected_score(np.ones(count), np.full(count, weight), prompts)
     assert result.reason == reason
     assert result.score is None
-
-
-def test_tokens_that_only_the_scheme_takes_are_seen_in_the_mean_of_the_weights() -> None:
-    rng = np.random.default_rng(2)
-    # A top-p that cut a token off which the scheme would take a third of the time.
-    weights = np.log(rng.uniform(0.5, 0.8, 1000))
-    result = expected_score(rng.random(1000), weights, np.repeat(np.arange(100), 10))
-    assert result.score is None
-    assert "weights average 0.65" in result.reason
-    assert effective_size(weights) > 900

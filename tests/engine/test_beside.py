@@ -86,14 +86,13 @@ def test_items_read_the_keys_of_their_own_tokens_rounded_where_they_are_made(fol
     assert 1e-6 < np.abs(rounded / plain - 1).max() < 0.1
 
 
-def test_a_perturbed_pass_hardly_differs(folder, in_memory, tmp_path):
+def test_a_perturbed_pass_hardly_differs_and_variants_share_what_is_made_of_tokens(
+    folder, in_memory, tmp_path
+):
     moved = run(folder, "rtn-3bit:group=32", tmp_path, given=replace(feed(), perturbed=True))[0]
     for name in (FULL_PRECISION, spec_of("rtn-3bit:group=32")):
         np.testing.assert_allclose(moved[name], in_memory[name], rtol=1e-4)
         assert not np.array_equal(moved[name], in_memory[name])
-
-
-def test_variants_of_a_part_share_what_a_model_makes_of_tokens(folder, in_memory, tmp_path):
     (scheme,) = parse_schemes(["gptq-3bit"])
     untouched, given, model = Variant("role", "none", ()), feed(), opened(folder)
     with HiddenStates(tmp_path, 0, CPU) as states:

@@ -194,7 +194,12 @@ def test_blocks_that_see_the_future_are_refused(tmp_path, monkeypatch):
         stream(open_model(tmp_path), tiny.tokens(1, 8))
 
 
-def test_a_norm_that_removes_what_is_added_hides_no_look_at_the_future():
+def test_what_changes_states_between_blocks_and_looks_ahead_behind_a_norm_are_refused():
+    tape, hidden_BTD = Tape(2), torch.zeros(1, 2, 4)
+    tape.pass_on(0, hidden_BTD, Arguments())
+    with pytest.raises(ModelError, match="changes the hidden states before block 1"):
+        tape.pass_on(1, hidden_BTD + 1, Arguments())
+
     class Ahead(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -206,13 +211,6 @@ def test_a_norm_that_removes_what_is_added_hides_no_look_at_the_future():
     hidden_BTD = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ModelError, match="in block 3 a token sees tokens after it"):
         must_be_causal(3, Ahead(), Arguments(), hidden_BTD)
-
-
-def test_a_model_that_changes_hidden_states_between_blocks_is_refused():
-    tape, hidden_BTD = Tape(2), torch.zeros(1, 2, 4)
-    tape.pass_on(0, hidden_BTD, Arguments())
-    with pytest.raises(ModelError, match="changes the hidden states before block 1"):
-        tape.pass_on(1, hidden_BTD + 1, Arguments())
 
 
 # ---------------------------------------------------------------- configurations of others
