@@ -160,6 +160,7 @@ def screens() -> Texts:
     yield "terminal, everything", render_terminal(cards.everything(), 80)
     yield "terminal, nothing", render_terminal(unmeasured(), 80)
     yield "pick", render_pick(verdict)
+    yield "pick without a verdict", render_pick(replace(verdict, verdict=None))
     yield "pareto", render_pareto(verdict)
     made: Any = Audit(verdict, Path()).verdict
     pick: Any = Pick("soup", "gptq-4bit", "lowest loss", "other", Interval(-1, -2, -0.5), "32")
