@@ -95,7 +95,7 @@ WRONG: list[tuple[Callable[[Path], object], type[QauditError], str]] = [
     *((partial(lead_to, name), SourceError, "is outside the audit") for name in OUT),
     (lambda folder: (folder / "audit.json").unlink(), HubError, "there is no audit in `o/m@v1`"),
     (lambda folder: (folder / "audit.json").write_text('{"schema": "1", '), AuditError,
-     "in `o/m@v1`, the audit is not whole JSON"),
+     "the audit is not whole JSON"),
 ]  # fmt: skip
 
 
