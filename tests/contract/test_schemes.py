@@ -21,6 +21,7 @@ from qaudit.core.bnb_codes import FourBitCodes, Int8Codes
 from qaudit.core.linears import Inputs, IntegerCodes, Linears
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.core.scheme import Calibration
+from qaudit.core.schemes import duquant
 from qaudit.engine.kept_weights import WeightKeeper, kept_groups
 from qaudit.errors import SchemeError, SourceError
 from qaudit.settings import DEFAULT_SCHEMES
@@ -38,6 +39,14 @@ from tests.support.schemes import (
 )
 
 TURNING = ("duquant", "mr-gptq", *LEARNED)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_steps():
+    """Take few steps of a search where a contract holds after any number of them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(duquant, "STEPS", 8)
+        yield
 
 
 def output_error(linears, quantized):
