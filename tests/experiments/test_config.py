@@ -86,12 +86,15 @@ def test_a_wrong_setting_is_refused_by_its_name_or_its_line() -> None:
         (["schedule={kind: cosine, decay_share: 0.1}"], "has no ['decay_share']", ""),
         (["schedule.decay_share=1.5"], "`decay_share` is 1.5", "fix it"),
         (["schedule.warmup=1000"], "`warmup` is 1000 of 1000 steps", ""),
+        (["schedule.shape=round"], "unknown decay shape `round`", ""),
         (["save_at=[5]", "save_every=5"], "`--set save_every=5`: `save_at` and", "leave one out"),
         (["model.preset=olmo"], "there is no model `olmo`", "`olmo2-"),
         (["model.layerz=2"], "there is no key `model.layerz`", "did you mean `layers`?"),
         (["btch=2"], "`--set btch=2`: there is no key `btch`", "did you mean `batch`?"),
         (["clip=0"], "`clip` is `0`", "greater than 0"),
         (["lawa=5"], "`lawa` is `5`", "a list"),
+        (["model.layers=two"], "`model.layers` is `two`", "a whole number"),
+        (["betas=[0.9, 0.95, 1]"], "`betas`", ""),
         (["batch"], "`--set batch` sets nothing", "model.layers=2"),
         (["model={"], "`--set model={`: did not find", "as YAML"),
         (["fork=none/at-all"], "which names no checkpoint of a run", "step500"),
@@ -102,6 +105,7 @@ def test_a_wrong_setting_is_refused_by_its_name_or_its_line() -> None:
         assert words in refusal.value.message + (refusal.value.hint if "keys" in words else "")
         assert hint in refusal.value.hint
     for text, words in (
+        ("batch: 4\nseeed: 3\n", "line 2: .*there is no key `seeed`"),
         ("batch: 4\nmodel:\n  preset: llama-1m\n  heads: 3\n", "line 2: .*`hidden` is 128"),
         ("batch: 4\nmodel:\n  layers: 0\n", "line 3: .*`model.layers` is `0`"),
         ("schedule:\n  kind: cosin\n", "line 2: .*there is no schedule `cosin`"),

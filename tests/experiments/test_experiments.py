@@ -158,6 +158,7 @@ def test_a_wrong_file_is_refused_by_name_and_an_own_one_uses_what_ships(tmp_path
          "did you mean `weight_decay`?"),
         ({"sizes": {"laptop": {}}}, "there is no size `laptop`", "smoke"),
         ({"sizes": {"cpu": 3}}, "`sizes.cpu` is `3`", "a table"),
+        ({"sizes": {"cpu": {"bach": 3}}}, "there is no key `sizes.cpu.bach`", "`batch`"),
         ({"sizes": {"cpu": {"model": "gpt-5"}}}, "`gpt-5` with {} is no model", ""),
         ({"contrasts": contrast(a="lava")}, "`lava` is compared and not scanned", "`lawa`"),
         ({"contrasts": contrast(claim="x")}, "there is no claim `x`", "one of"),
