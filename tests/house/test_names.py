@@ -17,6 +17,10 @@ from qaudit.types import CODES, metrics
 from qaudit.types.metrics import METRICS
 from tests.house.source import PACKAGE, ROOT, modules, parsed, tracked_files
 
+EMPTY_NAMES = {"one", "own", "left", "there", "done", "known", "others"}
+EMPTY_NAMES_LEFT = 42
+"""How many variables may have them: a number that only falls."""
+
 SHARED = ("tests.support", "tests.house", "tests.zoo")
 VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
@@ -33,6 +37,12 @@ def test_a_module_has_a_name_and_a_docstring_and_is_ascii_in_a_package() -> None
         assert ast.get_docstring(module.tree), module.name
         assert module.text.isascii(), module.name
         assert (module.path.parent / "__init__.py").exists(), module.name
+
+
+def test_ever_fewer_variables_have_a_name_that_says_nothing() -> None:
+    stored = [n for m in modules() for n in ast.walk(m.tree) if isinstance(n, ast.Name)]
+    empty = [n for n in stored if isinstance(n.ctx, ast.Store) and n.id in EMPTY_NAMES]
+    assert len(empty) <= EMPTY_NAMES_LEFT
 
 
 def test_a_class_has_a_name_of_its_own() -> None:

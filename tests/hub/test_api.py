@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import RepositoryNotFoundError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,6 +77,17 @@ def text_of(error: BaseException) -> str:
     """All that a person or a log could ever see of an error."""
     hint = error.hint if isinstance(error, QauditError) else ""
     return "".join(traceback.format_exception(error)) + repr(error) + hint
+
+
+def test_the_real_client_takes_the_local_hub_for_the_real_one(hub: Hub, tmp_path: Path) -> None:
+    where: dict[str, Any] = {"endpoint": hub.url, "token": ALICE}
+    refs = HfApi(**where).list_repo_refs("alice/secret")
+    folder = snapshot_download("alice/secret", revision="step1", cache_dir=tmp_path, **where)
+    assert Path(folder).name in {tag.target_commit for tag in refs.tags}
+    assert Path(folder, "model.safetensors").read_bytes() == WEIGHTS + b"step1"
+    with pytest.raises(RepositoryNotFoundError):
+        HfApi(hub.url, token=BOB).model_info("alice/secret")
+    assert hub.leaks == []
 
 
 # ------------------------------------------------------------- faults injected -> what happened
