@@ -1,14 +1,11 @@
 """Adapters merged as PEFT merges them, and adapters that are refused by name."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,6 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
 
 from qaudit.checkpoints.adapters import AdaptedWeights, read_adapter
 from qaudit.checkpoints.header import METADATA, DcpFolder
@@ -30,7 +26,7 @@ from qaudit.checkpoints.safetensors import (
 )
 from qaudit.errors import QauditError, SourceError
 
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "plain": {},
     "ranks": {"rank_pattern": {"q_proj": 2, "layers.1.mlp.up_proj": 5},
               "alpha_pattern": {"v_proj": 3}},
@@ -44,9 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 TARGETS = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
 
 
-def write(
-    folder: Path, *, dtype: torch.dtype = torch.float32, model: str = "qwen2", **settings: Any
-) -> Any:
+def write(folder, *, dtype=torch.float32, model="qwen2", **settings):
     """Write a base and an adapter of it whose every weight is drawn; return the base's model."""
     import peft
     from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
@@ -74,7 +68,7 @@ def write(
     return adapted
 
 
-def check(folder: Path, changed: int) -> None:
+def check(folder, changed):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -93,14 +87,12 @@ def check(folder: Path, changed: int) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tensors_are_those_of_merge_and_unload(
-    tmp_path: Path, name: str, dtype: torch.dtype
-) -> None:
+def test_tensors_are_those_of_merge_and_unload(tmp_path, name, dtype):
     write(tmp_path, dtype=dtype, **SETTINGS[name])
     check(tmp_path, changed=9)
 
 
-def test_transposed_linears_and_embeddings_are_those_of_merge_and_unload(tmp_path: Path) -> None:
+def test_transposed_linears_and_embeddings_are_those_of_merge_and_unload(tmp_path):
     write(tmp_path / "gpt2", model="gpt2")
     check(tmp_path / "gpt2", changed=6)
     write(tmp_path / "embedding", target_modules=["embed_tokens", "q_proj"])
@@ -108,20 +100,20 @@ def test_transposed_linears_and_embeddings_are_those_of_merge_and_unload(tmp_pat
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("written")
     write(folder)
     return folder
 
 
 @pytest.fixture
-def adapter(written: Path, tmp_path: Path) -> Path:
+def adapter(written, tmp_path):
     """Return an adapter that may be changed, of the base beside it."""
     shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     return tmp_path / "adapter"
 
 
-def test_what_is_not_merged_is_refused_by_name(adapter: Path) -> None:
+def test_what_is_not_merged_is_refused_by_name(adapter):
     table = json.loads((adapter / ADAPTER).read_text())
     for keys, words in (
         ({"peft_type": "IA3"}, "`IA3`"),
@@ -136,7 +128,7 @@ def test_what_is_not_merged_is_refused_by_name(adapter: Path) -> None:
             AdaptedWeights(WeightFolder(adapter.with_name("base")), adapter)
 
 
-def test_a_pickled_adapter_is_opened_only_where_that_is_allowed(adapter: Path) -> None:
+def test_a_pickled_adapter_is_opened_only_where_that_is_allowed(adapter):
     base = WeightFolder(adapter.with_name("base"))
     whole = AdaptedWeights(base, adapter).read("model.layers.0.self_attn.q_proj.weight")
     torch.save(load_file(adapter / ADAPTER_WEIGHTS[0]), adapter / ADAPTER_WEIGHTS[1])
@@ -148,7 +140,7 @@ def test_a_pickled_adapter_is_opened_only_where_that_is_allowed(adapter: Path) -
     assert torch.equal(opened.read("model.layers.0.self_attn.q_proj.weight"), whole)
 
 
-def test_adapters_in_part_or_of_another_base_are_refused(adapter: Path, tmp_path: Path) -> None:
+def test_adapters_in_part_or_of_another_base_are_refused(adapter, tmp_path):
     write(tmp_path / "gpt2", model="gpt2")
     with pytest.raises(QauditError, match="its base does not hold"):
         AdaptedWeights(WeightFolder(tmp_path / "gpt2" / "base"), adapter)
@@ -165,12 +157,12 @@ def test_adapters_in_part_or_of_another_base_are_refused(adapter: Path, tmp_path
 # Distributed checkpoints, as torch and FSDP write them, read as torch itself reads them.
 
 
-def save(folder: Path, state: dict[str, Any]) -> None:
+def save(folder, state):
     with warnings.catch_warnings(action="ignore"):  # that one process saves
         dcp.save(state, checkpoint_id=folder, no_dist=True)
 
 
-def drawn(**more: torch.Tensor) -> dict[str, torch.Tensor]:
+def drawn(**more):
     torch.manual_seed(0)
     return {
         "model.embed_tokens.weight": torch.randn(64, 16).bfloat16(),
@@ -183,7 +175,7 @@ def drawn(**more: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "wrap", [lambda m: m, lambda m: {"model": m, "step": torch.tensor(3), "x": {"a": 5}}]
 )
-def test_every_tensor_of_the_model_is_that_of_torch(tmp_path: Path, wrap: Any) -> None:
+def test_every_tensor_of_the_model_is_that_of_torch(tmp_path, wrap):
     model = drawn()
     save(tmp_path, wrap(model))
     weights = DcpFolder(tmp_path)
@@ -194,7 +186,7 @@ def test_every_tensor_of_the_model_is_that_of_torch(tmp_path: Path, wrap: Any) -
         assert torch.equal(weights.read(name), tensor)
 
 
-def test_a_tensor_in_pieces_of_several_files_is_put_together(tmp_path: Path) -> None:
+def test_a_tensor_in_pieces_of_several_files_is_put_together(tmp_path):
     """Two processes save a half each, and the metadata of both becomes one, as FSDP leaves it."""
     whole = torch.randn(8, 4)
     for rank, rows in enumerate((slice(0, 5), slice(5, 8))):
@@ -217,22 +209,20 @@ def test_a_tensor_in_pieces_of_several_files_is_put_together(tmp_path: Path) -> 
 
 
 class _Evil:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return Path.touch, (Path("ran"),)
 
 
-def _outside(metadata: Metadata) -> None:
+def _outside(metadata):
     for place in metadata.storage_data.values():
         place.relative_path = "../" + place.relative_path
 
 
-def _wide(metadata: Metadata) -> None:
+def _wide(metadata):
     metadata.state_dict_metadata["model.norm.weight"].size = torch.Size([1 << 40])
 
 
-def test_what_torch_did_not_write_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_torch_did_not_write_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(tmp_path, drawn())
     path = tmp_path / METADATA
@@ -269,7 +259,7 @@ HALF = torch.arange(6, dtype=torch.float16).reshape(2, 3)
 MASK = torch.tril(torch.ones(4, 4, dtype=torch.uint8))
 
 
-def shards(folder: Path, **files: dict[str, torch.Tensor]) -> None:
+def shards(folder, **files):
     """Write shards and their index, as large checkpoints are published."""
     weight_map = {}
     for k, tensors in enumerate(files.values(), 1):
@@ -280,7 +270,7 @@ def shards(folder: Path, **files: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before zip"])
-def test_halves_and_masks_come_back_as_they_were_stored(tmp_path: Path, zipped: bool) -> None:
+def test_halves_and_masks_come_back_as_they_were_stored(tmp_path, zipped):
     stored = {"half": HALF, "attention.bias": MASK, "parameter": nn.Parameter(HALF.float())}
     torch.save(stored, tmp_path / PICKLE, _use_new_zipfile_serialization=zipped)
     weights = WeightFolder(tmp_path, allow_pickle=True)
@@ -292,7 +282,7 @@ def test_halves_and_masks_come_back_as_they_were_stored(tmp_path: Path, zipped: 
         assert weights.shape(name) == tuple(tensor.shape)
 
 
-def test_shards_are_read_as_one_and_what_is_wrong_in_them_is_named(tmp_path: Path) -> None:
+def test_shards_are_read_as_one_and_what_is_wrong_in_them_is_named(tmp_path):
     second = r"pytorch_model-00002-of-00002\.bin"
     shards(tmp_path, a={"x": HALF}, b={"y": torch.tensor([1.0, float("nan")])})
     weights = WeightFolder(tmp_path, allow_pickle=True)
@@ -312,8 +302,8 @@ def test_shards_are_read_as_one_and_what_is_wrong_in_them_is_named(tmp_path: Pat
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before zip"])
 @pytest.mark.parametrize("names", [("a.bin", "b.bin"), ("b.bin", "a.bin")])
 def test_a_command_in_any_shard_is_not_run_and_its_file_is_named(
-    tmp_path: Path, zipped: bool, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, zipped, names, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     torch.save({"x": HALF}, names[0])
     torch.save({"y": _Evil()}, names[1], _use_new_zipfile_serialization=zipped)
@@ -324,7 +314,7 @@ def test_a_command_in_any_shard_is_not_run_and_its_file_is_named(
     assert b"touch" in Path(names[1]).read_bytes()
 
 
-def test_anything_but_a_table_of_tensors_is_refused(tmp_path: Path) -> None:
+def test_anything_but_a_table_of_tensors_is_refused(tmp_path):
     for stored in (
         {"model": {"x": HALF}}, {"step": 3}, HALF, [HALF],
         b"", b"PK\x03\x04", b"\x80\x02}q\x00.", b"<html>not found</html>", pickle.dumps([1, 2]),

@@ -1,16 +1,11 @@
 """Folders of checkpoints: which, in which order, what is known of them; and configurations."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,7 +29,7 @@ from qaudit.checkpoints.stamps import (
 )
 from qaudit.errors import ConfigurationError, QauditError, SourceError, UsageError
 from qaudit.formats.weights import must_match
-from qaudit.types import Checkpoint, Recipe, Ref
+from qaudit.types import Recipe, Ref
 from tests.support.series import find_checkpoints
 
 FAMILY = """
@@ -47,32 +42,32 @@ stages:
 """
 
 
-def checkpoint(folder: Path, weights: bytes = b"weights") -> Path:
+def checkpoint(folder, weights=b"weights"):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "model.safetensors").write_bytes(weights + folder.name.encode())
     return folder
 
 
-def series(folder: Path, *names: str) -> Path:
+def series(folder, *names):
     for name in names:
         checkpoint(folder / name)
     return folder
 
 
-def labels(checkpoints: tuple[Checkpoint, ...]) -> list[str]:
+def labels(checkpoints):
     return [c.label for c in checkpoints]
 
 
-def recipe(**more: object) -> Recipe:
+def recipe(**more):
     return Recipe(("x",), ("rtn-4bit",), **more)  # type: ignore[arg-type]
 
 
-def trainer_state(folder: Path, **state: object) -> None:
+def trainer_state(folder, **state):
     (folder / "trainer_state.json").write_text(json.dumps(state))
 
 
-def test_pickled_weights_count_only_where_there_is_nothing_else(tmp_path: Path) -> None:
+def test_pickled_weights_count_only_where_there_is_nothing_else(tmp_path):
     both, pickled = checkpoint(tmp_path / "both"), checkpoint(tmp_path / "pickled")
     (both / "pytorch_model.bin").write_bytes(b"p")
     (pickled / "pytorch_model.bin").write_bytes(b"p")
@@ -85,8 +80,8 @@ def test_pickled_weights_count_only_where_there_is_nothing_else(tmp_path: Path) 
 
 
 def test_checkpoints_lie_in_a_folder_or_one_deeper_and_others_are_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     flat, deep = series(tmp_path / "flat", "step1", "step2", ".hidden"), tmp_path / "deep"
     (flat / "step2" / "config.json").unlink()  # named later, and not dropped
     (flat / "tokenizer").mkdir()
@@ -108,7 +103,7 @@ def test_checkpoints_lie_in_a_folder_or_one_deeper_and_others_are_passed_over(
     assert note.startswith("`inner` is left out, with checkpoints inside: name them as targets")
 
 
-def test_series_keep_their_order_and_equal_names_are_told_apart(tmp_path: Path) -> None:
+def test_series_keep_their_order_and_equal_names_are_told_apart(tmp_path):
     series(tmp_path, "step1000", "step200")
     targets = [str(tmp_path / "step1000"), str(tmp_path / "step200")]
     assert labels(find_all(targets)) == ["step200", "step1000"]
@@ -128,7 +123,7 @@ def test_series_keep_their_order_and_equal_names_are_told_apart(tmp_path: Path) 
 # --------------------------------------------------------------------------- what is known of them
 
 
-def test_a_family_file_in_the_folder_is_read(tmp_path: Path) -> None:
+def test_a_family_file_in_the_folder_is_read(tmp_path):
     series(tmp_path, "stage1-step10", "stage2-step5")
     (tmp_path / "qaudit-family.yaml").write_text(FAMILY)
     first, second = find_checkpoints(tmp_path)
@@ -141,7 +136,7 @@ def test_a_family_file_in_the_folder_is_read(tmp_path: Path) -> None:
     assert alone.learning_rate == 0.25
 
 
-def test_no_family_is_guessed_and_a_trainer_s_state_gives_its_rate(tmp_path: Path) -> None:
+def test_no_family_is_guessed_and_a_trainer_s_state_gives_its_rate(tmp_path):
     folder = checkpoint(tmp_path / "stage1-step500")
     (found,) = find_checkpoints(folder)
     assert (found.family, found.tokens, found.learning_rate) == (None, None, None)
@@ -165,7 +160,7 @@ def test_no_family_is_guessed_and_a_trainer_s_state_gives_its_rate(tmp_path: Pat
     assert [c.learning_rate for c in found] == [0.5, 7.0]
 
 
-def test_a_final_model_is_a_row_of_its_own_unless_it_equals_a_checkpoint(tmp_path: Path) -> None:
+def test_a_final_model_is_a_row_of_its_own_unless_it_equals_a_checkpoint(tmp_path):
     run = series(checkpoint(tmp_path / "run"), "checkpoint-5", "checkpoint-10", "checkpoint-15")
     for step in (5, 10, 15):
         log = [{"step": step, "learning_rate": step / 100}]
@@ -206,9 +201,7 @@ _STATES = _JSON | st.fixed_dictionaries(
 
 
 @given(state=_STATES)
-def test_trainer_states_are_read_or_refused(
-    state: object, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_trainer_states_are_read_or_refused(state, tmp_path_factory):
     folder = checkpoint(tmp_path_factory.mktemp("state") / "final")
     (folder / "trainer_state.json").write_text(json.dumps(state))
     try:
@@ -222,29 +215,29 @@ def test_trainer_states_are_read_or_refused(
 @pytest.mark.parametrize(
     "text", ["{", "[" * 100_000, "9" * 5000, "\ud800", '{"global_step": 1e400}']
 )
-def test_a_trainer_state_made_to_harm_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_trainer_state_made_to_harm_is_refused(text, tmp_path):
     folder = checkpoint(tmp_path / "final")
     (folder / "trainer_state.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(SourceError, match=r"trainer_state\.json"):
         find_checkpoints(folder)
 
 
-def _runs(root: Path) -> Path:
+def _runs(root):
     series(root / "run-a", "step10", "step20")
     return series(root / "run-b", "step10", "step20").parent
 
 
-def _neighbour(root: Path) -> Path:
+def _neighbour(root):
     return checkpoint(root / "olmo-step1000").with_name("olmo-step100")
 
 
-def _without_checkpoints(root: Path) -> Path:
+def _without_checkpoints(root):
     (root / "notes.txt").write_text("")
     (root / "sub").mkdir()
     return root
 
 
-def _without_configuration(root: Path) -> Path:
+def _without_configuration(root):
     (checkpoint(root / "a") / "config.json").unlink()
     return root / "a"
 
@@ -263,8 +256,8 @@ def _without_configuration(root: Path) -> Path:
     ],
 )  # fmt: skip
 def test_what_is_no_folder_of_checkpoints_is_refused_with_what_to_do(
-    make: Callable[[Path], Path], code: int, message: str, hint: str, tmp_path: Path
-) -> None:
+    make, code, message, hint, tmp_path
+):
     target = make(tmp_path)
     with pytest.raises(QauditError) as caught:
         find_checkpoints(target)
@@ -272,7 +265,7 @@ def test_what_is_no_folder_of_checkpoints_is_refused_with_what_to_do(
     assert hint in caught.value.hint
 
 
-def test_demo_means_the_shipped_series(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_demo_means_the_shipped_series(monkeypatch, tmp_path):
     series(tmp_path / "shipped", "stage1-step500")
     series(tmp_path / "here" / "demo", "step1")
     monkeypatch.setattr("qaudit.checkpoints.folder.shipped_series", lambda: tmp_path / "shipped")
@@ -292,15 +285,13 @@ _VALUES = st.recursive(
 )
 
 
-def write(folder: Path, text: str) -> Path:
+def write(folder, text):
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     return folder
 
 
 @given(config=_VALUES | st.dictionaries(_KEYS, _VALUES))
-def test_configurations_are_read_or_refused(
-    config: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_configurations_are_read_or_refused(config, tmp_path_factory):
     folder = write(tmp_path_factory.mktemp("config"), json.dumps(config))
     try:
         table = read_configuration(folder)
@@ -315,7 +306,7 @@ class PanicException(BaseException):
     """What the tokenizers library raises when its Rust code panics."""
 
 
-def test_whatever_is_wrong_with_a_configuration_is_a_sentence(tmp_path: Path) -> None:
+def test_whatever_is_wrong_with_a_configuration_is_a_sentence(tmp_path):
     with pytest.raises(SourceError, match=r"config\.json` cannot be read: no such file"):
         read_configuration(tmp_path)
     must_be_held({"num_hidden_layers": 12}, 12, "`x`")
@@ -350,14 +341,14 @@ def test_whatever_is_wrong_with_a_configuration_is_a_sentence(tmp_path: Path) ->
 # A quantized file makes the tokens of its base, or is refused by the part that differs.
 
 
-BASE: dict[str, Any] = {
+BASE = {
     "normalizer": {"type": "NFC"},
     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]},
 }
 
 
-def test_a_tokenizer_that_makes_other_tokens_is_refused_by_its_part(tmp_path: Path) -> None:
+def test_a_tokenizer_that_makes_other_tokens_is_refused_by_its_part(tmp_path):
     for change, part in (
         # the same
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
@@ -384,18 +375,18 @@ LATER = 1 << 62  # a time at which every file of this test has been left alone l
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Path:
+def weights(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"weights")
     return path
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def reads(monkeypatch):
     """Return a list that grows whenever a file is read to be hashed."""
-    seen: list[Path] = []
+    seen = []
 
-    def watched(path: Path, kind: stamps.HashKind = "sha256") -> str:
+    def watched(path, kind="sha256"):
         seen.append(path)
         return computed_hash(path, kind)
 
@@ -403,13 +394,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
-def hash_at(path: Path, now_ns: int = LATER) -> str:
+def hash_at(path, now_ns=LATER):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(stamps.time, "time_ns", lambda: now_ns)
         return hash_of(path)
 
 
-def test_a_file_is_read_once_and_git_ids_are_those_of_git(weights: Path, reads: list[Path]) -> None:
+def test_a_file_is_read_once_and_git_ids_are_those_of_git(weights, reads):
     link = weights.with_name("link.safetensors")
     link.symlink_to(weights)
     found = {hash_at(path) for path in (weights, weights, link)}
@@ -421,8 +412,8 @@ def test_a_file_is_read_once_and_git_ids_are_those_of_git(weights: Path, reads: 
 
 
 def test_a_file_that_just_changed_or_changes_while_it_is_read_is_not_remembered(
-    weights: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    weights, reads, monkeypatch
+):
     changed = weights.stat().st_ctime_ns
     hash_at(weights, changed + SETTLED_NS)
     assert known_hash(weights) is None
@@ -437,7 +428,7 @@ def test_a_file_that_just_changed_or_changes_while_it_is_read_is_not_remembered(
     assert known_hash(weights) is None  # other bytes of equal length and date
     assert hash_of(weights) == hashlib.sha256(b"WEIGHTS").hexdigest()
 
-    def read(path: Path, kind: stamps.HashKind = "sha256") -> str:
+    def read(path, kind="sha256"):
         found = computed_hash(path, kind)
         path.write_bytes(b"longer weights")
         return found
@@ -447,9 +438,7 @@ def test_a_file_that_just_changed_or_changes_while_it_is_read_is_not_remembered(
     assert known_hash(weights) is None
 
 
-def test_a_damaged_memory_costs_only_time_and_mounts_share_stamps(
-    weights: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_damaged_memory_costs_only_time_and_mounts_share_stamps(weights, monkeypatch, tmp_path):
     found = hash_at(weights)
     (place,) = (own_cache() / "stamps").iterdir()
     for damage in ("", "[]", "{}", "null", '{"stamp": 1}', "\0"):

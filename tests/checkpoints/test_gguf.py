@@ -1,12 +1,9 @@
 """GGUF files become the weights that the `gguf` package reads in them, or an error by name."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
 import struct
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +13,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -42,7 +38,7 @@ FAMILIES = (
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     """Return a folder of each family, with a file of it beside its weights."""
     root = tmp_path_factory.mktemp("tiny")
     for family in FAMILIES:
@@ -51,16 +47,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: root / family for family in FAMILIES}
 
 
-def names_of(folder: Path) -> list[str]:
+def names_of(folder):
     return list(WeightFolder(folder).names())
 
 
-def matrices(kind: str):
+def matrices(kind):
     return lambda name: kind if name.endswith("_proj.weight") else "F32"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_tensor_is_read(family: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_every_tensor_is_read(family, folders, tmp_path):
     folder, path = folders[family], tmp_path / "m.gguf"
     meant = write_gguf(folder, path, matrices("Q8_0"))
     weights = GgufFile(path, base=names_of(folder))
@@ -82,7 +78,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_types_are_decoded_as_the_package_decodes_them(kind: str, tmp_path: Path) -> None:
+def test_types_are_decoded_as_the_package_decodes_them(kind, tmp_path):
     folder = tmp_path / "wide"
     make(folder, "llama", hidden_size=256, intermediate_size=256, head_dim=64)
     meant = write_gguf(
@@ -94,9 +90,7 @@ def test_types_are_decoded_as_the_package_decodes_them(kind: str, tmp_path: Path
         assert torch.equal(weights.read(name), meant[name])
 
 
-def test_bits_are_those_of_most_codes_or_of_the_name_and_bytes_those_of_blocks(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_bits_are_those_of_most_codes_or_of_the_name_and_bytes_those_of_blocks(folders, tmp_path):
     path = tmp_path / "m.gguf"
     write_gguf(folders["llama"], path, lambda n: "Q5_0" if "down" in n else "Q4_0")
     weights = GgufFile(path, base=names_of(folders["llama"]))
@@ -126,11 +120,11 @@ def test_bits_are_those_of_most_codes_or_of_the_name_and_bytes_those_of_blocks(
 
 
 @pytest.fixture(scope="module")
-def file(folders: dict[str, Path]) -> bytes:
+def file(folders):
     return (folders["llama"] / "m.gguf").read_bytes()
 
 
-def reason(path: Path, base: Path | None = None) -> str:
+def reason(path, base=None):
     with pytest.raises(QauditError) as caught:
         weights = open_quantized(path, base=names_of(base) if base else ())
         for name in weights.names():
@@ -139,9 +133,7 @@ def reason(path: Path, base: Path | None = None) -> str:
     return caught.value.message
 
 
-def test_other_files_and_numbers_that_are_not_finite_are_refused_by_name(
-    folders: dict[str, Path], file: bytes, tmp_path: Path
-) -> None:
+def test_other_files_and_numbers_that_are_not_finite_are_refused_by_name(folders, file, tmp_path):
     path, shares = tmp_path / "m.gguf", (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 0.999)
     for data, words in (
         (file.replace(b"llama", b"rwkv6", 1), "architecture `rwkv6`"),
@@ -164,13 +156,13 @@ def test_other_files_and_numbers_that_are_not_finite_are_refused_by_name(
     assert reason(path, folders["llama"]).endswith("holds NaN or infinity")
 
 
-def read_header_of(data: bytes):
+def read_header_of(data):
     return header_in(Path("m.gguf"), data, len(data)).tensors
 
 
 def test_tensors_without_a_place_are_refused_but_for_blocks_that_guess_tokens_ahead(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+    folders, tmp_path
+):
     base = folders["llama"]
     path, names = base / "m.gguf", names_of(base)
     with pytest.raises(SourceError, match="for which its base has no place"):
@@ -189,7 +181,7 @@ def test_tensors_without_a_place_are_refused_but_for_blocks_that_guess_tokens_ah
         GgufFile(path, base=names)
 
 
-def test_another_model_is_refused_by_its_key(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_another_model_is_refused_by_its_key(folders, tmp_path):
     config = json.loads((folders["llama"] / "config.json").read_text())
     for key, value, sentence in (
         ("model_type", "qwen2", "its `architecture` is llama"),
@@ -219,7 +211,7 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def check(folder: Path, changes: Mapping[str, object]) -> None:
+def check(folder, changes):
     """Hold a folder's file to its model when metadata is changed; None removes a key."""
     header = read_header(folder / "m.gguf")
     metadata = {k: v for k, v in {**header.metadata, **changes}.items() if v is not None}
@@ -227,15 +219,13 @@ def check(folder: Path, changes: Mapping[str, object]) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_metadata_by_which_llama_cpp_computes_otherwise_is_refused(
-    family: str, folders: dict[str, Path]
-) -> None:
+def test_metadata_by_which_llama_cpp_computes_otherwise_is_refused(family, folders):
     for key, value in NUMBERS:
         with pytest.raises(UsageError, match=f"`{family}.{key}`|scaling.factor` is 4.0"):
             check(folders[family], {f"{family}.{key}": value})
 
 
-def test_neutral_metadata_is_accepted_and_a_window_is_the_base_s(folders: dict[str, Path]) -> None:
+def test_neutral_metadata_is_accepted_and_a_window_is_the_base_s(folders):
     neutral = {
         "context_length": 7, "vocab_size": 1, "expert_count": 0, "rope.scaling.factor": 1.0,
         "rope.scaling.type": "none", "attention.causal": True, "attention.key_length": 16,
@@ -251,11 +241,11 @@ def test_neutral_metadata_is_accepted_and_a_window_is_the_base_s(folders: dict[s
 
 
 @pytest.fixture
-def scaled(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+def scaled(folders, tmp_path):
     """Return a function that copies a base whose rotations are scaled."""
 
-    def scale(kind: str) -> Path:
-        own: dict[str, object] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    def scale(kind):
+        own = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
         if kind == "llama3":
             own |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
         if kind != "linear":
@@ -268,7 +258,7 @@ def scaled(folders: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     return scale
 
 
-def test_rotations_are_those_of_the_base(scaled: Callable[[str], Path], tmp_path: Path) -> None:
+def test_rotations_are_those_of_the_base(scaled, tmp_path):
     for kind in ("linear", "yarn"):
         changes = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
         if kind == "yarn":
@@ -297,7 +287,7 @@ def test_rotations_are_those_of_the_base(scaled: Callable[[str], Path], tmp_path
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_defaults_are_those_of_transformers(family: str, folders: dict[str, Path]) -> None:
+def test_defaults_are_those_of_transformers(family, folders):
     header = read_header(folders[family] / "m.gguf")
     short = {"model_type": family, "num_hidden_layers": 4}
     usual = {**CONFIG_MAPPING[family]().to_dict(), "num_hidden_layers": 4, "layer_types": None}
@@ -309,7 +299,7 @@ def test_defaults_are_those_of_transformers(family: str, folders: dict[str, Path
     assert wanted == {key: one for key, _, one in differences(header, short | sizes)}
 
 
-def test_what_single_architectures_read_is_of_the_base_and_defaults_are_written() -> None:
+def test_what_single_architectures_read_is_of_the_base_and_defaults_are_written():
     for config, key, value, differs in (
         *(({"model_type": "nemotron_h", "layer_norm_epsilon": 1e-5},
            "attention.layer_norm_rms_epsilon", value, value != 1e-5) for value in (1e-5, 0.5)),
@@ -334,7 +324,7 @@ SPACED = {"vocab": {"a": 0, "▁▁": 1}, "merges": [], "type": "BPE"}
 MERGED = {"vocab": PLAIN, "merges": [["t", "1"], ["a b", "c"]]}
 
 
-def test_words_are_those_of_the_base(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_words_are_those_of_the_base(folders, tmp_path):
     base = shutil.copytree(folders["llama"], tmp_path / "base")
     (base / "tokenizer.json").write_text(json.dumps({"model": {"vocab": PLAIN}}))
     write_gguf(base, base / "m.gguf", matrices("Q4_0"))
@@ -353,9 +343,7 @@ def test_words_are_those_of_the_base(folders: dict[str, Path], tmp_path: Path) -
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_damaged_file_is_read_or_refused_and_nothing_else(
-    data: st.DataObject, folders: dict[str, Path], file: bytes, tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_read_or_refused_and_nothing_else(data, folders, file, tmp_path):
     """Change a few bytes of the header, where every length and count is."""
     damaged = bytearray(file)
     first = min(one.start for one in read_header_of(file).values())
@@ -385,49 +373,49 @@ SIZES = {"attention.head_count": HEADS, "attention.head_count_kv": SHARED,
          "ssm.inner_size": HEADS * PER_HEAD}  # fmt: skip
 
 
-def header(architecture: str) -> GgufHeader:
+def header(architecture):
     metadata = {f"{architecture}.{key}": value for key, value in SIZES.items()}
     return GgufHeader({"general.architecture": architecture, **metadata}, {})
 
 
-def random(*shape: int) -> Tensor:
+def random(*shape):
     return torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.5
 
 
-def fused_attention(qkv: Tensor) -> Sequence[Tensor]:
+def fused_attention(qkv):
     groups = qkv.reshape(SHARED, HEADS // SHARED + 2, PER_HEAD, *qkv.shape[1:])
     parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
     return [torch.cat([part.reshape(-1, *qkv.shape[1:]) for part in parts])]
 
 
-def of_latents(kv: Tensor) -> Sequence[Tensor]:
+def of_latents(kv):
     keys, values = kv.reshape(HEADS, -1, WIDTH).split([5, 7], 1)
     return [keys.transpose(1, 2), values]
 
 
-def linear_attention(fused: Tensor) -> Sequence[Tensor]:
+def linear_attention(fused):
     """Let the heads of values of a key be apart, as `_reorder_v_heads` does."""
     others, values = fused[: -HEADS * PER_HEAD], fused[-HEADS * PER_HEAD :]
     return [torch.cat([others, apart(values)])]
 
 
-def apart(values: Tensor) -> Tensor:
+def apart(values):
     split = values.reshape(SHARED, HEADS // SHARED, -1, *values.shape[1:])
     return split.transpose(0, 1).reshape(values.shape)
 
 
-def keys_values_gates(fused: Tensor) -> Sequence[Tensor]:
+def keys_values_gates(fused):
     each = HEADS // SHARED * PER_HEAD
     groups = fused.reshape(SHARED, -1, WIDTH).split([5, 5, each, each], 1)
     query, key, values, gates = (part.reshape(-1, WIDTH) for part in groups)
     return [torch.cat([query, key, values]), gates]
 
 
-def halves(fused: Tensor) -> Sequence[Tensor]:
+def halves(fused):
     return list(fused.chunk(2, -2))
 
 
-CASES: list[tuple[str, str, Tensor, Callable[[Tensor], Sequence[Tensor]]]] = [
+CASES = [
     ("falcon", "self_attention.query_key_value.weight",
      random((HEADS + 2 * SHARED) * PER_HEAD, WIDTH), fused_attention),
     ("bloom", "self_attention.query_key_value.bias",
@@ -463,9 +451,7 @@ CASES: list[tuple[str, str, Tensor, Callable[[Tensor], Sequence[Tensor]]]] = [
 
 
 @pytest.mark.parametrize(("architecture", "name", "dense", "stored_of"), CASES)
-def test_a_moved_tensor_is_made_again(
-    architecture: str, name: str, dense: Tensor, stored_of: Callable[[Tensor], Sequence[Tensor]]
-) -> None:
+def test_a_moved_tensor_is_made_again(architecture, name, dense, stored_of):
     moves = (*ARCHITECTURES[architecture].moves, *EVERYWHERE)
     place = place_of(moves, f"model.layers.7.{name}")
     assert place is not None
@@ -478,7 +464,7 @@ def test_a_moved_tensor_is_made_again(
     assert made(empty, header(architecture)).shape == dense.shape
 
 
-def test_a_renamed_tensor_is_read_as_it_is() -> None:
+def test_a_renamed_tensor_is_read_as_it_is():
     for name, own in (
         ("model.layers.3.mlp.gate.e_score_correction_bias", "blk.3.exp_probs_b.bias"),
         ("model.layers.3.self_attn.sinks", "blk.3.attn_sinks.weight"),
@@ -489,7 +475,7 @@ def test_a_renamed_tensor_is_read_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("number", [-2, 0, 3, 2**40, math.nan, "many", [1, "many"]])
-def test_numbers_of_a_header_that_do_not_fit_are_refused(number: object) -> None:
+def test_numbers_of_a_header_that_do_not_fit_are_refused(number):
     """They divide sizes; whatever they are, a tensor is made or refused by name."""
     for architecture, name, dense, stored_of in CASES:
         _, make = place_of((*ARCHITECTURES[architecture].moves, *EVERYWHERE), f"blocks.7.{name}")

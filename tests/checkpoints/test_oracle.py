@@ -4,8 +4,6 @@ One edit or two of a right file's configuration, as tools, people and attackers 
 is refused here, or transformers refuses it, or both read the same weights.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -13,14 +11,13 @@ import shutil
 import warnings
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
@@ -44,7 +41,7 @@ FILES = [
 ]
 TOKENS = torch.arange(3, 43)[None]
 LINEAR = "model.layers.0.mlp.down_proj"
-EDITS: dict[str, list[Any]] = {
+EDITS = {
     "symmetric": [True, False],
     "num_bits": [2, 3, 4, 8],
     "group_size": [16, 32, 64, -1, None],
@@ -72,7 +69,7 @@ EDITS: dict[str, list[Any]] = {
 
 
 @cache
-def base(folder: Path) -> PreTrainedModel:
+def base(folder):
     """Make a model whose loss depends on each linear."""
     sizes = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32, "num_hidden_layers": 1}
     make(folder, "llama", **sizes)
@@ -83,7 +80,7 @@ def base(folder: Path) -> PreTrainedModel:
 
 
 @cache
-def file_of(folder: Path, form: str, spec: str) -> Path:
+def file_of(folder, form, spec):
     """Write the base in a format; activations stay as they are."""
     base(folder / "base")
     place = folder / f"{form}-{spec.replace(':', '-')}"
@@ -106,7 +103,7 @@ def file_of(folder: Path, form: str, spec: str) -> Path:
     return place
 
 
-def edit(config: dict[str, Any], data: st.DataObject) -> None:
+def edit(config, data):
     """Change a value that tools and people change, wherever its key is; or any value."""
     tables = [config]
     for table in tables:
@@ -121,11 +118,11 @@ def edit(config: dict[str, Any], data: st.DataObject) -> None:
 
 
 @torch.no_grad()
-def loss(model: PreTrainedModel) -> float:
+def loss(model):
     return float(model(TOKENS, labels=TOKENS).loss)
 
 
-def loss_here(folder: Path, original: PreTrainedModel) -> float:
+def loss_here(folder, original):
     weights = QuantizedFolder(folder, base=list(original.state_dict()))
     model = copy.deepcopy(original)
     for name in weights.names():
@@ -133,7 +130,7 @@ def loss_here(folder: Path, original: PreTrainedModel) -> float:
     return loss(model)
 
 
-def loss_of_transformers(folder: Path) -> float | None:
+def loss_of_transformers(folder):
     """Return its loss; infinity where it fills up with random numbers, None where it refuses."""
     how = json.loads((folder / "config.json").read_text())["quantization_config"]
     more = {}
@@ -151,12 +148,12 @@ def loss_of_transformers(folder: Path) -> float | None:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     return tmp_path_factory.mktemp("oracle")
 
 
 @pytest.mark.parametrize(("form", "spec"), FILES)
-def test_a_right_file_has_the_loss_of_transformers(form: str, spec: str, root: Path) -> None:
+def test_a_right_file_has_the_loss_of_transformers(form, spec, root):
     folder = file_of(root, form, spec)
     ours = loss_here(folder, base(root / "base"))
     assert ours == pytest.approx(loss_of_transformers(folder), abs=TOLERANCE)
@@ -167,7 +164,7 @@ TOLERANCE = 5e-3  # compressed-tensors multiplies zero points and scales in bflo
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_an_edited_configuration_is_refused_or_agrees(data: st.DataObject, root: Path) -> None:
+def test_an_edited_configuration_is_refused_or_agrees(data, root):
     whole = file_of(root, *data.draw(st.sampled_from(FILES)))
     folder = root / "edited"
     shutil.rmtree(folder, ignore_errors=True)

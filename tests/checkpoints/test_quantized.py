@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,10 +55,10 @@ class Sample:
     within: float = 0.0  # of itself
 
     @property
-    def dense(self) -> str:
+    def dense(self):
         return self.name if self.name == EXPERTS else f"{self.name}.weight"
 
-    def written(self, folder: Path) -> Path:
+    def written(self, folder):
         more = {"quantization": self.quantization} if self.quantization else {}
         write(folder, self.tensors or {"a": torch.ones(1)}, self.config, self.metadata, **more)
         for name, content in self.files.items():
@@ -68,7 +66,7 @@ class Sample:
         return folder
 
 
-def read(folder: Path, name: str = f"{NAME}.weight") -> Tensor:
+def read(folder, name=f"{NAME}.weight"):
     return QuantizedFolder(folder).read(name)
 
 
@@ -76,24 +74,24 @@ def read(folder: Path, name: str = f"{NAME}.weight") -> Tensor:
 
 
 @cache
-def _made(kind: str) -> Sample:
+def _made(kind):
     return SAMPLES[kind]()
 
 
-def sample_of(kind: str) -> Sample:
+def sample_of(kind):
     """Return a sample that may be changed; making it takes longest."""
     return copy.deepcopy(_made(kind))
 
 
-def affine(bits: int = 4, *, symmetric: bool = False, columns: int = 64, size: int = 32) -> Affine:
+def affine(bits=4, *, symmetric=False, columns=64, size=32):
     one = Affine(bits, 32, columns, bits, size)
     if symmetric:
         one.zeros_RG.fill_(2 ** (bits - 1))
     return one
 
 
-def gptq(bits: int = 4, version: int = 1, *, symmetric: bool = False, index: bool = True,
-         size: int = 32, **own: Any) -> Sample:  # fmt: skip
+def gptq(bits = 4, version = 1, *, symmetric = False, index = True,
+         size = 32, **own):  # fmt: skip
     one = affine(bits, symmetric=symmetric, size=size)
     if own.get("desc_act"):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
@@ -104,7 +102,7 @@ def gptq(bits: int = 4, version: int = 1, *, symmetric: bool = False, index: boo
     return Sample(tensors, config, one.weight(), bits)
 
 
-def awq(*, symmetric: bool = False, zeros: bool = True) -> Sample:
+def awq(*, symmetric=False, zeros=True):
     one = affine(symmetric=symmetric)
     tensors = awq_tensors(one, NAME)
     if not zeros:
@@ -116,20 +114,20 @@ def awq(*, symmetric: bool = False, zeros: bool = True) -> Sample:
 OLDER_AWQ = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
 
 
-def older(sample: Sample, file: str, config: dict[str, Any]) -> Sample:
+def older(sample, file, config):
     """Have the configuration in a file of its own."""
     sample.config, sample.files = None, {file: config}
     return sample
 
 
-def packed(bits: int = 4, *, symmetric: bool = False, **how: Any) -> Sample:
+def packed(bits=4, *, symmetric=False, **how):
     one = affine(bits, symmetric=symmetric)
     tensors = ct_tensors(one, NAME, symmetric=symmetric, **how)
     arguments = {"num_bits": bits, "symmetric": symmetric, "strategy": "group", "group_size": 32}
     return Sample(tensors, ct_config(arguments), one.weight(), bits)
 
 
-def whole_bytes() -> Sample:
+def whole_bytes():
     one = affine(8, size=64)
     codes_RC = (one.codes_RC - 128).to(torch.int8)
     tensors = {f"{NAME}.weight": codes_RC, f"{NAME}.weight_scale": one.scales_RG}
@@ -137,7 +135,7 @@ def whole_bytes() -> Sample:
     return Sample(tensors, ct_config({"num_bits": 8}, "int-quantized"), weight, 8)
 
 
-def mlx(bits: int = 4) -> Sample:
+def mlx(bits=4):
     one = affine(bits)
     config = {"mode": "affine", "group_size": 32, "bits": bits}
     # One rounding of code times scale, and one of adding the bias: half a unit each.
@@ -147,7 +145,7 @@ def mlx(bits: int = 4) -> Sample:
 # ------------------------------------------------------------------------------ samples: floats
 
 
-def fp8(*shape: int) -> Sample:
+def fp8(*shape):
     """8-bit floats, whose scales are of a tensor, of rows or of blocks."""
     codes = torch.randn(48, 80, generator=torch.Generator().manual_seed(0)).to(E4M3)
     scales = torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.5
@@ -160,7 +158,7 @@ def fp8(*shape: int) -> Sample:
     return Sample(tensors, {"quant_method": "fp8", "weight_block_size": [32, 32]}, weight, 8)
 
 
-def fp8_of_rows(config: dict[str, Any], **more: Tensor) -> Sample:
+def fp8_of_rows(config, **more):
     codes = affine().codes_RC.to(E4M3)
     scales = torch.linspace(0.5, 2, 32)[:, None]
     tensors = {f"{NAME}.weight": codes, f"{NAME}.weight_scale": scales}
@@ -171,7 +169,7 @@ def fp8_of_rows(config: dict[str, Any], **more: Tensor) -> Sample:
 FP4 = {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0, 5: 3.0, 6: 4.0, 7: 6.0}
 
 
-def four_bit_floats(*shape: int) -> tuple[Tensor, Tensor]:
+def four_bit_floats(*shape):
     """Return random pairs of codes, and the numbers that they mean."""
     pairs = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0))
     codes = torch.stack([pairs % 16, pairs // 16], -1).flatten(-2)
@@ -179,7 +177,7 @@ def four_bit_floats(*shape: int) -> tuple[Tensor, Tensor]:
     return pairs.to(torch.uint8), torch.tensor(values).reshape(codes.shape)
 
 
-def nvfp4() -> Sample:
+def nvfp4():
     pairs, values = four_bit_floats(4, 32)
     scales = torch.linspace(1, 100, 16).reshape(4, 4).to(E4M3)
     tensors = {"weight_packed": pairs, "weight_scale": scales,
@@ -192,7 +190,7 @@ def nvfp4() -> Sample:
     return Sample({f"{NAME}.{name}": one for name, one in tensors.items()}, config, weight, 4)
 
 
-def mxfp4() -> Sample:
+def mxfp4():
     pairs, values = four_bit_floats(4, 32)
     scales = torch.arange(118, 126, dtype=torch.uint8).reshape(4, 2)
     tensors = {f"{NAME}.weight_packed": pairs, f"{NAME}.weight_scale": scales}
@@ -201,7 +199,7 @@ def mxfp4() -> Sample:
     return Sample(tensors, ct_config(arguments, "mxfp4-pack-quantized"), weight, 4)
 
 
-def experts() -> Sample:
+def experts():
     """Those of gpt-oss, which have their columns first."""
     pairs, values = four_bit_floats(2, 6, 3, 16)
     scales = torch.arange(100, 136, dtype=torch.uint8).reshape(2, 6, 3)
@@ -213,7 +211,7 @@ def experts() -> Sample:
 # ---------------------------------------------------------------------- samples of a library's own
 
 
-def bnb(kind: str, *, nested: bool = False, dtype: torch.dtype = torch.float32) -> Sample:
+def bnb(kind, *, nested=False, dtype=torch.float32):
     # Whole blocks in a row: others the library's CPU kernel scales by the wrong block.
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
     codes, state = functional.quantize_4bit(weight, quant_type=kind, compress_statistics=nested)
@@ -223,7 +221,7 @@ def bnb(kind: str, *, nested: bool = False, dtype: torch.dtype = torch.float32) 
     return Sample({f"{NAME}.weight": codes, **stored}, config, means, 4)
 
 
-def bnb_int8() -> Sample:
+def bnb_int8():
     weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
     scale = weight.abs().amax(1)
     codes = torch.round(weight / scale[:, None] * 127).to(torch.int8)
@@ -235,7 +233,7 @@ def bnb_int8() -> Sample:
     return Sample(tensors, config, means, 8, within=3e-7)
 
 
-def of_torchao(kind: str) -> Sample:
+def of_torchao(kind):
     one = affine(8 if kind.startswith("int8") else 4)
     metadata = {f"{NAME}.weight": torchao.described(kind, one)}
     config = torchao.config(kind, one.bits)
@@ -246,7 +244,7 @@ _GPTQ_FILE = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 _STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 _FLOATS = ct_config({"num_bits": 8, "type": "float"}, "float-quantized")
 
-SAMPLES: dict[str, Callable[[], Sample]] = {
+SAMPLES = {
     "gptq": gptq, "awq": awq, "packed": packed, "mlx": mlx,
     **{f"gptq {bits}, version {v}": partial(gptq, bits, v) for bits in (2, 3, 8) for v in (1, 2)},
     **{f"gptq {bits}, version {v}, symmetric": partial(gptq, bits, v, symmetric=True, sym=True)
@@ -279,7 +277,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_a_sample_is_read_as_what_its_bits_mean(kind: str, tmp_path: Path) -> None:
+def test_a_sample_is_read_as_what_its_bits_mean(kind, tmp_path):
     sample = sample_of(kind)
     weights = QuantizedFolder(sample.written(tmp_path))
     assert weights.names() == [sample.dense]
@@ -292,7 +290,7 @@ def test_a_sample_is_read_as_what_its_bits_mean(kind: str, tmp_path: Path) -> No
         assert not weights.decoded_notes  # of activations, which it does not round
 
 
-def test_older_configurations_are_found_and_refused_where_they_differ(tmp_path: Path) -> None:
+def test_older_configurations_are_found_and_refused_where_they_differ(tmp_path):
     """Of these files GPTQModel reads the older one, and vLLM `config.json`."""
     assert quantization_of(SAMPLES["older awq"]().written(tmp_path / "a")) == ("awq", OLDER_AWQ)
     sample, other = mlx(), Affine(10, 24, 64, 4, 32)
@@ -328,17 +326,17 @@ def test_older_configurations_are_found_and_refused_where_they_differ(tmp_path: 
 # -------------------------------------------------------------------------------- bad input
 
 
-def scaled(value: float) -> Callable[[Tensor], Tensor]:
+def scaled(value):
     return lambda t: torch.full(t.shape, value).to(t.dtype)
 
 
-def gone(_: Tensor) -> None:
+def gone(_):
     return None
 
 
 BEYOND = torch.tensor([[0.0], [1.0], *[[0.0]] * 30])
 
-REFUSED: dict[str, list[tuple[Any, str]]] = {
+REFUSED = {
     "gptq": [
         ({"bits": 3}, "has 3 bits, and .* is stored in 4"),
         ({"group_size": 64}, "groups of 64 columns, and .* groups of 32"),
@@ -441,7 +439,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
 }
 
 
-def changed(sample: Sample, change: Any) -> Sample:
+def changed(sample, change):
     """Change keys of a configuration, wherever they are, or one tensor."""
     if isinstance(change, dict):
         group = next(iter(sample.config.get("config_groups", {}).values()), {})
@@ -460,7 +458,7 @@ def changed(sample: Sample, change: Any) -> Sample:
     ("kind", "change", "match"),
     [(kind, change, match) for kind, rows in REFUSED.items() for change, match in rows],
 )
-def test_what_does_not_fit_is_refused(kind: str, change: Any, match: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(kind, change, match, tmp_path):
     folder = changed(sample_of(kind), change).written(tmp_path)
     with pytest.raises(SourceError, match=match) as info:
         weights = QuantizedFolder(folder)
@@ -471,7 +469,7 @@ def test_what_does_not_fit_is_refused(kind: str, change: Any, match: str, tmp_pa
     assert not contradicts or isinstance(info.value, ConfigurationError)
 
 
-def test_what_fits_is_read_a_single_file_first_and_without_biases_of_zeros(tmp_path: Path) -> None:
+def test_what_fits_is_read_a_single_file_first_and_without_biases_of_zeros(tmp_path):
     sample = gptq()
     folder = sample.written(tmp_path)
     stored = {name: tensor.contiguous() for name, tensor in gptq(8).tensors.items()}
@@ -501,10 +499,10 @@ def test_what_fits_is_read_a_single_file_first_and_without_biases_of_zeros(tmp_p
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_a_linear_without_a_part_is_refused_or_the_same(kind: str, tmp_path: Path) -> None:
+def test_a_linear_without_a_part_is_refused_or_the_same(kind, tmp_path):
     sample, other = sample_of(kind), "model.layers.1.other"
 
-    def both(table: dict[str, Any]) -> dict[str, Any]:
+    def both(table):
         return table | {key.replace(sample.name, other): value for key, value in table.items()}
 
     whole = {name: tensor.clone() for name, tensor in both(sample.tensors).items()}
@@ -522,7 +520,7 @@ def test_a_linear_without_a_part_is_refused_or_the_same(kind: str, tmp_path: Pat
             assert torch.equal(found, weights.read(dense)), key
 
 
-def _damage(data: st.DataObject, tensors: dict[str, Tensor]) -> None:
+def _damage(data, tensors):
     """Change, drop or rename one stored tensor."""
     name = data.draw(st.sampled_from(sorted(tensors)))
     damage = data.draw(st.sampled_from(["none", "cut", "drop", "cast", "flat", "bytes", "rename"]))
@@ -550,9 +548,7 @@ def _damage(data: st.DataObject, tensors: dict[str, Tensor]) -> None:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_damaged_repositories_raise_nothing_but_our_own_errors(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_damaged_repositories_raise_nothing_but_our_own_errors(data, tmp_path_factory):
     sample = sample_of(data.draw(st.sampled_from(sorted(SAMPLES))))
     config = sample.config or next(iter(sample.files.values()))
     if sample.metadata and data.draw(st.booleans()):

@@ -1,20 +1,15 @@
 """Reading weights: what is stored comes back, and what is wrong is named."""
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from qaudit.checkpoints.safetensors import (
     INDEX,
@@ -33,23 +28,23 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor], name: str = SINGLE) -> Path:
+def save(folder, tensors, name=SINGLE):
     safetensors.torch.save_file(dict(tensors), folder / name)
     return folder
 
 
-def save_index(folder: Path, weight_map: Mapping[str, str]) -> Path:
+def save_index(folder, weight_map):
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict(weight_map)}))
     return folder
 
 
-def save_raw(folder: Path, header: object, data: bytes = b"") -> Path:
+def save_raw(folder, header, data=b""):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     (folder / SINGLE).write_bytes(struct.pack("<Q", len(text)) + text + data)
     return folder
 
 
-def entry(start: int, end: int, shape: list[int], dtype: str = "F32") -> dict[str, object]:
+def entry(start, end, shape, dtype="F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
@@ -57,7 +52,7 @@ def entry(start: int, end: int, shape: list[int], dtype: str = "F32") -> dict[st
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tensor_comes_back_as_it_was_stored(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_tensor_comes_back_as_it_was_stored(dtype, tmp_path):
     powers = torch.randint(0, 8, (3, 5)).float().exp2()
     shapes = {"a.weight": powers, "scalar": torch.tensor(2.0), "empty": torch.zeros(0, 4)}
     stored = {name: tensor.to(dtype) for name, tensor in shapes.items()}
@@ -70,7 +65,7 @@ def test_a_tensor_comes_back_as_it_was_stored(dtype: torch.dtype, tmp_path: Path
         assert found.flatten().view(torch.uint8).equal(tensor.flatten().view(torch.uint8))
 
 
-def test_a_single_file_comes_before_an_index_as_in_transformers(tmp_path: Path) -> None:
+def test_a_single_file_comes_before_an_index_as_in_transformers(tmp_path):
     save(tmp_path, {"a": torch.zeros(1)})
     save(tmp_path, {"a": torch.ones(1)}, "part.safetensors")
     save_index(tmp_path, {"a": "part.safetensors"})
@@ -91,7 +86,7 @@ def test_a_single_file_comes_before_an_index_as_in_transformers(tmp_path: Path) 
         WeightFolder(tmp_path)
 
 
-def test_headers_are_read_without_torch(tmp_path: Path) -> None:
+def test_headers_are_read_without_torch(tmp_path):
     save(tmp_path, {"a": torch.zeros(2, 3, dtype=torch.bfloat16)})
     code = (
         "import sys; sys.modules['torch'] = None\n"
@@ -107,7 +102,7 @@ def test_headers_are_read_without_torch(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(min_value=0, max_value=10_000))
-def test_a_file_cut_anywhere_is_refused(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_file_cut_anywhere_is_refused(cut, tmp_path_factory):
     folder = save(tmp_path_factory.mktemp("cut"), {"a": torch.randn(30), "b": torch.randn(5)})
     content = (folder / SINGLE).read_bytes()
     cut %= len(content)
@@ -117,7 +112,7 @@ def test_a_file_cut_anywhere_is_refused(cut: int, tmp_path_factory: pytest.TempP
     assert "download" in info.value.hint
 
 
-def test_files_that_shrink_and_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def test_files_that_shrink_and_values_that_are_not_finite_are_refused(tmp_path):
     weights = WeightFolder(save(tmp_path, {"a": torch.randn(300)}))
     content = (tmp_path / SINGLE).read_bytes()
     (tmp_path / SINGLE).write_bytes(content[:-4])
@@ -136,7 +131,7 @@ def test_files_that_shrink_and_values_that_are_not_finite_are_refused(tmp_path: 
             weights.read("layer.bad")
 
 
-def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_header_is_refused(tmp_path):
     for header, data, message in (
         ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, bytes(12), "shares bytes"),
         ({"a": entry(0, 8, [3])}, bytes(12), "8 bytes where its shape needs 12"),
@@ -177,9 +172,7 @@ _ENTRIES = st.fixed_dictionaries(
     index=st.none() | _VALUES | st.fixed_dictionaries({"weight_map": _VALUES}),
     count=st.integers(0, 40),
 )
-def test_any_header_and_index_are_read_or_refused(
-    header: object, index: object, count: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_any_header_and_index_are_read_or_refused(header, index, count, tmp_path_factory):
     folder = save_raw(tmp_path_factory.mktemp("any"), header, bytes(count))
     if index is not None:
         (folder / INDEX).write_text(json.dumps(index))
@@ -206,9 +199,7 @@ ONE, TWO = "one.safetensors", "two.safetensors"
         ([], None, "no weights in"),
     ],
 )  # fmt: skip
-def test_files_and_an_index_that_do_not_fit_together_are_refused(
-    files: list[str], index: dict[str, str] | str | None, match: str, tmp_path: Path
-) -> None:
+def test_files_and_an_index_that_do_not_fit_together_are_refused(files, index, match, tmp_path):
     for name in files:
         save(tmp_path, {"a": torch.zeros(1)}, name)
     if isinstance(index, dict):

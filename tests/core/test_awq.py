@@ -1,7 +1,5 @@
 """AWQ against the plain search, and presets of toolchains by their published arithmetic."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

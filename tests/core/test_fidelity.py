@@ -1,7 +1,5 @@
 """Divergence, agreement and losses of rows, held against their definitions in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -143,7 +141,7 @@ def test_adding_a_number_to_all_logits_changes_nothing(seed, shift):
     assert torch.equal(one.same_top_N, other.same_top_N)
 
 
-def test_rows_that_rule_out_lie_far_apart_or_tie() -> None:
+def test_rows_that_rule_out_lie_far_apart_or_tie():
     p_NV = torch.tensor([[0.0, 1.0, -torch.inf]])
     q_NV = torch.tensor([[0.0, 1.0, -50.0]])
     compared = Reference.of(p_NV, torch.tensor([1])).compare(q_NV, torch.tensor([1]))
@@ -224,7 +222,7 @@ def test_what_is_left_is_what_transformers_leaves(temperature, top_k, top_p):
     assert torch.equal(found.isinf(), expected.isinf())
 
 
-def test_flat_and_peaked_rows_are_cut_alike_in_large_vocabularies() -> None:
+def test_flat_and_peaked_rows_are_cut_alike_in_large_vocabularies():
     random = torch.Generator().manual_seed(2)
     scale = torch.tensor([0.1, 1.0, 4.0, 9.0])[:, None]  # of the first, 0.9 takes most tokens
     logits = torch.randn(4, 40_000, generator=random) * scale
@@ -235,7 +233,7 @@ def test_flat_and_peaked_rows_are_cut_alike_in_large_vocabularies() -> None:
     assert kept[0] > 1024 > kept[3]
 
 
-def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+def test_tokens_are_drawn_as_often_as_they_are_likely():
     probability = torch.tensor([0.0, 0.5, 0.0, 0.125, 0.375])
     uniform = (torch.arange(800) / 800).double()
     drawn = draw(probability.log().expand(800, -1), uniform)
@@ -244,7 +242,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     assert last.tolist() == [4]
 
 
-def test_a_token_that_was_drawn_was_kept() -> None:
+def test_a_token_that_was_drawn_was_kept():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     for token, wrote, expected in (
         (2, False, -torch.inf),

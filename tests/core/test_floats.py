@@ -1,7 +1,5 @@
 """8- and 4-bit floats against their definitions, number by number, and MR-GPTQ behind rotations."""
 
-from __future__ import annotations
-
 import math
 from unittest import mock
 

@@ -1,10 +1,7 @@
 """JSON and YAML of strangers: a value, or one sentence; never another error, nor a dead process."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from qaudit.support import lazy
 from qaudit.support.foreign import json_of, yaml_of
 from qaudit.support.keys import first_of
 
-PLAIN: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+PLAIN = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n"
     for before, name in zip("abcdefg", "bcdefgh", strict=True)
@@ -65,7 +62,7 @@ JSON = [
     [(read, *row) for read, rows in ((yaml_of, YAML), (json_of, JSON)) for row in rows],
     ids=range(len(YAML) + len(JSON)),
 )
-def test_what_is_wrong_is_one_line_that_names_the_place(read: Any, text: str, said: str) -> None:
+def test_what_is_wrong_is_one_line_that_names_the_place(read, text, said):
     with pytest.raises(ValueError) as refused:
         read(text)
     assert said in str(refused.value)
@@ -75,7 +72,7 @@ def test_what_is_wrong_is_one_line_that_names_the_place(read: Any, text: str, sa
 
 
 @given(texts)
-def test_any_text_is_yaml_or_refused_in_words(text: str) -> None:
+def test_any_text_is_yaml_or_refused_in_words(text):
     try:
         found = yaml_of(text)
     except ValueError as error:
@@ -92,14 +89,14 @@ def test_yaml_of_other_editors_says_the_same_and_an_alias_lies_under_other_keys(
     assert yaml_of(text)["b"] == {"x": 1, "y": 3}
 
 
-values: Any = st.recursive(
+values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
 
 
-def _strict(value: Any) -> bool:
+def _strict(value):
     if isinstance(value, dict):
         return all(map(_strict, value.values()))
     if isinstance(value, list):
@@ -108,7 +105,7 @@ def _strict(value: Any) -> bool:
 
 
 @given(values, st.sampled_from(["", "\ufeff"]))
-def test_json_comes_back_unless_it_is_none(value: Any, mark: str) -> None:
+def test_json_comes_back_unless_it_is_none(value, mark):
     text = mark + json.dumps(value)
     if _strict(value):
         assert json_of(text) == value
@@ -121,7 +118,7 @@ def test_json_comes_back_unless_it_is_none(value: Any, mark: str) -> None:
 # Names in sentences: the nearest one, and the first of many.
 
 
-def test_the_first_names_are_quoted_and_the_others_counted() -> None:
+def test_the_first_names_are_quoted_and_the_others_counted():
     for names, most, text in (
         ("a", 3, "`a`"),
         ("abc", 3, "`a`, `b`, `c`"),

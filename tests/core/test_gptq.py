@@ -1,7 +1,5 @@
 """GPTQ, GPTAQ and Qronos in double precision against their definitions, and loops over columns."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import contextmanager
 from dataclasses import replace

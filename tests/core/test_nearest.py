@@ -1,7 +1,5 @@
 """Rounding to nearest and HQQ by their formulas, bitsandbytes and GGUF by their libraries."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math
@@ -207,8 +205,7 @@ def module_int8(values, threshold):
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [*product(WHOLE + CUT, DTYPES[:1]), *product(WHOLE[:1], DTYPES[1:])],
+    ("shape", "dtype"), [*product(WHOLE + CUT, DTYPES[:1]), *product(WHOLE[:1], DTYPES[1:])]
 )
 @pytest.mark.parametrize("threshold", [6.0, 0.0, 1.5])
 def test_int8_forward_equals_linear8bitlt_bit_for_bit(shape, threshold, dtype):

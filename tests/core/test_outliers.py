@@ -1,7 +1,5 @@
 """Outliers: int8 and SmoothQuant by their formulas, QUIK and Atom by the published loop."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A predictor is worth what it is at points it has not seen, and used only where that is more."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -17,7 +15,7 @@ from qaudit.core.predictor import (
 )
 
 
-def known(n: int = 12, noise: float = 0.01, seed: int = 0) -> Known:
+def known(n=12, noise=0.01, seed=0):
     """Return points whose value follows the second signal, whatever their place."""
     draw = np.random.default_rng(seed)
     signals = draw.standard_normal((n, 3))
@@ -25,7 +23,7 @@ def known(n: int = 12, noise: float = 0.01, seed: int = 0) -> Known:
     return Known(np.arange(float(n)), signals, values)
 
 
-def test_leaving_one_out_in_closed_form_is_a_plain_loop() -> None:
+def test_leaving_one_out_in_closed_form_is_a_plain_loop():
     of = known()
     for penalty in PENALTIES:
         plain = []
@@ -39,7 +37,7 @@ def test_leaving_one_out_in_closed_form_is_a_plain_loop() -> None:
         assert np.allclose(leave_one_out(of.signals_NF, of.values_N, penalty), plain, atol=1e-12)
 
 
-def test_a_left_out_point_is_not_seen_by_its_own_prediction() -> None:
+def test_a_left_out_point_is_not_seen_by_its_own_prediction():
     of, moved = known(), known()
     moved.values_N[4] += 1000
     before, after = (predict(one, of.positions_N[:1], of.signals_NF[:1]) for one in (of, moved))
@@ -47,7 +45,7 @@ def test_a_left_out_point_is_not_seen_by_its_own_prediction() -> None:
     assert after.left_out["signals"] > 250  # about 1000 / sqrt(12), and what it does to others
 
 
-def test_signals_are_used_where_they_tell_and_not_where_they_tell_nothing() -> None:
+def test_signals_are_used_where_they_tell_and_not_where_they_tell_nothing():
     of = known()
     new = np.array([[0.0, 2.0, 0.0], [0.0, -2.0, 0.0]])
     found = predict(of, np.array([3.5, 20.0]), new)
@@ -67,7 +65,7 @@ def test_signals_are_used_where_they_tell_and_not_where_they_tell_nothing() -> N
     assert methods.count("signals") <= 3
 
 
-def test_intervals_hold_new_values_as_often_as_promised() -> None:
+def test_intervals_hold_new_values_as_often_as_promised():
     held = []
     for seed in range(80):
         of = known(13, noise=0.2, seed=seed)
@@ -78,7 +76,7 @@ def test_intervals_hold_new_values_as_often_as_promised() -> None:
     assert np.mean(held) >= 0.91  # 95 % less two standard errors
 
 
-def test_gains_and_chances_are_those_of_students_density() -> None:
+def test_gains_and_chances_are_those_of_students_density():
     found = Predicted(np.array([1.0, 1.5]), np.array([0.2, 0.05]), "mean", {}, 7)
     for m in range(2):
         density = stats.t(7, loc=found.values_M[m], scale=found.errors_M[m])
@@ -87,7 +85,7 @@ def test_gains_and_chances_are_those_of_students_density() -> None:
         assert found.below(1.1)[m] == pytest.approx(density.cdf(1.1))
 
 
-def test_neighbours_at_one_place_are_averaged_ends_held_and_few_points_predict_nothing() -> None:
+def test_neighbours_at_one_place_are_averaged_ends_held_and_few_points_predict_nothing():
     x, y = np.array([1.0, 2.0, 2.0, 4.0]), np.array([0.0, 1.0, 3.0, 4.0])
     assert between(x, y, np.array([0.0, 2.0, 3.0, 9.0])).tolist() == [0.0, 2.0, 3.0, 4.0]
     of = known(MINIMUM_POINTS - 1)

@@ -54,7 +54,7 @@ def any_scheme(draw):
         reject()
 
 
-def test_every_scheme_is_found_and_named_in_a_registry_that_cannot_be_changed() -> None:
+def test_every_scheme_is_found_and_named_in_a_registry_that_cannot_be_changed():
     for registry in (schemes(), merges()):
         assert not hasattr(registry, "__setitem__")
         assert isinstance(registry.built_in, MappingProxyType)

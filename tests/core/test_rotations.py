@@ -1,7 +1,5 @@
 """Rotations that are fixed and learned, DuQuant and BASE-Q, beside plain linear algebra."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

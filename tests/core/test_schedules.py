@@ -1,11 +1,7 @@
 """Schedules against torch's and their formulas; published values are in `tests/families`."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +16,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from experiments.run import spell
-from qaudit.core.schedules import KINDS, Schedule, build
+from qaudit.core.schedules import KINDS, build
 
 
 @given(n=st.floats(0, 2e6), kind=st.sampled_from(sorted(KINDS)))
@@ -33,7 +29,7 @@ def test_a_schedule_stays_between_zero_and_its_peak_and_is_spelled_as_it_is_buil
 # ------------------------------------------------------------- held against torch's schedulers
 
 
-def _by_torch(peak: float, steps: int, scheduler: Callable[..., Any], **settings: Any) -> list:
+def _by_torch(peak, steps, scheduler, **settings):
     """Return the learning rates that one of torch's schedulers sets, from its step 0 on."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=peak)
     scheduled = scheduler(optimizer, **settings)
@@ -46,7 +42,7 @@ def _by_torch(peak: float, steps: int, scheduler: Callable[..., Any], **settings
 
 
 @pytest.mark.parametrize("multiplier", [1, 2, 3])
-def test_warm_restarts_are_those_of_torch_but_where_a_cycle_ends(multiplier: int) -> None:
+def test_warm_restarts_are_those_of_torch_but_where_a_cycle_ends(multiplier):
     # At the last step of a cycle torch has begun the next one already; here it has the floor.
     ours = build("sgdr", peak=1.0, period=7, multiplier=multiplier, floor_ratio=0.05)
     theirs = _by_torch(
@@ -58,7 +54,7 @@ def test_warm_restarts_are_those_of_torch_but_where_a_cycle_ends(multiplier: int
         assert ours.at(step) == pytest.approx(expected, abs=1e-12)  # two orders of the same sum
 
 
-def test_cosine_and_linear_are_those_of_torch_and_each_restart_is_as_much_lower_as_asked() -> None:
+def test_cosine_and_linear_are_those_of_torch_and_each_restart_is_as_much_lower_as_asked():
     schedule = build("sgdr", peak=1.0, warmup=5, period=10, peak_decay=0.5, floor_ratio=0.1)
     tops = [schedule.at(5 + 10 * k + 1e-9) for k in range(6)]
     assert tops == pytest.approx([1.0, 0.5, 0.25, 0.125, 0.1, 0.1], rel=1e-6)  # never below floor
@@ -69,8 +65,8 @@ def test_cosine_and_linear_are_those_of_torch_and_each_restart_is_as_much_lower_
     assert [ours[1].at(step) for step in range(51)] == pytest.approx(linear, rel=1e-9)
 
 
-def test_warm_up_stable_decay_is_torch_s_three_schedulers_in_a_row() -> None:
-    def in_a_row(optimizer: torch.optim.Optimizer) -> SequentialLR:
+def test_warm_up_stable_decay_is_torch_s_three_schedulers_in_a_row():
+    def in_a_row(optimizer):
         parts = [
             LinearLR(optimizer, start_factor=1e-9, end_factor=1.0, total_iters=10),
             ConstantLR(optimizer, factor=1.0),
@@ -86,7 +82,7 @@ def test_warm_up_stable_decay_is_torch_s_three_schedulers_in_a_row() -> None:
 # ------------------------------------------------------------------------- oscillatory lock-in
 
 
-def test_a_bump_stands_in_the_first_share_of_each_period() -> None:
+def test_a_bump_stands_in_the_first_share_of_each_period():
     schedule = build("oli", peak=1.0, end=400, period=50, amplitude=0.5, cool_share=0.6)
     assert schedule.at(510) == schedule.at(400) == pytest.approx(0.1)
     for step in range(0, 400, 7):
@@ -96,7 +92,7 @@ def test_a_bump_stands_in_the_first_share_of_each_period() -> None:
         assert schedule.at(step) == pytest.approx(base + 0.5 * (1 - base) * bump, rel=1e-12)
 
 
-def _typical(kind: str) -> Schedule:
+def _typical(kind):
     more = {
         "constant": {},
         "wsd": {"decay_start": 5e5, "decay_length": 5e5},
@@ -127,7 +123,7 @@ def _typical(kind: str) -> Schedule:
         ("oli", {"peak": 1, "end": 9, "period": 3, "cool_share": 1}, "`cool_share` is 1"),
     ],
 )
-def test_a_schedule_nobody_wrote_is_refused(kind: str, parameters: dict, words: str) -> None:
+def test_a_schedule_nobody_wrote_is_refused(kind, parameters, words):
     with pytest.raises(ValueError) as refusal:
         build(kind, **parameters)
     assert words in str(refusal.value)

@@ -3,8 +3,6 @@
 Against statsmodels' and scipy's formulas, and by simulation.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -16,14 +14,14 @@ from scipy import stats
 
 from benchmarks.coverage import coverage, lognormal
 from qaudit.core import items, statistics
-from qaudit.core.items import ExpectedScore, Marked, effective_size, expected_score
+from qaudit.core.items import Marked, effective_size, expected_score
 from qaudit.core.statistics import BINS, counts_of, items_to_detect, quantile, quantile_interval
 from qaudit.types import Interval
 
 Array = npt.NDArray[np.float64]
 
 
-def documents(count: int, seed: int = 0) -> tuple[Array, Array, Array]:
+def documents(count, seed=0):
     """Draw (full-precision nll, quantized nll, tokens)."""
     return lognormal(np.random.default_rng(seed), count)
 
@@ -31,7 +29,7 @@ def documents(count: int, seed: int = 0) -> tuple[Array, Array, Array]:
 # ------------------------------------------------------------------ estimates
 
 
-def test_loss_is_the_sum_of_nll_over_the_sum_of_tokens_and_has_other_units() -> None:
+def test_loss_is_the_sum_of_nll_over_the_sum_of_tokens_and_has_other_units():
     found = statistics.cross_entropy([2.0, 30.0], [1, 9])
     assert found.estimate == pytest.approx(3.2)  # and not the mean of 2 and 3.33
     assert statistics.cross_entropy([6.0], [2]) == Interval(3.0, -math.inf, math.inf)
@@ -42,7 +40,7 @@ def test_loss_is_the_sum_of_nll_over_the_sum_of_tokens_and_has_other_units() -> 
     assert statistics.bits_per_byte([math.log(2) * 8, 0.0], [10, 6]) == pytest.approx(0.5)
 
 
-def test_differences_favour_a_when_negative_and_equal_models_differ_by_exactly_nothing() -> None:
+def test_differences_favour_a_when_negative_and_equal_models_differ_by_exactly_nothing():
     full, quantized, tokens = documents(40)
     worse = quantized + 0.1 * tokens
     assert statistics.absolute_change(quantized, worse, tokens).estimate == pytest.approx(-0.1)
@@ -58,12 +56,12 @@ def test_differences_favour_a_when_negative_and_equal_models_differ_by_exactly_n
 # ------------------------------------------------------------------ intervals
 
 
-def test_intervals_agree_with_a_slow_jackknife() -> None:
+def test_intervals_agree_with_a_slow_jackknife():
     # The same three ideas, spelled out document by document with scipy's own moments.
     full, quantized, _ = documents(37, seed=3)
     n = len(full)
 
-    def ratio(keep: list[int]) -> float:
+    def ratio(keep):
         return float(quantized[keep].sum() / full[keep].sum() - 1)
 
     left_out = [ratio([j for j in range(n) if j != k]) for k in range(n)]
@@ -111,7 +109,7 @@ def test_intervals_hold_their_estimate_and_know_no_order(pairs, random):
 
 @pytest.mark.parametrize("generator", ["skewed", "heavy", "twins"])
 @pytest.mark.parametrize(("count", "low", "high"), [(15, 0.93, 1.0), (50, 0.93, 0.97)])
-def test_intervals_cover_the_truth(generator: str, count: int, low: float, high: float) -> None:
+def test_intervals_cover_the_truth(generator, count, low, high):
     for share in coverage(generator, count, simulations=1000, seed=11).values():
         assert low - 0.024 < share < high + 0.024
 
@@ -119,7 +117,7 @@ def test_intervals_cover_the_truth(generator: str, count: int, low: float, high:
 # ------------------------------------------------------------------ items
 
 
-def test_a_median_is_between_ranks_that_cover_it_and_accuracy_has_wilsons_interval() -> None:
+def test_a_median_is_between_ranks_that_cover_it_and_accuracy_has_wilsons_interval():
     values = np.arange(1.0, 12.0)[::-1]  # of 11 values 2 to 10 cover by 98.8, 3 to 9 by 93.5 %
     assert statistics.median(values) == Interval(6.0, 2.0, 10.0)
     assert statistics.median(values, 0.93) == Interval(6.0, 3.0, 9.0)
@@ -206,7 +204,7 @@ def test_the_interval_covers_the_quantile_of_documents_that_differ(share):
 # --------------------------------------------------------------------------------- paired accuracy
 
 
-def pair(both: int, lost: int, won: int, neither: int) -> Marked:
+def pair(both, lost, won, neither):
     cells = [(1, 1)] * both + [(0, 1)] * lost + [(1, 0)] * won + [(0, 0)] * neither
     right, full = np.array(cells, dtype=np.bool_).reshape(-1, 2).T
     return Marked(right, full)
@@ -215,12 +213,12 @@ def pair(both: int, lost: int, won: int, neither: int) -> Marked:
 CELLS = st.tuples(*(st.integers(0, 60),) * 4).filter(lambda cells: sum(cells) > 5)
 
 
-def drop_of(right: npt.ArrayLike, full: npt.ArrayLike) -> Interval | None:
+def drop_of(right, full):
     one = Marked(np.array(right, dtype=np.bool_), np.array(full, dtype=np.bool_))
     return items.drop([one], 0.95, normalized=True)
 
 
-def test_a_normalized_drop_is_a_share_of_what_was_wrong_and_never_certain() -> None:
+def test_a_normalized_drop_is_a_share_of_what_was_wrong_and_never_certain():
     found = drop_of([1, 1, 0, 0, 0], [1, 1, 1, 0, 0])
     assert found is not None
     assert found.estimate == pytest.approx((0.6 - 0.4) / (1 - 0.6))
@@ -231,7 +229,7 @@ def test_a_normalized_drop_is_a_share_of_what_was_wrong_and_never_certain() -> N
 
 
 @pytest.mark.parametrize("count", [40, 200])
-def test_intervals_of_the_drop_cover_the_truth(count: int) -> None:
+def test_intervals_of_the_drop_cover_the_truth(count):
     # 2,000 simulations, 3.5 standard errors (1.7 points) below 93 %.
     draw, held = np.random.default_rng(5), 0
     for _ in range(2000):
@@ -256,7 +254,7 @@ def test_a_drop_in_points_is_the_mean_over_tasks_with_the_interval_of_agresti_an
 
 
 @given(st.integers(0, 80), st.integers(0, 80))
-def test_mcnemar_is_the_exact_test_less_half_of_what_equals_the_observation(b: int, c: int) -> None:
+def test_mcnemar_is_the_exact_test_less_half_of_what_equals_the_observation(b, c):
     found = items.mcnemar(b, c)
     if b + c == 0:
         assert found == 1.0
@@ -266,7 +264,7 @@ def test_mcnemar_is_the_exact_test_less_half_of_what_equals_the_observation(b: i
     assert found == pytest.approx(1.0 if b == c else exact - equal, abs=1e-12)
 
 
-def test_flips_count_both_ways_and_a_margin_factor_is_a_median_between_order_statistics() -> None:
+def test_flips_count_both_ways_and_a_margin_factor_is_a_median_between_order_statistics():
     found = items.flips([pair(80, 10, 10, 0), pair(10, 0, 0, 0)], 0.95)
     assert found.estimate == pytest.approx(0.1)
     assert items.flips([pair(80, 10, 10, 0)], 0.95).estimate == pytest.approx(0.2)
@@ -289,7 +287,7 @@ def test_flips_count_both_ways_and_a_margin_factor_is_a_median_between_order_sta
 TOKENS, LENGTH, PROMPTS, SAMPLES = 4, 10, 64, 12
 
 
-def chains(rng: np.random.Generator, prompts: int, damage: float) -> tuple[Array, Array]:
+def chains(rng, prompts, damage):
     """Return next-token probabilities of p and q: a Markov chain of its own for each prompt."""
     logits = rng.normal(size=(prompts, TOKENS, TOKENS)) * 1.5
     noise = rng.standard_t(3, size=logits.shape) * damage
@@ -297,7 +295,7 @@ def chains(rng: np.random.Generator, prompts: int, damage: float) -> tuple[Array
     return both[0] / both[0].sum(-1, keepdims=True), both[1] / both[1].sum(-1, keepdims=True)
 
 
-def brute_force(chain: Array) -> float:
+def brute_force(chain):
     """Return the exact share of answers that end in the last token, over all prompts."""
     state = np.zeros((len(chain), TOKENS))
     state[:, 0] = 1
@@ -306,7 +304,7 @@ def brute_force(chain: Array) -> float:
     return float(state[:, -1].mean())
 
 
-def weighed(rng: np.random.Generator, p: Array, q: Array) -> ExpectedScore:
+def weighed(rng, p, q):
     """Draw answers from p, mark them, and weigh them by q."""
     prompts = np.arange(len(p))[:, None]
     state = np.zeros((len(p), SAMPLES), dtype=np.int64)
@@ -322,7 +320,7 @@ def weighed(rng: np.random.Generator, p: Array, q: Array) -> ExpectedScore:
 
 
 @pytest.mark.parametrize("damage", [0.02, 0.3])
-def test_at_least_93_percent_of_intervals_hold_what_generation_gives(damage: float) -> None:
+def test_at_least_93_percent_of_intervals_hold_what_generation_gives(damage):
     rng = np.random.default_rng(7)
     every = chains(rng, 20_000, damage)
     before, truth = map(brute_force, every)
@@ -335,7 +333,7 @@ def test_at_least_93_percent_of_intervals_hold_what_generation_gives(damage: flo
     assert np.mean(changes) >= 0.93
 
 
-def test_nothing_is_said_of_answers_or_tokens_that_only_one_of_the_two_writes() -> None:
+def test_nothing_is_said_of_answers_or_tokens_that_only_one_of_the_two_writes():
     rng = np.random.default_rng(3)
     for damage in (1.5, 3.0):
         results = [weighed(rng, *chains(rng, PROMPTS, damage)) for _ in range(20)]
@@ -350,7 +348,7 @@ def test_nothing_is_said_of_answers_or_tokens_that_only_one_of_the_two_writes() 
     assert effective_size(weights) > 900
 
 
-def test_equal_weights_are_the_plain_mean_and_answers_that_cannot_be_written_have_none() -> None:
+def test_equal_weights_are_the_plain_mean_and_answers_that_cannot_be_written_have_none():
     score = (np.random.default_rng(0).random(400) < 0.3).astype(np.float64)
     weights, prompts = np.zeros(400), np.repeat(np.arange(100), 4)
     result = expected_score(score, weights, prompts)
@@ -374,7 +372,7 @@ def test_equal_weights_are_the_plain_mean_and_answers_that_cannot_be_written_hav
         (200, math.nan, 200, "probabilities are not finite"),
     ],
 )
-def test_too_few_samples_prompts_and_marks_are_refused(count, weight, groups, reason) -> None:
+def test_too_few_samples_prompts_and_marks_are_refused(count, weight, groups, reason):
     prompts = np.repeat(np.arange(groups), count // max(1, groups))
     result = expected_score(np.ones(count), np.full(count, weight), prompts)
     assert result.reason == reason

@@ -3,8 +3,6 @@
 Errors of configurations name the file, and nothing of it chooses what is loaded.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,10 +1,5 @@
 """Which linears share an input, which scales fold, and that a false fold is never believed."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +7,7 @@ from torch import nn
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.linears import Quantized
 from qaudit.errors import ModelError
-from qaudit.model.blocks import Block, BlockModel
+from qaudit.model.blocks import BlockModel
 from qaudit.model.structure import (
     Fold,
     Heads,
@@ -56,7 +51,7 @@ FOUND = {
 }
 
 
-def blocks_of(folder: Path, dtype: torch.dtype = torch.float32) -> Iterator[Block]:
+def blocks_of(folder, dtype=torch.float32):
     model = BlockModel(folder, WeightFolder(folder), dtype=dtype, device=torch.device("cpu"))
     model.embed(tiny.tokens(1, 24))
     return model.blocks()

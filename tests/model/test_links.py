@@ -1,7 +1,5 @@
 """What links blocks beside hidden states: found, kept for later blocks, never written into."""
 
-from __future__ import annotations
-
 from collections import UserDict
 
 import pytest

@@ -1,8 +1,6 @@
 """Code of a repository: never run without leave, never another commit's, and never for a family
 the library knows."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Rotations leave every kind of model what it is, and round what QuaRot's folded ones round."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 

@@ -1,12 +1,8 @@
 """Chromium without a window, driven by selenium; it asks the network for nothing by itself."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from selenium import webdriver
@@ -25,7 +21,7 @@ FLAGS = """
 
 
 @contextlib.contextmanager
-def browser(profile: Path) -> Iterator[webdriver.Chrome]:
+def browser(profile):
     """Start a browser that logs what the console says and what is loaded."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM or ""

@@ -1,18 +1,13 @@
 """Parts of a rendered card, and audits with checks of a policy."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from qaudit.report import markdown
 from qaudit.report.folder import document
 from qaudit.report.views import View
 from qaudit.saved.audits import read_audit
 from qaudit.types import (
-    AuditRecord,
     ChangeRow,
     Course,
     Finding,
@@ -33,17 +28,17 @@ SOUP, LAST, STAGE_END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
 WHY = "Evidence for the verdict"
 
 
-def whole(audit: AuditRecord) -> str:
+def whole(audit):
     """Return everything that the page has, as Markdown."""
     return markdown.render(document(View(audit)), pictures_at="plots", has_dark=True)
 
 
-def whole_at(folder: Path) -> str:
+def whole_at(folder):
     """Return everything that the page of a saved audit has, as Markdown."""
     return whole(read_audit(folder))
 
 
-def section(text: str, title: str) -> str:
+def section(text, title):
     """Return what is folded under a title."""
     _, _, rest = text.partition(f"<details><summary>{title}</summary>\n\n")
     depth = 1
@@ -54,7 +49,7 @@ def section(text: str, title: str) -> str:
     return rest
 
 
-def titles(text: str) -> list[str]:
+def titles(text):
     """Return the titles of a card's sections, in order."""
     depth, found = 0, []
     for tag in re.finditer("<details><summary>(.*?)</summary>|</details>", text):
@@ -63,19 +58,19 @@ def titles(text: str) -> list[str]:
     return found
 
 
-def screen(text: str) -> str:
+def screen(text):
     """Return what is before the first fold."""
     return text.partition("<details>")[0]
 
 
-def table(text: str) -> list[list[str]]:
+def table(text):
     """Return the cells of the first Markdown table in a text, without its rule."""
     rows = [line for line in text.splitlines() if line.startswith("|")]
     cells = [[c.strip() for c in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
     return [row for row in cells if not set("".join(row)) <= set(":-")]
 
 
-def check(outcome: Any, subject: str = SOUP, scheme: str = "gptq-4bit", **more: Any) -> Finding:
+def check(outcome, subject=SOUP, scheme="gptq-4bit", **more):
     level = "info" if outcome == "pass" else "error"
     said = f"{scheme} raises the loss of `{subject}` by 2.1 %, the margin is 2 %"
     settings = {"rule": "QA001", "level": level, "message": said, "hint": "", **more}
@@ -85,12 +80,12 @@ def check(outcome: Any, subject: str = SOUP, scheme: str = "gptq-4bit", **more: 
     )
 
 
-def held(*checks: Finding) -> AuditRecord:
+def held(*checks):
     audit = sample.audit()
     return replace(audit, findings=(*audit.findings, *checks))
 
 
-def everything() -> AuditRecord:
+def everything():
     """Return an audit with a verdict, draws, tasks and the tables of diagnostics."""
     half, subject = Interval(0.5, 0.4, 0.6), diagnosed.LAST
     task = TaskRow(
@@ -112,7 +107,7 @@ def everything() -> AuditRecord:
         changes=(changed, ChangeRow("rtn-3bit", "none")),
         loss_end=Span(39e6, 41e6, labels[1], labels[2]),
     )
-    where: dict[str, Any] = {
+    where = {
         "subject": subject, "scheme": "gptq-4bit", "spec": "gptq:bits=4", "documents": 40,
         "tokens": 4000, "ce": half, "relative_error": half, "absolute_change": half, "kl": half,
     }  # fmt: skip

@@ -8,11 +8,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from qaudit.cli import Commands
 
 STEPS = (10, 200, 1000)  # as text they sort otherwise
 TEXT = ("--calibration", "calibration.jsonl", "--evaluation", "evaluation.jsonl")
@@ -50,7 +47,7 @@ class Outcome:
 Run = Callable[..., Outcome]
 
 
-def run_in(folder: Path, *arguments: object, commands: Commands | None = None) -> int:
+def run_in(folder, *arguments, commands=None):
     """Run the command line in a folder without pictures, for audits that tests share."""
     from qaudit.cli import main
     from tests.support.saved_audits import stub_pictures
@@ -65,7 +62,7 @@ def run_in(folder: Path, *arguments: object, commands: Commands | None = None) -
     return int(end.value.code or 0)
 
 
-def refused(done: Outcome, code: int, sentence: str, hint: str) -> None:
+def refused(done, code, sentence, hint):
     """Assert that a command was refused in words: what is wrong, what to do, and the exit code."""
     assert done.err.count("error: ") == 1, done.err
     said, _, advice = done.err.partition("error: ")[2].partition("hint: ")
@@ -74,19 +71,17 @@ def refused(done: Outcome, code: int, sentence: str, hint: str) -> None:
     assert done.code == code
 
 
-def audit_of(folder: Path = OUT) -> dict[str, Any]:
+def audit_of(folder=OUT):
     """Read the audit in an output folder."""
     return json.loads((folder / "audit.json").read_text(encoding="utf-8"))
 
 
-def cells(folder: Path = OUT, part: str = "measurements") -> dict[tuple[str, str], Any]:
+def cells(folder=OUT, part="measurements"):
     """Return rows of the audit in an output folder, by subject and scheme."""
     return {(row["subject"], row["scheme"]): row for row in audit_of(folder)[part]}
 
 
-def edited(
-    file: Path, change: Callable[[Any], object] = lambda table: None, **values: object
-) -> str:
+def edited(file, change=lambda table: None, **values):
     """Change a JSON file by a function and by keys; return what it held."""
     text = file.read_text(encoding="utf-8")
     table = json.loads(text)
@@ -95,25 +90,25 @@ def edited(
     return text
 
 
-def flipped(file: Path, at: int = -1) -> None:
+def flipped(file, at=-1):
     """Flip one bit of a file."""
     raw = bytearray(file.read_bytes())
     raw[at] ^= 1
     file.write_bytes(raw)
 
 
-def settings(repo: Path, **values: object) -> None:
+def settings(repo, **values):
     (repo / "repo.json").write_text(json.dumps(values), encoding="utf-8")
 
 
-def weights_in(cache: Path) -> list[Path]:
+def weights_in(cache):
     return [path for path in cache.rglob("*.safetensors") if path.exists()]
 
 
 OF_THE_RUN = ("seconds", "details", "path", "evidence", "evidence_sha256")
 
 
-def flat(value: Any, name: str = "") -> dict[str, Any]:
+def flat(value, name=""):
     """Return values by their path, without what differs from run to run."""
     if isinstance(value, dict):
         kept = {str(k): v for k, v in value.items() if k not in OF_THE_RUN}
@@ -124,7 +119,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     return {path: v for k, below in kept.items() for path, v in flat(below, f"{name}/{k}").items()}
 
 
-def must_be_close(value: Any, expected: Any, tolerance: float) -> None:
+def must_be_close(value, expected, tolerance):
     """Assert that floats are close and everything else is equal."""
     values, others = flat(value), flat(expected)
     assert values.keys() == others.keys()

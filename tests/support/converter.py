@@ -4,14 +4,10 @@ The converter is of the source that the wheel in `.peers/llamacpp` was built fro
 `make peers` puts it, with its own newer `gguf`. Vocabularies are left out: they are compared apart.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
 from unittest.mock import patch
 
 import torch
@@ -20,15 +16,13 @@ import yaml
 from tests.zoo import tiny
 
 CONVERTER = Path(sys.prefix) / "converter"
-TYPES: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("gguf_types.yaml").read_text(encoding="utf-8")
-)
+TYPES = yaml.safe_load(Path(__file__).with_name("gguf_types.yaml").read_text(encoding="utf-8"))
 """Types that are read, and wrappers of some: what their tiny models need."""
 
 TOKENS = [(7 * j) % 251 + 3 for j in range(40)]
 
 
-def make(folder: Path, model_type: str) -> Any:
+def make(folder, model_type):
     """Save a tiny model with the configuration that its releases have; return it."""
     case = TYPES[model_type]
     with patch.dict(tiny.TABLES["types"], case.get("text") or {}):
@@ -49,42 +43,42 @@ def make(folder: Path, model_type: str) -> Any:
 class Converter:
     """The converter in a process of its own, which stays."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         command = [sys.executable, "-m", "tests.support.converter"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def __call__(self, folder: Path, out: Path) -> None:
+    def __call__(self, folder, out):
         assert self._process.stdin and self._process.stdout
         print(json.dumps([str(folder), str(out)]), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         assert answer == "converted\n", "the converter ended with what it says on stderr"
 
-    def close(self) -> None:
+    def close(self):
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait()
 
 
-def _with_those_below(kind: Any) -> Iterator[Any]:
+def _with_those_below(kind):
     yield kind
     for below in kind.__subclasses__():
         yield from _with_those_below(below)
 
 
-def main(answers: IO[str]) -> None:
+def main(answers):
     sys.path[:0] = [str(CONVERTER), str(CONVERTER / "gguf-py")]
     import conversion
     import gguf
     from transformers import AutoConfig
 
-    def not_read(*_: object) -> None:
+    def not_read(*_):
         raise ValueError("`config.json` is read as it is")
 
     AutoConfig.from_pretrained = not_read
 
-    def without_words(self: Any) -> None:
+    def without_words(self):
         self.gguf_writer.add_tokenizer_model("none")
         self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
 

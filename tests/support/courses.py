@@ -1,42 +1,29 @@
 """Runs whose course is known: what happens to the loss and to each error, and where."""
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from qaudit.judge.table import Measurements
-from qaudit.types import Checkpoint, Measurement, Ref, Subject, WeightFile
+from qaudit.types import Checkpoint, Ref, WeightFile
 from tests.support.measured import drawn
 from tests.support.sample import alone
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 EVERY = 1_000_000  # tokens from one checkpoint to the next
 
 
-def checkpoint(k: int, rate: float | None = None, **changes: Any) -> Checkpoint:
+def checkpoint(k, rate=None, **changes):
     label = changes.pop("label", f"step{k}")
     sha = hashlib.sha256(label.encode()).hexdigest()
     known = {"step": k, "tokens": k * EVERY, "learning_rate": rate, "family": "known", **changes}
     return Checkpoint(Ref("runs", label), label, (WeightFile("m", 10, sha),), **known)
 
 
-def subjects(rates: Sequence[float | None]) -> tuple[Subject, ...]:
+def subjects(rates):
     return tuple(alone(checkpoint(k, rate)) for k, rate in enumerate(rates, start=1))
 
 
-def measurements(
-    labels: Sequence[str],
-    loss_N: Array,
-    errors: Mapping[str, Array],
-    *,
-    documents: int = 64,
-    scatter: float = 0.02,
-    seed: int = 0,
-) -> tuple[Measurement, ...]:
+def measurements(labels, loss_N, errors, *, documents=64, scatter=0.02, seed=0):
     """Draw evidence of every checkpoint; scatter is a part of each checkpoint's error."""
     draw = np.random.default_rng(seed)
     tokens = np.clip(np.exp(5.3 + 0.5 * draw.standard_normal(documents)), 24, 256).astype(np.int64)
@@ -55,9 +42,7 @@ def measurements(
     return tuple(found)
 
 
-def table(
-    rates: Sequence[float | None], loss_N: Array, errors: Mapping[str, Array], **settings: Any
-) -> Measurements:
+def table(rates, loss_N, errors, **settings):
     made = subjects(rates)
     found = measurements([s.label for s in made], loss_N, errors, **settings)
     return Measurements.of(made, found, 0.95)

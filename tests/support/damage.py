@@ -1,9 +1,5 @@
 """Damage of saved documents: a value anywhere in them, or a byte."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from hypothesis import strategies as st
 
 ODD = [
@@ -12,11 +8,11 @@ ODD = [
 ]  # fmt: skip
 
 
-def damaged(document: Any, data: st.DataObject) -> Any:
+def damaged(document, data):
     """Return a document with one value anywhere in it replaced."""
     holder = {"": document}
-    inner: Any = holder
-    key: Any = ""
+    inner = holder
+    key = ""
     while isinstance(inner[key], dict | list) and inner[key] and data.draw(st.booleans()):
         inner = inner[key]
         keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
@@ -25,7 +21,7 @@ def damaged(document: Any, data: st.DataObject) -> Any:
     return holder[""]
 
 
-def edited(content: bytes, data: st.DataObject) -> bytes:
+def edited(content, data):
     """Return bytes with one of them replaced, removed or added, or cut there."""
     place = data.draw(st.integers(0, len(content) - 1))
     added = data.draw(st.binary(max_size=2))

@@ -1,19 +1,8 @@
 """Rows of diagnostics: weights, sensitivity, curvature of three subjects, the loss around one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
-from qaudit.types import (
-    AuditRecord,
-    CurvatureRow,
-    Diagnostics,
-    Interval,
-    PlaneRow,
-    SensitivityRow,
-    WeightRow,
-)
+from qaudit.types import CurvatureRow, Diagnostics, Interval, PlaneRow, SensitivityRow, WeightRow
 from tests.support import sample
 
 ROLE = SensitivityRow(
@@ -54,14 +43,12 @@ WEIGHT = WeightRow(
 )
 
 
-def diagnosed(
-    weights: tuple[WeightRow, ...] = (), parts: tuple[SensitivityRow, ...] = (), **tables: Any
-) -> AuditRecord:
+def diagnosed(weights=(), parts=(), **tables):
     found = Diagnostics(weights=weights, sensitivity=parts, **tables)
     return replace(sample.audit(), diagnostics=found)
 
 
-def parts_of(label: str) -> tuple[SensitivityRow, ...]:
+def parts_of(label):
     return tuple(
         replace(row, subject=label)
         for row in (ROLE, ALL, replace(ALL, bits=4, bits_per_weight=4.125))
@@ -71,11 +58,11 @@ def parts_of(label: str) -> tuple[SensitivityRow, ...]:
 HELD = "stage1-step5000"
 
 
-def around(value: float, half: float) -> Interval:
+def around(value, half):
     return Interval(value, value - half, value + half)
 
 
-def model(label: str, trace: float, **changes: object) -> CurvatureRow:
+def model(label, trace, **changes):
     row = CurvatureRow(
         subject=label,
         part="model",
@@ -97,11 +84,11 @@ def model(label: str, trace: float, **changes: object) -> CurvatureRow:
     return replace(row, **changes)
 
 
-def role(label: str, name: str, trace: float) -> CurvatureRow:
+def role(label, name, trace):
     return CurvatureRow(label, "role", name, 10**5, around(trace, 5.0), probes=30)
 
 
-def point(label: str, a: float, b: float, change: float, previous: str | None = None) -> PlaneRow:
+def point(label, a, b, change, previous=None):
     half = 0.02 * abs(change)
     return PlaneRow(
         label, "gptq-3bit", "gptq:bits=3", a, b, around(2.7 + change, 0.2), around(change, half),
@@ -109,11 +96,11 @@ def point(label: str, a: float, b: float, change: float, previous: str | None = 
     )  # fmt: skip
 
 
-def slice_of(label: str) -> list[PlaneRow]:
+def slice_of(label):
     return [point(label, 0.0, b, 0.2 * b * b) for b in (-0.5, 0.0, 0.5, 1.0, 1.5)]
 
 
-def grid_of(label: str) -> list[PlaneRow]:
+def grid_of(label):
     places = (-0.5, 0.0, 0.5, 1.0)
     return [
         point(label, a, b, 0.2 * b * b + 0.1 * a * a + 0.05 * a * b, HELD)
@@ -122,7 +109,7 @@ def grid_of(label: str) -> list[PlaneRow]:
     ]
 
 
-def audit_with(curved: list[CurvatureRow], sliced: list[PlaneRow]) -> AuditRecord:
+def audit_with(curved, sliced):
     return diagnosed(curvature=tuple(curved), plane=tuple(sliced))
 
 

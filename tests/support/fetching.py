@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from qaudit.hub.api import Client
@@ -20,14 +18,14 @@ CONFIG = b'{"model_type": "llama"}'
 SMALL = {"config.json": CONFIG, "tokenizer.json": b'{"model": {}}', "README.md": b"# tiny\n"}
 
 
-def bytes_of(name: str, nbytes: int = 300_000) -> bytes:
+def bytes_of(name, nbytes=300_000):
     """Return bytes that are the same for a name in every run."""
     return random.Random(name).randbytes(nbytes)
 
 
 SHARDS = {f"model-0000{k}-of-00003.safetensors": bytes_of(f"shard {k}") for k in (1, 2, 3)}
 INDEX = b'{"weight_map": {}}'
-REVISIONS: Mapping[str, Mapping[str, bytes]] = {
+REVISIONS = {
     "step1": SMALL | {"model.safetensors": bytes_of("step1")},
     "step2": SMALL | {"model.safetensors": bytes_of("step2")},
     "step3": SMALL | SHARDS | {"model.safetensors.index.json": INDEX},
@@ -37,7 +35,7 @@ REVISIONS: Mapping[str, Mapping[str, bytes]] = {
 }  # fmt: skip
 
 
-def write(root: Path, revisions: Mapping[str, Mapping[str, bytes]], repo: str = REPO) -> Path:
+def write(root, revisions, repo=REPO):
     """Write revisions as folders that the local Hub serves."""
     for revision, files in revisions.items():
         for path, data in files.items():
@@ -58,7 +56,7 @@ class Desk:
     options: dict[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 20.0  # never reached where no fault is silent
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.client = Client(
             self.hub.url,
             pause=self.pauses.append,
@@ -69,15 +67,13 @@ class Desk:
         options = {"pause": self.pauses.append, **self.options}
         self.fetcher = Fetcher(self.client, self.listing, watch=self, **options)
 
-    def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+    def download(self, what, done_nbytes, total_nbytes):
         self.steps.append((what, done_nbytes, total_nbytes))
 
-    def note(self, text: str) -> None:
+    def note(self, text):
         self.heard.append(text)
 
-    def checkpoint(
-        self, revision: str, repo: str = REPO, subfolder: str | None = None
-    ) -> Checkpoint:
+    def checkpoint(self, revision, repo=REPO, subfolder=None):
         """Return a checkpoint with the weights that lie in its folder."""
         commit = self.listing.commit(repo, revision)
         start = f"{subfolder}/" if subfolder else ""
@@ -88,17 +84,17 @@ class Desk:
         )
         return Checkpoint(Ref(repo, revision, subfolder), revision, files, commit)
 
-    def requests(self, pattern: str = "GET .*resolve|GET /cdn") -> int:
+    def requests(self, pattern="GET .*resolve|GET /cdn"):
         """Count what was asked since the last time, and forget it."""
         found = len(self.hub.asked(pattern))
         self.hub.log.clear()
         return found
 
 
-def blobs(cache: Path, repo: str = REPO) -> set[str]:
+def blobs(cache, repo=REPO):
     """Return the names of everything in a repository's folder of bytes."""
     return {p.name for p in (cache / f"models--{repo.replace('/', '--')}" / "blobs").glob("*")}
 
 
-def sha256(data: bytes) -> str:
+def sha256(data):
     return hashlib.sha256(data).hexdigest()

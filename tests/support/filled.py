@@ -1,14 +1,7 @@
 """Loops that assert something: over nothing they would assert nothing."""
 
-from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
-
-T = TypeVar("T")
-
-
-def filled(values: Iterable[T]) -> Iterator[T]:
+def filled(values):
     """Yield the values one after another; fail at the end if there was none."""
     empty = True
     for value in values:

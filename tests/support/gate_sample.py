@@ -1,10 +1,7 @@
 """A gate with every way a check can stand, by names that try to be markup."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import date
-from typing import Any
 
 from qaudit.types import Check, Finding, Gate, Ignore, Interval, Policy, PolicyRule
 
@@ -20,7 +17,7 @@ POLICY = Policy(
 )
 
 
-def check(**changes: Any) -> Check:
+def check(**changes):
     """Return a check that fails, with whatever is changed."""
     plain = Check(
         rule="QA001",
@@ -91,7 +88,7 @@ STALE = Finding(
 )
 
 
-def gate(*checks: Check, **changes: Any) -> Gate:
+def gate(*checks, **changes):
     """Return a gate with these checks, or with one of every kind."""
     every = (PASSES, IGNORED, WARNS, INCONCLUSIVE, KNOWN, MISSING, FAILS, NATS)
     plain = Gate(
@@ -105,7 +102,7 @@ def gate(*checks: Check, **changes: Any) -> Gate:
     return replace(plain, **changes)
 
 
-def hostile() -> Gate:
+def hostile():
     """Return a gate whose every name comes from somebody who means harm."""
     said = f"gptq-4bit raises the loss of `{HOSTILE}`"
     bad = check(subject=HOSTILE, scheme=HOSTILE, name=HOSTILE, message=said, hint=HOSTILE)
@@ -115,7 +112,7 @@ def hostile() -> Gate:
     return Gate(policy, (bad, ignored), (warning,), (HOSTILE,), HOSTILE)
 
 
-def crowd(number: int) -> Gate:
+def crowd(number):
     """Return a gate with so many breaches, each larger than the one before."""
     centres = ((k, 0.03 + k / 100) for k in range(number))
     return gate(*(

@@ -1,34 +1,20 @@
 """Audits of a few drawn documents, to be held to policies."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
-from typing import Any
 
 import numpy as np
 
 from qaudit.judge.gate import GateInput, gate
 from qaudit.judge.table import Measurements
-from qaudit.types import (
-    Check,
-    Checkpoint,
-    Evidence,
-    Gate,
-    Measurement,
-    Policy,
-    PolicyRule,
-    Ref,
-    Subject,
-)
+from qaudit.types import Checkpoint, Evidence, Policy, PolicyRule, Ref, Subject
 from tests.support.measured import measurement
 from tests.support.sample import alone
 
 TODAY = date(2026, 6, 15)
 A, B, SOUP = "step1", "step2", "soup"
 SCHEMES = ("gptq-4bit", "rtn-4bit")
-PROTOCOL: dict[str, Any] = {
+PROTOCOL = {
     "context": 256,
     "bos": "auto",
     "packed": False,
@@ -39,18 +25,14 @@ PROTOCOL: dict[str, Any] = {
 }
 
 
-def series() -> tuple[Subject, ...]:
+def series():
     ends = [Checkpoint(Ref("here", label), label, step=k) for k, label in enumerate((A, B))]
     return (*map(alone, ends), Subject(SOUP, tuple((c, 0.5) for c in ends), "mean"))
 
 
 def measured(  # the documents are the same for all; each cell has noise of its own
-    errors: Mapping[tuple[str, str], float],
-    *,
-    documents: int = 64,
-    levels: Mapping[str, float] | None = None,
-    seed: int = 0,
-) -> list[Measurement]:
+    errors, *, documents=64, levels=None, seed=0
+):
     """Draw losses whose relative errors are near those asked for."""
     draw = np.random.default_rng(1)
     tokens = draw.integers(50, 200, documents).astype(np.int64)
@@ -73,14 +55,14 @@ def measured(  # the documents are the same for all; each cell has noise of its 
     return found
 
 
-def held(errors: Mapping[tuple[str, str], float] | float = 0.01, **changes: Any) -> GateInput:
+def held(errors=0.01, **changes):
     """Return an audit in which every cell has this error, or each its own."""
     if isinstance(errors, float):
         errors = {(label, scheme): errors for label in (A, B, SOUP) for scheme in SCHEMES}
     return of(measured(errors, **changes))
 
 
-def of(found: list[Measurement], **changes: Any) -> GateInput:
+def of(found, **changes):
     labels = {m.subject for m in found}
     subjects = tuple(s for s in series() if s.label in labels)
     table = Measurements.of(subjects, found, 0.95)
@@ -88,19 +70,19 @@ def of(found: list[Measurement], **changes: Any) -> GateInput:
     return replace(plain, **changes)
 
 
-def rule(**changes: Any) -> PolicyRule:
+def rule(**changes):
     plain = PolicyRule("four-bit", "relative_error", 0.02, schemes=("*",), subjects=("@all",))
     return replace(plain, **changes)
 
 
-def policy(*rules: PolicyRule, **changes: Any) -> Policy:
+def policy(*rules, **changes):
     return Policy("here", rules or (rule(),), **changes)
 
 
-def judged(asked: Policy, audit: GateInput, before: GateInput | None = None) -> Gate:
+def judged(asked, audit, before=None):
     return gate(asked, audit, before, today=TODAY)
 
 
-def check(found: Gate, subject: str, scheme: str | None = SCHEMES[0]) -> Check:
+def check(found, subject, scheme=SCHEMES[0]):
     (only,) = [c for c in found.checks if (c.subject, c.scheme) == (subject, scheme)]
     return only

@@ -1,17 +1,11 @@
 """Weights and importance for GGUF blocks, the same numbers on every machine; and whole files."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from torch import Tensor
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.gguf import pack
@@ -36,7 +30,7 @@ HASHES = {
 }
 
 
-def _numbers(count: int, start: int) -> np.ndarray:
+def _numbers(count, start):
     """Return integers in +-2^15 of a congruential generator."""
     state, out = start, np.empty(count, np.int64)
     for k in range(count):
@@ -45,7 +39,7 @@ def _numbers(count: int, start: int) -> np.ndarray:
     return out
 
 
-def weight() -> Tensor:
+def weight():
     """Return rows of many kinds: cubes of numbers, zeros, constants, large and small ones."""
     cubes = (_numbers(ROWS * COLUMNS, 1) ** 3).astype(np.float32) * np.float32(2.0**-49)
     values = cubes.reshape(ROWS, COLUMNS)
@@ -59,7 +53,7 @@ def weight() -> Tensor:
     return torch.from_numpy(values)
 
 
-def importance() -> Tensor:
+def importance():
     """Return mean squares of columns, some of them zero."""
     values = (_numbers(COLUMNS, 9) ** 2).astype(np.float32) * np.float32(2.0**-28)
     values[100:140] = 0
@@ -110,7 +104,7 @@ _SOME = {
 }  # fmt: skip
 
 
-def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
+def permuted(weights, heads):
     """Reorder rows of q and k as `LlamaModel.permute` of llama.cpp's converter does."""
     return (
         weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
@@ -120,15 +114,8 @@ def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(
-    folder: Path,
-    path: Path,
-    kind_of: Callable[[str], str] = lambda name: "F32",
-    *,
-    dense: Mapping[str, Tensor] | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    words: bool = True,
-    more: Mapping[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
+    folder, path, kind_of=lambda name: "F32", *, dense=None, metadata=None, words=True, more=None
+):
     """Write a model's folder as a GGUF file; return the weights that the file means.
 
     `kind_of` names the type of each matrix. A tied head is written again, which OLMo 2 needs.
@@ -180,17 +167,15 @@ def write_gguf(
 KINDS = ("Q8_0", "Q4_0", "Q5_0", "Q5_1", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 
-def _with_experts(tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+def _with_experts(tensors):
     """Return the tensors of a file, those of experts one for each of their matrices."""
-    merged: dict[str, list[str]] = {}
+    merged = {}
     for name in tensors:
         merged.setdefault(re.sub(r"(\.experts)\.\d+\.", r"\1.", name), []).append(name)
     return merged
 
 
-def _read_back(
-    values: np.ndarray, name: str, role: str, heads: dict[str, int], architecture: str
-) -> Tensor:
+def _read_back(values, name, role, heads, architecture):
     if architecture in _INTERLEAVED and role in heads:
         order = permuted(np.arange(len(values)), heads[role])
         values = values[np.argsort(order)]
@@ -199,7 +184,7 @@ def _read_back(
     return torch.from_numpy(np.array(values, np.float32))
 
 
-def _facts(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+def _facts(config, architecture):
     """Return the metadata that a file has of a configuration."""
     heads, width = config["num_attention_heads"], config["hidden_size"]
     rope = config.get("rope_parameters") or {}
@@ -226,7 +211,7 @@ def _facts(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     return {"tokenizer.ggml.model": "none", **found}
 
 
-def rewrite(path: Path, out: Path, metadata: Mapping[str, Any]) -> None:
+def rewrite(path, out, metadata):
     """Write a file again with other metadata."""
     source = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(out, source.fields["general.architecture"].contents())
@@ -243,14 +228,14 @@ def rewrite(path: Path, out: Path, metadata: Mapping[str, Any]) -> None:
     _write(writer)
 
 
-def _write(writer: Any) -> None:
+def _write(writer):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add(writer: Any, metadata: Mapping[str, Any]) -> None:
+def _add(writer, metadata):
     add = {str: writer.add_string, bool: writer.add_bool, float: writer.add_float32}
     add[list] = writer.add_array
     for key, value in metadata.items():

@@ -1,10 +1,7 @@
 """Write the defaults that GGUF files are compared by: `python -m tests.support.gguf_defaults`."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import Any
 
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -22,9 +19,9 @@ SIZES = {*GROWN, "model_type", "layer_types", "vocab_size", "num_hidden_layers",
          "n_layers", "n_head", "n_heads", "n_embd", "d_model", "hidden_act"}  # fmt: skip
 
 
-def defaults_of(model_type: str) -> dict[str, Any]:
+def defaults_of(model_type):
     """Return the numbers, flags and names that a type has whatever its sizes are."""
-    kind: Any = CONFIG_MAPPING[model_type]
+    kind = CONFIG_MAPPING[model_type]
     config = kind()
     sizes = {name: getattr(config, name, None) for name in GROWN}
     grown = {name: GROWN[name] * size for name, size in sizes.items() if size}
@@ -41,8 +38,8 @@ def defaults_of(model_type: str) -> dict[str, Any]:
     }
 
 
-def _values(config: Any) -> dict[str, Any]:
-    values: dict[str, Any] = config.to_dict()
+def _values(config):
+    values = config.to_dict()
     for part in ("attn_config", "ffn_config"):
         values |= values.get(part) or {}
     rope = values.get("rope_parameters") or {}
@@ -52,12 +49,12 @@ def _values(config: Any) -> dict[str, Any]:
     return values | {"rope_local_base_freq": local.get("rope_theta")}
 
 
-def table() -> dict[str, dict[str, Any]]:
+def table():
     types = sorted({one for code in ARCHITECTURES.values() for one in code.types})
     return {one: defaults_of(one) for one in types}
 
 
-def text() -> str:
+def text():
     rows = (f"  {json.dumps(one)}: {json.dumps(values)}" for one, values in table().items())
     return "{\n" + ",\n".join(rows) + "\n}\n"
 

@@ -1,14 +1,12 @@
 """Names that attack terminals, Markdown, HTML and spreadsheets, and a page as parsers read it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from html.parser import HTMLParser
 
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from qaudit.types import AuditRecord, Finding, Interval, Skipped, Subject
+from qaudit.types import Finding, Interval, Skipped, Subject
 from tests.support import sample
 
 TEXT = {"h2", "h3", "h4", "p", "strong", "em", "code", "pre", "br", "sub", "ul", "li", "img"}
@@ -42,7 +40,7 @@ pieces = st.sampled_from([*HARSH, "-", "+", "1.", "#", ">", "*", "_", "\t", "|",
 names = st.lists(pieces | st.text(max_size=8), max_size=4).map("".join)
 
 
-def named(words: list[str]) -> AuditRecord:
+def named(words):
     """Return a small audit in which everything that others may name is named by `words`."""
     word = iter(words * 99)
     audit = sample.many(3, 2, soups=1)
@@ -50,7 +48,7 @@ def named(words: list[str]) -> AuditRecord:
     schemes = {s: f"{next(word)}{k}" for k, s in enumerate(audit.plan.recipe.schemes[:2])}
     schemes["fp"] = "fp"
 
-    def subject(old: Subject) -> Subject:
+    def subject(old):
         members = tuple(
             (replace(c, label=labels[c.label], stage=next(word), family=next(word)), weight)
             for c, weight in old.members
@@ -109,15 +107,15 @@ def named(words: list[str]) -> AuditRecord:
 class Page(HTMLParser):
     """What a reader of Markdown made of a card."""
 
-    def __init__(self, card: str) -> None:
+    def __init__(self, card):
         super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[tuple[str, str, str]] = set()
-        self.comments: list[str] = []
-        self.rows: list[int] = []
+        self.tags = set()
+        self.attributes = set()
+        self.comments = []
+        self.rows = []
         self.feed(MarkdownIt("commonmark", {"html": True}).enable("table").render(card))
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         self.attributes |= {(tag, name, value or "") for name, value in attrs}
         if tag == "tr":
@@ -125,5 +123,5 @@ class Page(HTMLParser):
         if tag in ("td", "th"):
             self.rows[-1] += 1
 
-    def handle_comment(self, data: str) -> None:
+    def handle_comment(self, data):
         self.comments.append(data.strip())

@@ -1,21 +1,16 @@
 """Items whose options have given losses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from qaudit.types import CHOICES, Measurement, TaskEvidence
+from qaudit.types import CHOICES, TaskEvidence
 
 LOST = {"fp": 0, "rtn-4bit": 30}
 """Of 360 right answers the ones that a scheme turns wrong; any other scheme 40."""
 
 
-def items_of(
-    nll: npt.NDArray[np.float64], *, options: int, answer: int = 0, task: str = CHOICES
-) -> TaskEvidence:
+def items_of(nll, *, options, answer=0, task=CHOICES):
     """Return a task in which the same option of each item is right."""
     count = len(nll) // options
     return TaskEvidence(
@@ -27,7 +22,7 @@ def items_of(
     )
 
 
-def answered(m: Measurement, tasks: tuple[str, ...] = ("a", "b")) -> Measurement:
+def answered(m, tasks=("a", "b")):
     """Return a measurement that has answered 400 items of each task, 40 wrong at best."""
     nll = np.repeat([[1.0, 2.0], [2.0, 1.0]], (360, 40), axis=0)
     nll[: LOST.get(m.scheme, 40)] = [2.0, 1.0]

@@ -3,8 +3,6 @@
 That wheel has no `llama-quantize`; `make peers` puts a library that has it into the environment.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import sys
@@ -18,7 +16,7 @@ import torch
 from qaudit.export.llamacpp import LlamaCpp, library
 
 
-def quantized(kind: str, weight_RC: np.ndarray, importance_C: np.ndarray | None) -> np.ndarray:
+def quantized(kind, weight_RC, importance_C):
     """Return the bytes that ggml makes of a matrix."""
     number = gguf.GGMLQuantizationType[kind]
     columns, nbytes = gguf.GGML_QUANT_SIZES[number]
@@ -36,7 +34,7 @@ def quantized(kind: str, weight_RC: np.ndarray, importance_C: np.ndarray | None)
     return packed_RB
 
 
-def dequantized(kind: str, packed_RB: np.ndarray, columns: int) -> np.ndarray:
+def dequantized(kind, packed_RB, columns):
     """Return the weights that ggml reads in bytes."""
     weight_RC = np.empty((len(packed_RB), columns), np.float32)
     function = getattr(library(), f"dequantize_row_{kind.lower().replace('_k', '_K')}")
@@ -45,7 +43,7 @@ def dequantized(kind: str, packed_RB: np.ndarray, columns: int) -> np.ndarray:
     return weight_RC
 
 
-def logits_of(path: Path, windows: list[list[int]]) -> list[np.ndarray]:
+def logits_of(path, windows):
     """Return the logits (tokens, vocabulary) of each window in float64."""
     model = LlamaCpp(path)
     return [model(torch.tensor([one]))[0].double().numpy() for one in windows]
@@ -55,7 +53,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__])
 
 
-def logits_in_a_child(path: Path, tokens: list[int]) -> np.ndarray | None:
+def logits_in_a_child(path, tokens):
     """Return the logits of a file; None where llama.cpp refuses it, or aborts.
 
     A process that forks must not have run llama.cpp: threads of OpenMP end with the fork, and the
@@ -69,7 +67,7 @@ def logits_in_a_child(path: Path, tokens: list[int]) -> np.ndarray | None:
     return np.load(answer) if answer.is_file() else None
 
 
-def _save_logits(path: Path, tokens: list[int], answer: Path) -> None:
+def _save_logits(path, tokens, answer):
     with suppress(BaseException):  # of a file that is refused
         np.save(answer, logits_of(path, [tokens])[0])
 
@@ -90,7 +88,7 @@ class _Parameters(ctypes.Structure):
     _fields_ = (("words", ctypes.c_uint32 * 128),)
 
 
-def quantize_file(source: Path, out: Path, file_type: int, *, pure: bool = False) -> None:
+def quantize_file(source, out, file_type, *, pure=False):
     """Write a file as `llama-quantize` does; embeddings and head stay in float32."""
     (path,) = (Path(sys.prefix) / "quantizer").glob("*.so")
     own = ctypes.CDLL(str(path))

@@ -1,13 +1,9 @@
 """Measurements that no model gave, with the class that their scheme has; a machine and a corpus."""
 
-from __future__ import annotations
-
 import hashlib
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from qaudit.core.registry import parse_scheme
@@ -26,16 +22,8 @@ from qaudit.types import (
 MACHINE = Machine(torch.device("cpu"), torch.float32, stream_limit_nbytes=10**9)
 
 
-def measurement(
-    subject: str,
-    scheme: str,
-    spec: str,
-    evidence: Evidence,
-    bits: float,
-    seed: int = 0,
-    notes: tuple[str, ...] = (),
-) -> Measurement:
-    more: dict[str, Any] = {"bit_class": str(int(bits)), "calibrates": False}
+def measurement(subject, scheme, spec, evidence, bits, seed=0, notes=()):
+    more = {"bit_class": str(int(bits)), "calibrates": False}
     with suppress(SchemeError):  # of a test alone
         if scheme == FULL_PRECISION:
             more["bit_class"] = FULL_PRECISION
@@ -45,15 +33,7 @@ def measurement(
     return Measurement(subject, scheme, spec, evidence, bits, 1.0, seed, notes, **more)
 
 
-def drawn(
-    subject: str,
-    scheme: str,
-    spec: str,
-    nll: npt.NDArray[np.float64],
-    tokens: npt.NDArray[np.int64],
-    bits: float,
-    notes: tuple[str, ...] = (),
-) -> Measurement:
+def drawn(subject, scheme, spec, nll, tokens, bits, notes=()):
     """Return a measurement of documents that have a number instead of a text."""
     shas = tuple(hashlib.sha256(f"document {k}".encode()).hexdigest() for k in range(len(tokens)))
     return measurement(
@@ -61,7 +41,7 @@ def drawn(
     )
 
 
-def corpus() -> Corpus:
+def corpus():
     """Return the text of a tiny model."""
     windows = tuple(Window(k, np.arange(3, 20, dtype=np.int32) + k) for k in range(3))
     documents = tuple(EvaluationDocument(f"d{k}", f"{k}" * 64, 40) for k in range(3))

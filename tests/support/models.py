@@ -1,10 +1,7 @@
 """Random models of two blocks, their tokenizer and text, as files."""
 
-from __future__ import annotations
-
 import json
 import random
-from pathlib import Path
 
 import torch
 from tokenizers import ByteLevelBPETokenizer
@@ -26,19 +23,19 @@ SHAPE = {
 WORDS = ("the", "quick", "fox", "jumps", "over", "a", "lazy", "dog", "while", "wizards", "box")
 
 
-def text(seed: int, length: int = 24) -> str:
+def text(seed, length=24):
     """Return a document of a few known words."""
     return " ".join(random.Random(seed).choices(WORDS, k=length))
 
 
-def write_documents(path: Path, seeds: range) -> Path:
+def write_documents(path, seeds):
     """Write documents as JSON lines."""
     lines = [json.dumps({"text": text(seed)}) for seed in seeds]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
-def save_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
+def save_tokenizer(folder, size=VOCABULARY):
     """Train a byte-level BPE tokenizer on a few strings and save it as checkpoints have it."""
     trained = ByteLevelBPETokenizer()
     corpus = [text(seed) for seed in range(40)]
@@ -46,7 +43,7 @@ def save_tokenizer(folder: Path, size: int = VOCABULARY) -> None:
     PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer).save_pretrained(folder)
 
 
-def swap_words(folder: Path) -> None:
+def swap_words(folder):
     """Let two words of a tokenizer's vocabulary change places."""
     path = folder / "tokenizer.json"
     table = json.loads(path.read_text(encoding="utf-8"))
@@ -57,7 +54,7 @@ def swap_words(folder: Path) -> None:
     path.write_text(json.dumps(table), encoding="utf-8")
 
 
-def save_model(folder: Path, seed: int, family: str = "llama", **changes: object) -> Path:
+def save_model(folder, seed, family="llama", **changes):
     """Save a random model of two blocks, without a tokenizer."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family, **{**SHAPE, **changes})

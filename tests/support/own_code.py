@@ -5,19 +5,13 @@ its position before two linears, with frequencies that are computed and not stor
 embeddings are: a loader that loses such buffers gives other logits.
 """
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor
 from transformers import dynamic_module_utils
 
 VOCABULARY, WIDTH, INNER, BLOCKS = 320, 32, 64, 2
@@ -105,7 +99,7 @@ FREQUENCIES = "torch.arange(config.width).float() / config.width"
 BUFFER = f'self.register_buffer("inv_freq", {FREQUENCIES}, persistent=False)'
 
 
-def make(folder: Path, mark: Path, *, ties: object = None, **changes: Any) -> dict[str, Tensor]:
+def make(folder, mark, *, ties=None, **changes):
     """Write a checkpoint with code of its own, and return its weights.
 
     `changes` are of what the code says, or else of its configuration.
@@ -138,10 +132,10 @@ def make(folder: Path, mark: Path, *, ties: object = None, **changes: Any) -> di
     return tensors
 
 
-def weights(*, tied: bool = False) -> dict[str, Tensor]:
+def weights(*, tied=False):
     generator = torch.Generator().manual_seed(3)
 
-    def some(*shape: int) -> Tensor:
+    def some(*shape):
         return torch.randn(shape, generator=generator) * 0.3
 
     tensors = {"embed.weight": some(VOCABULARY, WIDTH), "lm_head.weight": some(VOCABULARY, WIDTH)}
@@ -153,7 +147,7 @@ def weights(*, tied: bool = False) -> dict[str, Tensor]:
     return tensors
 
 
-def logits(tensors: dict[str, Tensor], tokens_T: Tensor, *, buffers: bool = True) -> Tensor:
+def logits(tensors, tokens_T, *, buffers=True):
     """Compute what the code computes, without running it."""
     angle = torch.cos(torch.arange(WIDTH).float() / WIDTH) if buffers else torch.zeros(WIDTH)
     hidden_TD = tensors["embed.weight"][tokens_T]
@@ -164,10 +158,10 @@ def logits(tensors: dict[str, Tensor], tokens_T: Tensor, *, buffers: bool = True
 
 
 @contextmanager
-def modules_in(folder: Path) -> Iterator[None]:
+def modules_in(folder):
     """Let the library copy code to `folder`, and not where the person who runs the tests has it."""
 
-    def forget() -> None:
+    def forget():
         for name in list(sys.modules):
             if name.partition(".")[0] == "transformers_modules":
                 del sys.modules[name]

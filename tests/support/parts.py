@@ -1,14 +1,10 @@
 """Plans measured in parts: the commands in processes of their own, and what must be equal."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from qaudit.audit import load
 from tests.support.cli import audit_of
@@ -18,9 +14,7 @@ MAIN = "from qaudit.cli import main; main()"
 ROOT = Path(__file__).parents[2]
 
 
-def start(
-    place: Path, *arguments: object, main: str = MAIN, before: Sequence[str] = (), **variables: str
-) -> subprocess.Popen[str]:
+def start(place, *arguments, main=MAIN, before=(), **variables):
     """Start a command in a process of its own; `before` is a command that starts it."""
     return subprocess.Popen(
         [*before, sys.executable, "-c", main, *map(str, arguments)],
@@ -32,14 +26,14 @@ def start(
     )
 
 
-def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+def ended(process, code=0):
     """Wait for a command that ends with a code; return what it said on stderr."""
     _, said = process.communicate(timeout=300)
     assert process.returncode == code, said
     return said
 
 
-def until(there: Callable[[], bool], seconds: float = 300) -> None:
+def until(there, seconds=300):
     """Wait for a condition."""
     ends = time.monotonic() + seconds
     while not there():
@@ -47,7 +41,7 @@ def until(there: Callable[[], bool], seconds: float = 300) -> None:
         time.sleep(0.01)
 
 
-def losses(folder: Path) -> dict[tuple[str, str, int], bytes]:
+def losses(folder):
     """Return the losses of every document, to the bit."""
     return {
         (one.subject, one.spec, one.calibration_seed): one.evidence.nll_sum.tobytes()
@@ -55,7 +49,7 @@ def losses(folder: Path) -> dict[tuple[str, str, int], bytes]:
     }
 
 
-def same_audit(a: Path, b: Path) -> None:
+def same_audit(a, b):
     """Assert that two audits have the same numbers, evidence and conclusions."""
     assert losses(a) == losses(b)
     first, second = audit_of(a), audit_of(b)
@@ -64,7 +58,7 @@ def same_audit(a: Path, b: Path) -> None:
     assert {f["rule"] for f in first["findings"]} == {f["rule"] for f in second["findings"]}
 
 
-def lasting(rows: Any) -> Any:
+def lasting(rows):
     """Return rows without a clock's seconds and the hashes of files in which they are."""
     if not isinstance(rows, list):
         return rows
@@ -72,7 +66,7 @@ def lasting(rows: Any) -> Any:
     return [{name: value for name, value in row.items() if name not in moved} for row in rows]
 
 
-def demo(folder: Path) -> tuple[object, ...]:
+def demo(folder):
     """Write a tiny series and its text; return the targets and options of a scan of it."""
     for seed, step in enumerate((10, 200, 1000)):
         if not (folder / "series" / f"step{step}").exists():

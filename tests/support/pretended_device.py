@@ -18,10 +18,9 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
 from unittest import mock
 
 import torch
@@ -37,7 +36,7 @@ HOST_ONLY = {"numpy", "__array__", "__dlpack__"}
 CROSSING = {"to", "cuda", "cpu", "copy_", "type_as", "__deepcopy__", "__set__"}
 INDEXING = {"__getitem__", "__setitem__", "index_put_", "index_put"}
 TENSOR_PROPERTIES = {"data", "grad", "T", "mT", "H", "real"}
-ACTIVE: list[Any] = []
+ACTIVE = []
 _local = threading.local()
 
 
@@ -48,10 +47,10 @@ class DeviceTensor(torch.Tensor):
     is_cuda = property(lambda self: self.device.type == "cuda")
     is_cpu = property(lambda self: False)
 
-    def record_stream(self, stream: Stream) -> None:
+    def record_stream(self, stream):
         ACTIVE[-1].record(self, stream)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+    def __deepcopy__(self, memo):
         copy = self.detach().clone().requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
             copy = torch.nn.Parameter(copy, requires_grad=self.requires_grad)
@@ -64,15 +63,15 @@ class Stream:
     `seen` is the time of the computing stream up to which it has waited.
     """
 
-    def __init__(self, device: Any = None, *, side: bool = True) -> None:
+    def __init__(self, device=None, *, side=True):
         self.side, self.seen, self.spoiled = side, 0, 0
-        self.queue: list[Any] = []
+        self.queue = []
         self.ran = 0
-        self.kept: list[tuple[int, Any]] = []  # storages until the queue has come so far
+        self.kept = []  # storages until the queue has come so far
         if side:
             ACTIVE[-1].streams.append(self)
 
-    def run(self, until: int) -> None:
+    def run(self, until):
         with _running, torch._C.DisableTorchFunction():
             while self.ran < until:
                 entered, self.queue[self.ran] = self.queue[self.ran], None
@@ -80,16 +79,16 @@ class Stream:
                 entered()
             self.kept = [(place, storage) for place, storage in self.kept if place > self.ran]
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.run(len(self.queue))
         ACTIVE[-1].reached = max(ACTIVE[-1].reached, self.seen)
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event=None):
         event = event or Event()
         event.record(self)
         return event
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event):
         if event.stream is None or ACTIVE[-1].is_left_out("wait_event"):
             return
         if not self.side:
@@ -102,22 +101,22 @@ class Stream:
 class Event:
     """A time on a stream; waiting for it is waiting for what the stream was given before."""
 
-    def __init__(self, *, enable_timing: bool = False) -> None:
+    def __init__(self, *, enable_timing=False):
         self.enable_timing, self.stream = enable_timing, None
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream=None):
         self.at = time.perf_counter()
         if self.enable_timing or not ACTIVE[-1].is_left_out("record"):
             self.stream = stream or current_stream()
             self.place = len(self.stream.queue)
             self.seen = self.stream.seen if self.stream.side else ACTIVE[-1].time
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         if self.stream is not None:
             self.stream.run(self.place)
             ACTIVE[-1].reached = max(ACTIVE[-1].reached, self.seen)
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end):
         assert self.enable_timing and end.enable_timing
         return 1000 * (end.at - self.at)
 
@@ -126,12 +125,12 @@ DEFAULT = Stream(side=False)
 _running = threading.RLock()
 
 
-def current_stream(device: Any = None) -> Stream:
+def current_stream(device=None):
     return getattr(_local, "stream", None) or DEFAULT
 
 
 @contextmanager
-def in_stream(stream: Stream | None) -> Iterator[None]:
+def in_stream(stream):
     before, _local.stream = getattr(_local, "stream", None), stream
     try:
         yield
@@ -146,40 +145,40 @@ class Device(TorchFunctionMode):
     `ordering` are the lines that order streams, and `left_out` is one that is to do nothing.
     """
 
-    def __init__(self, kind: str, package: str, count: int, capacity: int) -> None:
+    def __init__(self, kind, package, count, capacity):
         super().__init__()
         self.type, self.package, self.count, self.capacity = kind, package, count, capacity
         self.waits, self.uploads, self.peers = Counter[str](), Counter[str](), Counter[str]()
         self.pinned = Counter[str]()  # bytes
         self.time = self.reached = 0  # of the computing stream: entered, and known to be over
         self.computes = False  # rather than the host
-        self.streams: list[Stream] = []
-        self.ordering: set[tuple[str, str]] = set()
-        self.left_out: tuple[str, str] | None = None
-        self.held: dict[int, int] = {}
-        self.owners: dict[int, Stream] = {}  # storages that a side stream allocated
-        self.written: dict[int, int] = {}  # by storage, when the computing stream wrote it last
-        self.used: dict[int, int] = {}  # when it used last what a side stream allocated
-        self.recorded: set[int] = set()  # those that wait for it when they are given back
-        self.late: list[tuple[int, int]] = []  # what was given back: until when it is used, bytes
+        self.streams = []
+        self.ordering = set()
+        self.left_out = None
+        self.held = {}
+        self.owners = {}  # storages that a side stream allocated
+        self.written = {}  # by storage, when the computing stream wrote it last
+        self.used = {}  # when it used last what a side stream allocated
+        self.recorded = set()  # those that wait for it when they are given back
+        self.late = []  # what was given back: until when it is used, bytes
         self.allocated = self.reserved = 0  # a caching allocator gives nothing back
         self.tried, self.fails_at, self.synchronized = 0, 0, 0
-        self.allocates: Callable[[], object] = lambda: None  # called at every allocation
+        self.allocates = lambda: None  # called at every allocation
 
-    def line(self, depth: int = 2) -> str:
+    def line(self, depth=2):
         frame = sys._getframe(depth)
         while frame is not None and self.package not in frame.f_code.co_filename:
             frame = frame.f_back
         name = frame.f_code.co_filename.rpartition(self.package)[2] if frame else "?"
         return f"{name}:{frame.f_lineno}" if frame else name
 
-    def is_left_out(self, name: str) -> bool:
+    def is_left_out(self, name):
         """Note a line that orders streams; return whether it is to do nothing."""
         site = (name, self.line(3))
         self.ordering.add(site)
         return site == self.left_out
 
-    def place(self, device: Any) -> torch.device | None:
+    def place(self, device):
         """Return a pretended device with its ordinal, or None for another."""
         if not isinstance(device, str | torch.device) or torch.device(device).type != self.type:
             return None
@@ -188,7 +187,7 @@ class Device(TorchFunctionMode):
             raise RuntimeError(f"CUDA error: invalid device ordinal ({device})")
         return torch.device(self.type, device.index or 0)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
             owner = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -197,7 +196,7 @@ class Device(TorchFunctionMode):
         with torch._C.DisableTorchFunctionSubclass():
             return self._call(func, name, args, dict(kwargs or {}))
 
-    def _call(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _call(self, func, name, args, kwargs):
         tensors = tensors_in((*args, *kwargs.values()))
         here = [t for t in tensors if isinstance(t, DeviceTensor)]
         if name == "_has_compatible_shallow_copy_type" and here:  # modules then make new parameters
@@ -222,7 +221,7 @@ class Device(TorchFunctionMode):
             return self._wrap(out, target, tensors)
         return tree_map_only(torch.Tensor, lambda t: self._wrap(t, target, tensors), out)
 
-    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _pin(self, tensor):
         if getattr(tensor, "_pinned", False):
             return tensor
         self.pinned[self.line()] += tensor.nbytes
@@ -230,7 +229,7 @@ class Device(TorchFunctionMode):
         pinned._pinned = True
         return pinned
 
-    def _note_use(self, name: str, args: Any, here: Any) -> None:
+    def _note_use(self, name, args, here):
         """Note when the computing stream uses what others allocated, and changes a tensor."""
         self.time += 1
         if self.owners and not name.startswith("empty"):
@@ -239,9 +238,7 @@ class Device(TorchFunctionMode):
         if is_changed and args and isinstance(args[0], DeviceTensor):
             self.written[_key(args[0])] = self.time
 
-    def _enter(
-        self, func: Any, name: str, args: Any, kwargs: Any, target: Any, tensors: Any
-    ) -> Any:
+    def _enter(self, func, name, args, kwargs, target, tensors):
         """Put a copy in the queue of a side stream; what it writes is poison until it runs."""
         stream = current_stream()
         seen = max(stream.seen, self.reached)
@@ -249,7 +246,7 @@ class Device(TorchFunctionMode):
             DeviceTensor, lambda t: _Late(self._borrow(t, stream, seen)), (args, kwargs)
         )
 
-        def compute() -> Any:
+        def compute():
             now, options = tree_map_only(_Late, lambda late: late.read(), borrowed)
             return self._compute(func, name, now, dict(options), widen=True)
 
@@ -275,7 +272,7 @@ class Device(TorchFunctionMode):
             stream.queue.append(lambda: into.copy_(compute()))
         return out
 
-    def _borrow(self, t: torch.Tensor, stream: Stream, seen: int) -> Callable[[], torch.Tensor]:
+    def _borrow(self, t, stream, seen):
         """Return what reads an operand of a side stream when it runs."""
         plain, key = _plain(t), _key(t)
         if self.owners.get(key) is stream:
@@ -284,7 +281,7 @@ class Device(TorchFunctionMode):
         nothing, storage = plain.new_empty(0), weakref.ref(plain.untyped_storage())
         is_early = self.written.get(key, 0) > seen
 
-        def read() -> torch.Tensor:
+        def read():
             held = storage()
             if is_early or held is None:
                 return _poison(nothing.new_empty(where[1]))
@@ -292,7 +289,7 @@ class Device(TorchFunctionMode):
 
         return read
 
-    def record(self, t: torch.Tensor, stream: Stream) -> None:
+    def record(self, t, stream):
         """Keep memory that is given back until another stream has come so far."""
         if self.is_left_out("record_stream"):
             return
@@ -301,7 +298,7 @@ class Device(TorchFunctionMode):
         elif len(stream.queue) > stream.ran:
             stream.kept.append((len(stream.queue), t.untyped_storage()))
 
-    def _compute(self, func: Any, name: str, args: Any, kwargs: Any, *, widen: bool) -> Any:
+    def _compute(self, func, name, args, kwargs, *, widen):
         """Let the CPU do it."""
         if widen and name == "mm" and "out_dtype" in kwargs:  # only CUDA has it
             wide = kwargs.pop("out_dtype")
@@ -315,7 +312,7 @@ class Device(TorchFunctionMode):
             args, kwargs = tree_map_only(DeviceTensor, _plain, (args, kwargs))
         return func(*args, **kwargs) if name != "cuda" else args[0].clone()
 
-    def _target(self, name: str, args: Any, kwargs: Any, here: Any) -> torch.device | None:
+    def _target(self, name, args, kwargs, here):
         """Return where the result is; None: on the host, or as it comes."""
         if name in ("cpu", "__set__"):
             return None
@@ -327,9 +324,7 @@ class Device(TorchFunctionMode):
         wanted = [v for v in (kwargs.get("device"), *values) if isinstance(v, str | torch.device)]
         return self.place(wanted[0]) if wanted else here[0].device if here else None
 
-    def _count(
-        self, name: str, args: Any, tensors: Any, here: Any, target: Any, *, is_blocking: bool
-    ) -> None:
+    def _count(self, name, args, tensors, here, target, *, is_blocking):
         """Count what waits or is copied."""
         pageable = not all(t.is_meta or getattr(t, "_pinned", False) for t in tensors)
         if target and (name == "tensor" or (name in ("to", "cuda") and not here and pageable)):
@@ -344,7 +339,7 @@ class Device(TorchFunctionMode):
             if getattr(index, "dtype", None) is torch.bool:
                 self._wait()
 
-    def _check(self, name: str, args: Any, tensors: Any, here: Any) -> None:
+    def _check(self, name, args, tensors, here):
         """Refuse operands on two devices."""
         if not here:
             return
@@ -363,12 +358,12 @@ class Device(TorchFunctionMode):
                 f"but found {named}"
             )
 
-    def _wait(self) -> None:
+    def _wait(self):
         self.waits[self.line(3)] += 1
         if not current_stream().side:
             self.reached = self.time
 
-    def _wrap(self, t: torch.Tensor, on: torch.device, operands: Any) -> torch.Tensor:
+    def _wrap(self, t, on, operands):
         if t.is_meta:
             return t
         if self.type == "mps" and t.dtype == torch.float64:
@@ -384,7 +379,7 @@ class Device(TorchFunctionMode):
             self._allocate(storage)
         return t
 
-    def _allocate(self, storage: Any) -> None:
+    def _allocate(self, storage):
         key, nbytes = storage.data_ptr(), storage.nbytes()
         self.tried += 1
         self.allocates()
@@ -402,7 +397,7 @@ class Device(TorchFunctionMode):
         else:
             self.written[key] = self.time
 
-    def _free(self, key: int) -> None:
+    def _free(self, key):
         """Give memory back, to the stream that allocated it."""
         nbytes, used = self.held.pop(key, 0), self.used.pop(key, 0)
         owner, is_recorded = self.owners.pop(key, DEFAULT), key in self.recorded
@@ -416,7 +411,7 @@ class Device(TorchFunctionMode):
         if is_used:
             owner.spoiled = max(owner.spoiled, used)
 
-    def synchronize(self, device: Any = None) -> None:
+    def synchronize(self, device=None):
         self.synchronized += 1
         self.reached = self.time
         for stream in self.streams:
@@ -430,21 +425,21 @@ class _Late:
     read: Callable[[], torch.Tensor]
 
 
-def _indices(args: Any) -> Any:
+def _indices(args):
     return args[1] if isinstance(args[1], tuple | list) else args[1:2]
 
 
-def _key(t: torch.Tensor) -> int:
+def _key(t):
     return t.untyped_storage().data_ptr()
 
 
-def _poison(t: torch.Tensor) -> torch.Tensor:
+def _poison(t):
     return t.fill_(float("nan") if t.is_floating_point() else 0)
 
 
-def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+def tensors_in(values):
     """Return the tensors among values and in them; `tree_leaves` takes ten times as long."""
-    tensors: list[torch.Tensor] = []
+    tensors = []
     for value in values:
         if isinstance(value, torch.Tensor):
             tensors.append(value)
@@ -455,21 +450,19 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     return tensors
 
 
-def _plain(t: torch.Tensor) -> torch.Tensor:
+def _plain(t):
     with torch._C.DisableTorchFunctionSubclass():
         return t.as_subclass(torch.Tensor)
 
 
 @contextmanager
-def pretended(
-    kind: str = "cuda", *, package: str = "qaudit/", count: int = 2, capacity: int = 80 << 30
-) -> Iterator[Device]:
+def pretended(kind="cuda", *, package="qaudit/", count=2, capacity=80 << 30):
     """Give this process a second device for a `with` body, and to threads that start in it."""
     with suppress(ImportError):
         import bitsandbytes  # noqa: F401 - it looks for a CUDA build when it is imported
     mode, start = Device(kind, package, count, capacity), threading.Thread._bootstrap_inner
 
-    def bootstrap(thread: threading.Thread) -> None:
+    def bootstrap(thread):
         with mode:
             start(thread)
 

@@ -25,22 +25,22 @@ class Problem:
     x_TC: Tensor
 
     @property
-    def linears(self) -> Linears:
+    def linears(self):
         inputs = InputsAccumulator(self.x_TC.shape[1])
         inputs.add(self.x_TC)
         return Linears({"linear": self.weight_RC.clone()}, inputs.result())
 
-    def solve(self, spec: str) -> Tensor:
+    def solve(self, spec):
         """Return the weights under scales as computed, as the peers have them."""
         return parse_scheme(f"{spec}:scale_dtype=float32").quantize(self.linears).weights["linear"]
 
-    def objective(self, quantized_RC: Tensor) -> float:
+    def objective(self, quantized_RC):
         """Squared error of the linear's output, in double precision."""
         error_RC = self.weight_RC.double() - quantized_RC.double()
         return float((error_RC @ self.x_TC.double().T).square().sum())
 
 
-def make_problem(rows: int, columns: int, seed: int = 0) -> Problem:
+def make_problem(rows, columns, seed=0):
     generator = torch.Generator().manual_seed(seed)
     hidden_TK = torch.randn(4 * columns, columns // 4, generator=generator)
     mix_KC = torch.randn(columns // 4, columns, generator=generator) / columns**0.5
@@ -49,12 +49,12 @@ def make_problem(rows: int, columns: int, seed: int = 0) -> Problem:
     return Problem(0.02 * torch.randn(rows, columns, generator=generator), x_TC)
 
 
-def rows_differing(a_RC: Tensor, b_RC: Tensor) -> int:
+def rows_differing(a_RC, b_RC):
     """Number of rows in which any weight differs by more than the rounding of a scale."""
     return int((~torch.isclose(a_RC, b_RC, rtol=1e-4, atol=1e-8)).any(1).sum())
 
 
-def symmetric(size: int, seed: int) -> Tensor:
+def symmetric(size, seed):
     generator = torch.Generator().manual_seed(seed)
     half = torch.randn(size, size, generator=generator, dtype=torch.float64)
     return half + half.T

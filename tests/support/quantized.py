@@ -1,11 +1,6 @@
 """Repositories that are quantized already, written bit by bit and without any packer of ours."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -17,13 +12,7 @@ from tests.support import torchao
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the half-byte of each of eight neighbours
 
 
-def write(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    own: Mapping[str, Any] | None,
-    metadata: Mapping[str, str] | None = None,
-    **more: Any,
-) -> Path:
+def write(folder, tensors, own, metadata=None, **more):
     """Write a folder with one file of weights and its configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -33,7 +22,7 @@ def write(
     return folder
 
 
-def words(codes_RN: Tensor, bits: int) -> Tensor:
+def words(codes_RN, bits):
     """Pack each row by the definition: one long number, code i at bit i * bits."""
     rows = []
     for row in codes_RN.tolist():
@@ -43,7 +32,7 @@ def words(codes_RN: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(np.stack(rows))
 
 
-def padded_words(codes_RN: Tensor, bits: int) -> Tensor:
+def padded_words(codes_RN, bits):
     """Pack each row as many whole codes to a word as fit."""
     per_word = 32 // bits
     parts = [words(codes_RN[:, i : i + per_word], bits)[:, :1]
@@ -51,7 +40,7 @@ def padded_words(codes_RN: Tensor, bits: int) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def awq_words(codes_NR: Tensor) -> Tensor:
+def awq_words(codes_NR):
     """Pack each eight neighbours in AutoAWQ's order."""
     order = [AWQ_PLACES.index(place) for place in range(8)]
     shuffled = codes_NR.reshape(len(codes_NR), -1, 8)[..., order].reshape(codes_NR.shape)
@@ -61,12 +50,12 @@ def awq_words(codes_NR: Tensor) -> Tensor:
 class Affine:
     """Random codes, scales and zero points of one linear, and the weight that they mean."""
 
-    def __init__(self, seed: int, rows: int, columns: int, bits: int, size: int) -> None:
+    def __init__(self, seed, rows, columns, bits, size):
         generator = torch.Generator().manual_seed(seed)
         self.bits, self.size, groups = bits, size, -(-columns // size)
         top = 2**bits
 
-        def whole(*shape: int) -> Tensor:
+        def whole(*shape):
             return torch.randint(0, top, shape, generator=generator, dtype=torch.int32)
 
         self.codes_RC, self.zeros_RG = whole(rows, columns), whole(rows, groups)
@@ -74,7 +63,7 @@ class Affine:
         self.scales_RG = scales_RG.to(torch.bfloat16).float()  # exact in fp16 too at this size
         self.group_of_C = torch.arange(columns) // size
 
-    def weight(self, zeros_RG: Tensor | None = None) -> Tensor:
+    def weight(self, zeros_RG=None):
         """Return the dense weight, element by element."""
         zeros_RG = self.zeros_RG if zeros_RG is None else zeros_RG
         rows, columns = self.codes_RC.shape
@@ -86,7 +75,7 @@ class Affine:
         return torch.from_numpy(dense)
 
 
-def gptq_tensors(one: Affine, name: str, *, first: bool, index: bool = True) -> dict[str, Tensor]:
+def gptq_tensors(one, name, *, first, index=True):
     stored = (one.zeros_RG - 1) % 2**one.bits if first else one.zeros_RG
     tensors = {
         f"{name}.qweight": words(one.codes_RC, one.bits).T,
@@ -96,7 +85,7 @@ def gptq_tensors(one: Affine, name: str, *, first: bool, index: bool = True) -> 
     return {**tensors, **({f"{name}.g_idx": one.group_of_C.int()} if index else {})}
 
 
-def awq_tensors(one: Affine, name: str) -> dict[str, Tensor]:
+def awq_tensors(one, name):
     return {
         f"{name}.qweight": awq_words(one.codes_RC.T),
         f"{name}.qzeros": awq_words(one.zeros_RG.T),
@@ -104,9 +93,7 @@ def awq_tensors(one: Affine, name: str) -> dict[str, Tensor]:
     }
 
 
-def ct_tensors(
-    one: Affine, name: str, *, symmetric: bool, pack: Callable[[Tensor, int], Tensor] = words
-) -> dict[str, Tensor]:
+def ct_tensors(one, name, *, symmetric, pack=words):
     tensors = {
         f"{name}.weight_packed": pack(one.codes_RC, one.bits),
         f"{name}.weight_scale": one.scales_RG.bfloat16(),
@@ -117,7 +104,7 @@ def ct_tensors(
     return tensors
 
 
-def ct_config(arguments: Mapping[str, Any], kind: str = "pack-quantized") -> dict[str, Any]:
+def ct_config(arguments, kind="pack-quantized"):
     group = {"targets": ["Linear"], "weights": dict(arguments)}
     return {
         "quant_method": "compressed-tensors",
@@ -127,7 +114,7 @@ def ct_config(arguments: Mapping[str, Any], kind: str = "pack-quantized") -> dic
     }
 
 
-def mlx_tensors(one: Affine, name: str) -> dict[str, Tensor]:
+def mlx_tensors(one, name):
     return {
         f"{name}.weight": words(one.codes_RC, one.bits).view(torch.uint32),
         f"{name}.scales": one.scales_RG.bfloat16(),
@@ -138,7 +125,7 @@ def mlx_tensors(one: Affine, name: str) -> dict[str, Tensor]:
 class Rounded(Affine):
     """A weight rounded to a grid for each group, the way of no tool in particular."""
 
-    def __init__(self, weight_RC: Tensor, bits: int, size: int) -> None:
+    def __init__(self, weight_RC, bits, size):
         rows, columns = weight_RC.shape
         grouped_RGK = weight_RC.float().reshape(rows, -1, size)
         low_RG, high_RG = grouped_RGK.amin(-1).clamp(max=0), grouped_RGK.amax(-1).clamp(min=0)
@@ -152,13 +139,11 @@ class Rounded(Affine):
         self.codes_RC = codes_RGK.clamp(0, 2**bits - 1).reshape(rows, columns).int()
 
 
-def is_linear(name: str) -> bool:
+def is_linear(name):
     return "_proj." in name and name.endswith(".weight")
 
 
-def quantized_copy(
-    base: Path, folder: Path, kind: str, *, bits: int = 4, size: int = 32, scale: float = 1.0
-) -> dict[str, Tensor]:
+def quantized_copy(base, folder, kind, *, bits=4, size=32, scale=1.0):
     """Write a quantized copy of a model beside its settings; return the weights that it means.
 
     `scale` changes the final norm, which a reader has to take from this file.
@@ -177,7 +162,7 @@ def quantized_copy(
         tensors |= _WRITERS[kind](one, stem)
         if kind == "torchao":
             metadata[name] = torchao.described("intx", one)
-    own: dict[str, Any] = {
+    own = {
         "gptq": {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": False},
         "awq": {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"},
         "compressed-tensors": ct_config(
@@ -189,7 +174,7 @@ def quantized_copy(
     return dense
 
 
-_WRITERS: dict[str, Callable[[Affine, str], dict[str, Tensor]]] = {
+_WRITERS = {
     "gptq": lambda one, name: gptq_tensors(one, name, first=True),
     "awq": awq_tensors,
     "compressed-tensors": lambda one, name: ct_tensors(one, name, symmetric=False),

@@ -4,18 +4,12 @@ Those that ship quantized, in the layouts of gpt-oss, DeepSeek and Kimi, are wri
 as a release ships, and with the weights that it means in float32.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -34,24 +28,24 @@ WRAPPERS = ("gemma3", "gemma4", "idefics3", "mistral_large4")
 UNQUANTIZED = ("embed_tokens", "lm_head", "norm", "gate.weight", "router", "bias", "sinks")
 
 
-def save(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
+def save(folder, family, seed=0, **changes):
     """Save a random model of a family as its releases are saved, without a tokenizer."""
     config = AutoConfig.for_model(family, **{**{**RELEASED, **OTHERS}[family], **changes})
     torch.manual_seed(seed)
     return save_moved(_auto(family).from_config(config, dtype=torch.float32), folder)
 
 
-def plain(folder: Path, family: str, dtype: torch.dtype = torch.float32) -> Any:
+def plain(folder, family, dtype=torch.float32):
     """Load a model as its users do."""
     return _auto(family).from_pretrained(folder, dtype=dtype).eval()
 
 
-def _auto(family: str) -> Any:
+def _auto(family):
     return AutoModelForImageTextToText if family in WRAPPERS else AutoModelForCausalLM
 
 
 @torch.no_grad()
-def plain_loss(folder: Path, family: str) -> float:
+def plain_loss(folder, family):
     """Return the loss that transformers itself has on the evaluation text of tests, by token."""
     model, tokenizer = plain(folder, family), AutoTokenizer.from_pretrained(folder)
     total, count = 0.0, 0
@@ -64,7 +58,7 @@ def plain_loss(folder: Path, family: str) -> float:
     return total / count
 
 
-def rounded(weight: Tensor) -> Tensor:
+def rounded(weight):
     """Round each row to its own symmetric grid of 4 bits."""
     w = weight.double().numpy()
     scale, zero = find_scale(w, 4, True, "bf16")
@@ -72,7 +66,7 @@ def rounded(weight: Tensor) -> Tensor:
     return torch.from_numpy((codes - zero[:, None]) * scale[:, None]).to(weight.dtype)
 
 
-def round_file(folder: Path) -> None:
+def round_file(folder):
     """Round every matrix of every expert and of attention in the files themselves."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -86,7 +80,7 @@ def round_file(folder: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def text_of_wrapper(folder: Path, text: Path) -> Path:
+def text_of_wrapper(folder, text):
     """Save the text of a Gemma 3 wrapper as a model of its own."""
     config = json.loads((folder / "config.json").read_text())["text_config"]
     text.mkdir()
@@ -103,11 +97,8 @@ def text_of_wrapper(folder: Path, text: Path) -> Path:
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 _BLOCK = 16  # of fp8, small enough that matrices have several, the last one ragged
 
-Coded = tuple[dict[str, Tensor], Tensor]
-"""What is stored of a tensor, and what it means."""
 
-
-def mxfp4(name: str, experts: Tensor) -> Coded | None:
+def mxfp4(name, experts):
     """Store experts as gpt-oss does: blocks of 32 along columns, with an exponent each."""
     if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
         return None
@@ -122,7 +113,7 @@ def mxfp4(name: str, experts: Tensor) -> Coded | None:
     return stored, (_FP4[codes.long()] * scales).flatten(-2).transpose(1, 2)
 
 
-def fp8(name: str, weight: Tensor) -> Coded | None:
+def fp8(name, weight):
     """Store matrices as DeepSeek does: 8-bit floats, a scale for each square block."""
     if ".layers." not in name or weight.dim() != 2 or name.endswith(".gate.weight"):
         return None
@@ -133,13 +124,13 @@ def fp8(name: str, weight: Tensor) -> Coded | None:
     wide = scales[:, None, :, None]
     codes = (x / wide).to(torch.float8_e4m3fn)
 
-    def cut(blocks: Tensor) -> Tensor:
+    def cut(blocks):
         return blocks.flatten(2).flatten(0, 1)[:rows, :columns]
 
     return {name: cut(codes), f"{name}_scale_inv": scales}, cut(codes.float() * wide)
 
 
-def int4(name: str, weight: Tensor) -> Coded | None:
+def int4(name, weight):
     """Store experts as Kimi does: packed integers, a scale for 32 columns."""
     if ".mlp.experts." not in name:
         return None
@@ -156,7 +147,7 @@ def int4(name: str, weight: Tensor) -> Coded | None:
 
 
 _INTEGERS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
-LAYOUTS: dict[str, tuple[str, Callable[[str, Tensor], Coded | None], dict[str, Any]]] = {
+LAYOUTS = {
     "gpt-oss": ("gpt_oss", mxfp4, {"quant_method": "mxfp4"}),
     "deepseek": (
         "deepseek_v3",
@@ -178,7 +169,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[str, Tensor], Coded | None], dict[str, A
 }  # fmt: skip
 
 
-def write_quantized(folder: Path, layout: str, tokenizer: Path | None = None) -> tuple[Path, Path]:
+def write_quantized(folder, layout, tokenizer=None):
     """Write a release as it ships and as it means; return both folders."""
     family, code, config = LAYOUTS[layout]
     ships, means = folder / layout, folder / f"{layout}-decoded"
@@ -198,6 +189,6 @@ def write_quantized(folder: Path, layout: str, tokenizer: Path | None = None) ->
     return ships, means
 
 
-def _store(tensors: dict[str, Tensor], folder: Path) -> None:
+def _store(tensors, folder):
     stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,11 +1,6 @@
 """Rollouts in a folder, as they are written."""
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from qaudit.text.rollouts import (
     HEADER,
@@ -25,7 +20,7 @@ SAMPLES = (
 )
 
 
-def written(folder: Path, samples: Sequence[Rollout] = SAMPLES, **header: Any) -> Rollouts:
+def written(folder, samples=SAMPLES, **header):
     """Write samples with their header."""
     lines = "".join(map(line_of, samples))
     values = {

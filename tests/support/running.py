@@ -1,62 +1,35 @@
 """Run a plan that a test made, as `qaudit scan` would run it."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from qaudit.audit import complete
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Scheme
-from qaudit.diagnostics.diagnostic import Diagnostic
 from qaudit.downloads.downloads import missing_nbytes
 from qaudit.engine.measure import measure
-from qaudit.engine.tasks import Machine, Task, look_up
+from qaudit.engine.tasks import Task, look_up
 from qaudit.executors.measuring import Measuring
 from qaudit.executors.part import whole_plan
-from qaudit.hub import Hub
-from qaudit.judge.table import Moved
 from qaudit.judging import moved_by_rounding, tables_of
 from qaudit.planning.prepare import Prepared
 from qaudit.planning.price import Pricing, calibrated, passes_of
 from qaudit.planning.sizes import Sizes, TextSize
 from qaudit.saved.audits import checkpoints_of
-from qaudit.saved.results import ResultFile, ResultStore, UnitOutcome
+from qaudit.saved.results import ResultStore, UnitOutcome
 from qaudit.settings import Recipe, RunOptions
-from qaudit.types import (
-    SILENT,
-    AuditRecord,
-    Corpus,
-    Pass,
-    Plan,
-    Price,
-    Resolved,
-    Subject,
-    Traffic,
-    Watch,
-)
+from qaudit.types import SILENT, Pass, Plan, Price, Resolved, Traffic
 
 PRICING = Pricing(Sizes(1000, 2, 400, 200, 8, 16, 30), TextSize(100, 100, 32), Price())
 
 
-def with_passes(plan: Plan) -> Plan:
+def with_passes(plan):
     """Return a plan that a test wrote out by hand with the passes it stands for."""
     schemes = parse_schemes(plan.specs) if plan.specs else ()
     repeats = plan.recipe.repeats
     return replace(plan, passes=passes_of(plan.subjects, schemes, repeats, PRICING))
 
 
-def prepared(
-    plan: Plan,
-    out: Path,
-    *,
-    hub: Hub | None = None,
-    disk_budget_nbytes: int | None = None,
-    **options: Any,
-) -> Prepared:
+def prepared(plan, out, *, hub=None, disk_budget_nbytes=None, **options):
     plan = plan if plan.passes else with_passes(plan)
     if disk_budget_nbytes is not None:
         budget = disk_budget_nbytes + missing_nbytes(plan.texts)
@@ -66,14 +39,12 @@ def prepared(
     return Prepared(plan, RunOptions(**options), out, hub, plan.recipe, resolved)
 
 
-def run(plan: Plan, out: Path, watch: Watch = SILENT, **options: Any) -> AuditRecord:
+def run(plan, out, watch=SILENT, **options):
     """Run and judge a plan."""
     return complete(whole_plan(prepared(plan, out, **options), watch)).record
 
 
-def tasks_of(
-    subjects: Sequence[Subject], corpus: Corpus, schemes: Sequence[Scheme]
-) -> list[list[Task]]:
+def tasks_of(subjects, corpus, schemes):
     """Return the passes of each subject, with as many draws as the corpus has.
 
     What calibrates is rounded otherwise, too, of the last subject.
@@ -87,19 +58,17 @@ def tasks_of(
     return tasks
 
 
-def measure_each(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> list[ResultFile]:
+def measure_each(tasks, machine, store):
     """Return the results of all passes of a subject, perturbed ones left out."""
     results = [(task, measure(task, machine, store)) for task in tasks]
     return [one for task, some in results if not task.perturbed for one in some]
 
 
-def is_stored(tasks: Sequence[Task], machine: Machine, store: ResultStore) -> bool:
+def is_stored(tasks, machine, store):
     return all(look_up(task, machine, store).is_complete for task in tasks)
 
 
-def floor_of(
-    tasks: Sequence[Sequence[Task]], machine: Machine, store: ResultStore
-) -> dict[tuple[str, str], Moved]:
+def floor_of(tasks, machine, store):
     """Return how far rounding moved each measurement, from the results on disk."""
     events = []
     for some in tasks:
@@ -109,9 +78,7 @@ def floor_of(
     return moved_by_rounding(events)
 
 
-def measure_tasks(
-    tasks: Sequence[Task], machine: Machine, folder: Path, diagnostics: Sequence[Diagnostic] = ()
-) -> SimpleNamespace:
+def measure_tasks(tasks, machine, folder, diagnostics=()):
     """Measure and diagnose subjects that are on disk; return what came of tasks, in their order."""
     subjects = tuple(task.subject for task in tasks)
     named = tuple(one.spec for one in diagnostics)

@@ -1,11 +1,9 @@
 """Exports in the programs that load them, of a tiny model and of one with 135M parameters."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
-from tests.support.cli import TEXT, Run
+from tests.support.cli import TEXT
 from tests.support.models import save_model, save_tokenizer, write_documents
 
 REAL = {
@@ -21,7 +19,7 @@ REAL = {
 """The shape of a real model of 135M parameters, SmolLM's."""
 
 
-def place_with(folder: Path, **shape: object) -> Path:
+def place_with(folder, **shape):
     """Write a model, its tokenizer and text; return the folder to work in."""
     save_tokenizer(save_model(folder / "model", 0, **shape))
     path = folder / "model" / "tokenizer_config.json"
@@ -33,7 +31,7 @@ def place_with(folder: Path, **shape: object) -> Path:
     return folder
 
 
-def snippet_of_export(qaudit: Run, form: str, scheme: str) -> str:
+def snippet_of_export(qaudit, form, scheme):
     """Export `model` as `new` in the folder at hand; return the code that its card loads it by."""
     named = ("--scheme", scheme, "--format", form, "--out", "new", "-q")
     if form == "gguf":
@@ -57,7 +55,7 @@ def snippet_of_export(qaudit: Run, form: str, scheme: str) -> str:
     return code.partition("\n")[2].partition("```")[0]
 
 
-def verified(qaudit: Run, form: str, scheme: str, dtype: str = "float32") -> dict:
+def verified(qaudit, form, scheme, dtype="float32"):
     """Scan, export and verify in the folder at hand; return what `verify` says of the run."""
     options = (*TEXT, "--schemes", scheme, "--set", f"dtype={dtype}", "--out", "out", "-q")
     scanned = qaudit("scan", "model", *options)

@@ -5,24 +5,20 @@ soup of them. Damage grows when the learning rate falls, more so at 3 bits, and 
 damaged less than its ingredients. Everything downstream of the measurements is the real judge.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
-from qaudit.judge import Judgement, judge
+from qaudit.judge import judge
 from qaudit.judge.table import Measurements, Moved
 from qaudit.types import (
     AuditRecord,
     Checkpoint,
     ClassVerdict,
     Diagnostics,
-    Measurement,
     Plan,
     Recipe,
     Ref,
@@ -46,7 +42,7 @@ SCHEMES = {  # display name: (spec, bits per weight, damage at the end of the he
 }
 
 
-def checkpoint(stage: str, step: int, rate: float, ingredient: int | None = None) -> Checkpoint:
+def checkpoint(stage, step, rate, ingredient=None):
     part = f"-ingredient{ingredient}" if ingredient else ""
     label = f"{stage}{part}-step{step}"
     sha = hashlib.sha256(label.encode()).hexdigest()
@@ -64,11 +60,11 @@ def checkpoint(stage: str, step: int, rate: float, ingredient: int | None = None
     )
 
 
-def alone(checkpoint: Checkpoint) -> Subject:
+def alone(checkpoint):
     return Subject(checkpoint.label, ((checkpoint, 1.0),))
 
 
-def series() -> tuple[Subject, ...]:
+def series():
     held = [checkpoint("stage1", s, PEAK) for s in (500, 1000, 1750, 2500, 3250, 4000, 4500, 5000)]
     decay = [checkpoint("stage2", s, PEAK * (1 - s / 1000), 1) for s in (250, 500, 750, 1000)]
     ends = [decay[-1], *(checkpoint("stage2", 1000, 0.0, k) for k in (2, 3))]
@@ -78,12 +74,12 @@ def series() -> tuple[Subject, ...]:
 
 
 @cache
-def measurements(documents: int = 64, seed: int = 0) -> tuple[Measurement, ...]:
+def measurements(documents=64, seed=0):
     """Draw the evidence of every subject under every scheme; the same for the same seed."""
     draw = np.random.default_rng(seed)
     tokens = np.clip(np.exp(5.3 + 0.5 * draw.standard_normal(documents)), 24, 256).astype(np.int64)
     difficulty = np.exp(0.2 * draw.standard_normal(documents))
-    found: list[Measurement] = []
+    found = []
     folded = ("o_proj: no scale folds exactly under grouped-query attention, clip only",)
     for subject in series():
         last = subject.members[0][0]
@@ -105,7 +101,7 @@ def measurements(documents: int = 64, seed: int = 0) -> tuple[Measurement, ...]:
     return tuple(found)
 
 
-def files(found: tuple[Measurement, ...]) -> dict[tuple[str, str, int], tuple[str, str]]:
+def files(found):
     return {
         (m.subject, m.spec, m.calibration_seed): (
             f"evidence/{m.subject}--{m.scheme}.npz",
@@ -115,31 +111,29 @@ def files(found: tuple[Measurement, ...]) -> dict[tuple[str, str, int], tuple[st
     }
 
 
-def judged(
-    found: tuple[Measurement, ...], subjects: tuple[Subject, ...] | None = None
-) -> Judgement:
+def judged(found, subjects=None):
     return judge(Measurements.of(subjects or series(), found, 0.95), files(found))
 
 
 @cache
-def audit(documents: int = 64) -> AuditRecord:
+def audit(documents=64):
     """Return the whole audit, as a scan of the series would write it."""
     return assemble(measurements(documents), series())
 
 
-def assemble(found: tuple[Measurement, ...], subjects: tuple[Subject, ...]) -> AuditRecord:
+def assemble(found, subjects):
     """Judge measurements and put the audit together."""
     return put_together(found, subjects, judged(found, subjects))
 
 
 @cache
-def repeated() -> AuditRecord:
+def repeated():
     """Return the audit of a scan with three draws, of which GPTQ's differ more at 3 bits."""
     found, subjects = measurements(), series()
     full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
     scales = {"gptq-4bit": (1.05, 0.97), "gptq-3bit": (1.5, 0.6)}
 
-    def again(m: Measurement, seed: int) -> Measurement:
+    def again(m, seed):
         damage = scales[m.scheme][seed - 1] * (m.evidence.nll_sum - full[m.subject])
         return replace(with_loss(m, full[m.subject] + damage), calibration_seed=seed)
 
@@ -157,9 +151,7 @@ def repeated() -> AuditRecord:
     )
 
 
-def put_together(
-    found: tuple[Measurement, ...], subjects: tuple[Subject, ...], judgement: Judgement
-) -> AuditRecord:
+def put_together(found, subjects, judgement):
     """Return an audit with a judgement."""
     recipe = Recipe(
         targets=("demo",), schemes=tuple(SCHEMES), soups=("stage2-ingredient*-step1000",)
@@ -214,7 +206,7 @@ def put_together(
     )
 
 
-def _undecided(judgement: Judgement) -> Verdict | None:
+def _undecided(judgement):
     """Return the pick as a verdict of one class that nothing decides; of no pick, none."""
     pick = judgement.pick
     if pick is None:
@@ -237,21 +229,21 @@ def _undecided(judgement: Judgement) -> Verdict | None:
     return Verdict("release", pick.objective, 0.95, (one,), "undecided")
 
 
-def without(found: tuple[Measurement, ...], subject: str, scheme: str) -> tuple[Measurement, ...]:
+def without(found, subject, scheme):
     return tuple(m for m in found if (m.subject, m.scheme) != (subject, scheme))
 
 
-def with_loss(m: Measurement, nll: np.ndarray[Any, np.dtype[np.float64]]) -> Measurement:
+def with_loss(m, nll):
     return replace(m, evidence=replace(m.evidence, nll_sum=nll))
 
 
-def many(subjects: int, schemes: int, *, soups: int = 0, name: str = "step{}") -> AuditRecord:
+def many(subjects, schemes, *, soups=0, name="step{}"):
     """Return an audit of any size: its scores are those of the sample, under other names."""
     known = [s for s in audit().subjects if s.kind == "checkpoint"]
     bits = list(SCHEMES)
     names = [f"{bits[k % 8].partition('-')[0]}-v{k}" if schemes > 8 else bits[k]
              for k in range(schemes)]  # fmt: skip
-    made: list[Subject] = []
+    made = []
     for k in range(subjects):
         like = known[k * len(known) // max(1, subjects)].first
         made.append(alone(replace(like, label=name.format(k), step=k, tokens=k * 8192)))

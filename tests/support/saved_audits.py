@@ -1,12 +1,8 @@
 """Whole output folders without a scan: drawn measurements, written and judged by the real code."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
-from typing import Any
 
 from qaudit.judge import judge
 from qaudit.judge.table import Measurements
@@ -15,7 +11,6 @@ from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import to_json
 from qaudit.saved.results import Identity, ResultStore, sha256_of
-from qaudit.types import AuditRecord, Measurement, Subject, TextFile
 from tests.support import sample
 from tests.support.items import answered
 
@@ -23,15 +18,7 @@ SCHEMES = ("fp", "gptq-4bit")
 PICTURE = '<svg xmlns="http://www.w3.org/2000/svg"><text>{}</text></svg>\n'
 
 
-def save(
-    folder: Path,
-    *,
-    documents: int = 16,
-    seed: int = 0,
-    subjects: tuple[Subject, ...] | None = None,
-    text: TextFile | None = None,
-    tasks: tuple[str, ...] = (),
-) -> AuditRecord:
+def save(folder, *, documents=16, seed=0, subjects=None, text=None, tasks=()):
     """Write the end of the sample's series, its soup, and two columns of evidence."""
     subjects = subjects or sample.series()[-4:]
     labels = {subject.label for subject in subjects}
@@ -42,9 +29,9 @@ def save(
     )
     folder.mkdir(exist_ok=True)
     store = ResultStore(folder / "evidence")
-    files: dict[tuple[str, str, int | str], tuple[str, str]] = {}
+    files = {}
 
-    def write(m: Measurement, place: ResultStore, part: int | str) -> None:
+    def write(m, place, part):
         content = next(one.content for one in subjects if one.label == m.subject)
         identity = identity_of(content, m.spec, str(part))
         path = place.write(m, identity.key, identity).path
@@ -70,7 +57,7 @@ def save(
     return audit
 
 
-def identity_of(content: str, spec: str, part: str) -> Identity:
+def identity_of(content, spec, part):
     """Return the identity of a measurement that no model gave."""
     return Identity(
         subject=content,
@@ -86,7 +73,7 @@ def identity_of(content: str, spec: str, part: str) -> Identity:
     )
 
 
-def stub_pictures(audit: AuditRecord, folder: Path) -> dict[str, str]:
+def stub_pictures(audit, folder):
     """Write a small file for every picture: drawing them takes longer than measuring."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [name for name, _ in pictures(View(audit))]
@@ -100,7 +87,7 @@ def stub_pictures(audit: AuditRecord, folder: Path) -> dict[str, str]:
 SCHEMA = json.loads(resources.files("qaudit.saved").joinpath("audit.schema.json").read_text())
 
 
-def violations(value: Any) -> list[str]:
+def violations(value):
     """Return how a value departs from the published schema of audit.json."""
     import jsonschema
 

@@ -4,8 +4,6 @@ Parameter sets are made from a scheme's own fields: its defaults, every flag tur
 other bits, groups and block sizes where it has them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 
@@ -141,7 +139,7 @@ REFUSED = {
 }
 
 
-def short(name: str) -> str:
+def short(name):
     plugin = schemes()[name]
     has_bits = any(field.name == "bits" for field in dataclasses.fields(plugin))
     learned = [f.name for f in dataclasses.fields(plugin) if f.name in ("steps", "iters")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from qaudit.checkpoints.stamps import folder_of
 from qaudit.core.registry import parse_schemes
-from qaudit.downloads.downloads import Downloads
 from qaudit.errors import HubError, Interrupted, UnreachableError
-from qaudit.hub import Hub
 from qaudit.hub.series import with_files
 from qaudit.text.texts import find_text
-from qaudit.types import (
-    AuditRecord,
-    Checkpoint,
-    Plan,
-    Recipe,
-    Ref,
-    Subject,
-    TextFile,
-    Watch,
-    WeightFile,
-)
+from qaudit.types import Checkpoint, Recipe, Ref, Subject, Watch, WeightFile
 from tests.support.hub import Hub as Server
-from tests.support.hub import Serve
 from tests.support.models import save_model, save_tokenizer, write_documents
 from tests.support.running import EMPTY, run
 from tests.support.sample import alone
@@ -53,18 +40,18 @@ class Watched(Watch):
     lines: list[str] = field(default_factory=list)
     at_block: Callable[[str], object] = lambda label: None
 
-    def subject(self, done: int, total: int, label: str) -> None:
+    def subject(self, done, total, label):
         self.look()
         self.subjects.append(label)
 
-    def block(self, done: int, total: int, what: str) -> None:
+    def block(self, done, total, what):
         self.look()
         self.at_block(self.subjects[-1])
 
-    def download(self, what: str, done_nbytes: int, total_nbytes: int) -> None:
+    def download(self, what, done_nbytes, total_nbytes):
         self.look()
 
-    def note(self, text: str) -> None:
+    def note(self, text):
         self.look()
         self.lines.append(text)
 
@@ -79,37 +66,37 @@ class Place:
     cache: Path
     watch: Watched = field(default_factory=Watched)
 
-    def hub(self) -> Hub:
+    def hub(self):
         """Open the Hub as a new process would."""
         return opened(self.server, self.watch, timeout_seconds=10)
 
-    def checkpoints(self, *targets: str) -> list[Checkpoint]:
+    def checkpoints(self, *targets):
         listing = self.hub().listing
         named = targets or tuple(f"org/series@{step}" for step in STEPS)
         found = [c for name in named for c in find_series(listing, name, recipe())]
         return list(with_files(listing, found))
 
-    def run(self, plan: Plan, budget: int | None = None, **options: Any) -> AuditRecord:
+    def run(self, plan, budget=None, **options):
         options = {"hub": self.hub(), "disk_budget_nbytes": budget, **options}
         return run(plan, self.out, self.watch, **options)
 
-    def weights(self, *revisions: str) -> set[str]:
+    def weights(self, *revisions):
         """Return the names of the blobs of weights."""
         series = self.checkpoints(*(f"org/series@{r}" for r in revisions))
         return {file.sha256 for c in series for file in c.files}
 
-    def nbytes_of_weights(self, names: set[str]) -> int:
+    def nbytes_of_weights(self, names):
         """Return what the disk holds of these blobs, whole or in the making."""
         blobs = self.cache.glob("*/blobs/*")
         return sum(_nbytes(path) for path in blobs if path.name.split(".")[0] in names)
 
-    def fetched(self, names: set[str]) -> list[str]:
+    def fetched(self, names):
         """Return the blobs of weights that the server sent, in order, each as often as it did."""
         sent = [entry["path"].split("/")[-1] for entry in self.server.asked("GET /cdn/")]
         return [name for name in sent if name in names]
 
 
-def _nbytes(path: Path) -> int:
+def _nbytes(path):
     try:
         return path.stat().st_size
     except FileNotFoundError:  # gone since the folder was read
@@ -117,7 +104,7 @@ def _nbytes(path: Path) -> int:
 
 
 @pytest.fixture(scope="session")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shelf(tmp_path_factory):
     """Return the folders behind the Hub: a series in shards, the same end twice, and text."""
     root = tmp_path_factory.mktemp("shelf")
     tokenizer = root / "tokenizer"
@@ -136,7 +123,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _shard(folder: Path) -> None:
+def _shard(folder):
     """Split a model's file in three, with an index as large models have it."""
     whole = folder / "model.safetensors"
     tensors = sorted(load_file(whole).items())
@@ -152,13 +139,7 @@ def _shard(folder: Path) -> None:
 
 
 @pytest.fixture
-def place(
-    shelf: Path,
-    serve: Serve,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    without_pictures: None,
-) -> Iterator[Place]:
+def place(shelf, serve, tmp_path, monkeypatch, without_pictures):
     cache = tmp_path / "cache"
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     yield Place(shelf, serve(shelf / "hub"), tmp_path / "out", cache)
@@ -166,21 +147,21 @@ def place(
     assert not [name for name in names if name.startswith(("downloads", "fetch"))]
 
 
-def recipe(**more: Any) -> Recipe:
+def recipe(**more):
     plain = {name: f"{TEXTS}/{name}.jsonl" for name in ("calibration", "evaluation")}
     plain |= {"device": "cpu", "dtype": "float32"}
     return Recipe(("org/series",), ("rtn-4bit",), **{**plain, **more})
 
 
-def soup(*members: Checkpoint) -> Subject:
+def soup(*members):
     label = "+".join(member.label for member in members)
     return Subject(label, tuple((m, 1 / len(members)) for m in members), "mean")
 
 
-def plan_of(subjects: list[Subject], place: Place | None, **more: Any) -> Plan:
+def plan_of(subjects, place, **more):
     """Return a plan whose prices nobody looks at."""
     asked = more.pop("recipe", recipe())
-    texts: tuple[TextFile, ...] = ()
+    texts = ()
     if place is not None:
         listing = place.hub().listing
         texts = tuple(find_text(listing, str(t)) for t in (asked.calibration, asked.evaluation))
@@ -189,18 +170,18 @@ def plan_of(subjects: list[Subject], place: Place | None, **more: Any) -> Plan:
     return replace(plain, **more)
 
 
-def numbers(audit: AuditRecord) -> list[tuple[Any, ...]]:
+def numbers(audit):
     return [(s.subject, s.spec, s.ce, s.relative_error) for s in audit.measurements]
 
 
 class Looking(list[dict[str, Any]]):
     """A log of requests that looks at the disk at each of them."""
 
-    def __init__(self, look: Callable[[], object]) -> None:
+    def __init__(self, look):
         super().__init__()
         self.look = look
 
-    def append(self, entry: dict[str, Any]) -> None:
+    def append(self, entry):
         self.look()
         super().append(entry)
 
@@ -209,13 +190,13 @@ SOON = 10.0
 """Seconds after which something that should have happened has not."""
 
 
-def checkpoint(label: str, *, content: str = "", repo: str = "org/series") -> Checkpoint:
+def checkpoint(label, *, content="", repo="org/series"):
     """Return a checkpoint of ten bytes on the Hub."""
     file = WeightFile("model.safetensors", 10, content or label)
     return Checkpoint(Ref(repo, label), label, (file,), commit=label.encode().hex().ljust(40, "0"))
 
 
-def subject(*members: Checkpoint) -> Subject:
+def subject(*members):
     return soup(*members) if members[1:] else alone(*members)
 
 
@@ -232,10 +213,10 @@ class Fake:
     stopped: bool = False
     silent: bool = False  # whether no question is answered either
 
-    def nbytes_missing(self, checkpoint: Checkpoint) -> int:
+    def nbytes_missing(self, checkpoint):
         return 0 if checkpoint.label in self.disk else checkpoint.nbytes
 
-    def weights(self, checkpoint: Checkpoint) -> Path:
+    def weights(self, checkpoint):
         label = checkpoint.label
         self._note(f"begin {label}")
         if label in self.gates:
@@ -249,44 +230,44 @@ class Fake:
         self._note(f"fetch {label}")
         return folder_of(checkpoint)
 
-    def evict(self, checkpoint: Checkpoint, *, keep: Iterable[Checkpoint] = ()) -> int:
+    def evict(self, checkpoint, *, keep=()):
         self.kept[checkpoint.label] = {c.label for c in keep}
         self.disk.discard(checkpoint.label)
         self._note(f"evict {checkpoint.label}")
         return 10
 
-    def break_off(self) -> None:
+    def break_off(self):
         self._note("break off")
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
 
-    def commit(self, repo: str, revision: str) -> str:
+    def commit(self, repo, revision):
         if self.silent:
             raise UnreachableError("silence")
         return revision
 
-    def open(self, label: str) -> None:
+    def open(self, label):
         with self.changed:
             self.gates[label].set()
             self.changed.notify_all()
 
-    def until(self, what: str) -> bool:
+    def until(self, what):
         """Wait until something is in the log."""
         with self.changed:
             return self.changed.wait_for(lambda: what in self.log, SOON)
 
-    def done(self) -> list[str]:
+    def done(self):
         """Return what was fetched and evicted, in order."""
         return [line for line in self.log if not line.startswith("begin")]
 
-    def _note(self, line: str) -> None:
+    def _note(self, line):
         with self.changed:
             self.log.append(line)
             self.changed.notify_all()
 
 
-def measure(downloads: Downloads) -> list[str]:
+def measure(downloads):
     """Measure everything that is ready; return what was measured and what was refused."""
     seen = []
     for one in downloads.order:

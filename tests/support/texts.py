@@ -1,11 +1,7 @@
 """Tokenizers, texts, and conversations with chat templates in the styles of released models."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -17,7 +13,7 @@ from qaudit.text.chat import Chat
 TEXTS = ["the cat sat on the mat and the dog sat on the cat", "caf\u00e9 na\u00efve \U0001f600 ok"]
 
 
-def byte_level(*, own_bos: bool = False) -> PreTrainedTokenizerFast:
+def byte_level(*, own_bos=False):
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -38,7 +34,7 @@ def byte_level(*, own_bos: bool = False) -> PreTrainedTokenizerFast:
     )
 
 
-def words() -> PreTrainedTokenizerFast:
+def words():
     """Return a tokenizer that throws spaces away and knows no BOS."""
     level = Tokenizer(models.WordLevel({"?": 0, "a": 1, "bb": 2}, unk_token="?"))
     level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -48,7 +44,7 @@ def words() -> PreTrainedTokenizerFast:
 BYTES, OWN_BOS, WORDS = byte_level(), byte_level(own_bos=True), words()
 
 
-def lines(*texts: str) -> bytes:
+def lines(*texts):
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 
 
@@ -124,7 +120,7 @@ TEMPLATES |= {"thinking": THINKING}
 Message = dict[str, Any]
 
 
-def said(role: str, content: str | None, **more: Any) -> Message:
+def said(role, content, **more):
     return {"role": role, "content": content, **more}
 
 
@@ -150,7 +146,7 @@ CALLED = [
 ]
 
 
-def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+def tokenizer(template):
     """Return a tokenizer with the special tokens of all templates, and a template."""
     made = byte_level()
     made.add_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
@@ -159,7 +155,7 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
     return made
 
 
-def saved(folder: Path, template: str | None) -> PreTrainedTokenizerFast:
+def saved(folder, template):
     """Write a tokenizer as a repository has it."""
     made = tokenizer(template)
     made.save_pretrained(folder)
@@ -167,7 +163,7 @@ def saved(folder: Path, template: str | None) -> PreTrainedTokenizerFast:
 
 
 @contextmanager
-def chat_of(folder: Path, template: str | None, **settings: Any) -> Iterator[Chat]:
+def chat_of(folder, template, **settings):
     """Yield what makes documents of conversations with the template of a folder."""
     limits = settings.pop("limits", Limits())
     with Templates(limits) as templates:

@@ -1,9 +1,6 @@
 """Tiny random models of every family, made at run time."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -12,13 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.planning.sizes import Sizes
 
-TABLES: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
-    Path(__file__).with_name("families.yaml").read_text(encoding="utf-8")
-)
+TABLES = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text(encoding="utf-8"))
 FAMILIES, FOR_LLAMA_CPP = TABLES["dense"], TABLES["llama.cpp"]
 
 
-def make(folder: Path, family: str, *, shard: str | None = None, **changes: Any) -> Path:
+def make(folder, family, *, shard=None, **changes):
     """Save a random fp32 model of a family whose norms and biases are far from where they start."""
     table = FAMILIES.get(family) or TABLES["experts"][family]
     torch.manual_seed(1)
@@ -27,7 +22,7 @@ def make(folder: Path, family: str, *, shard: str | None = None, **changes: Any)
     return save_moved(model, folder, **({"max_shard_size": shard} if shard else {}))
 
 
-def save_moved(model: Any, folder: Path, **options: Any) -> Path:
+def save_moved(model, folder, **options):
     """Save a model whose norms and biases are moved far from where they start."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -37,13 +32,13 @@ def save_moved(model: Any, folder: Path, **options: Any) -> Path:
     return folder
 
 
-def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+def tokens(batch, length, seed=0):
     """Return random tokens (B, T), none of them special."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, 256, (batch, length), generator=generator)
 
 
-def header_sizes(folder: Path) -> Sizes:
+def header_sizes(folder):
     """Return the sizes of a folder's weights, by their headers."""
     weights = WeightFolder(folder)
     return Sizes.of({name: weights.shape(name) for name in weights.names()}, str(folder))

@@ -1,17 +1,10 @@
 """Linears as torchao 0.18 flattens them into safetensors, written by hand from its layout."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from qaudit.formats.packing import further_readers
-
-if TYPE_CHECKING:
-    from tests.support.quantized import Affine
 
 INSTALLED = "torchao" in further_readers()
 KINDS = ("float8", "fp8 by token", "int8", "int8 by token", "int4", "intx", "int8 asymmetric")
@@ -19,7 +12,7 @@ _TYPES = {"fp8 by token": "Float8Tensor", "float8": "Float8Tensor", "int4": "Int
           "int8": "Int8Tensor", "int8 by token": "Int8Tensor"}  # fmt: skip
 
 
-def named(kind: str, value: Any) -> dict[str, Any]:
+def named(kind, value):
     return {"_type": kind, "_data": value}
 
 
@@ -28,7 +21,7 @@ E4M3 = named("torch.dtype", "float8_e4m3fn")
 SYMMETRIC = named("MappingType", "SYMMETRIC")
 
 
-def tensors(kind: str, one: Affine, name: str) -> dict[str, Tensor]:
+def tensors(kind, one, name):
     """Return the parts of a linear: codes around zero, with a zero point where there are some."""
     half = 2 ** (one.bits - 1)
     codes_RC, zeros_RG = one.codes_RC - half, one.zeros_RG - half
@@ -51,9 +44,9 @@ def tensors(kind: str, one: Affine, name: str) -> dict[str, Tensor]:
     return {f"{name}._weight_{part}": tensor.contiguous() for part, tensor in parts.items()}
 
 
-def description(kind: str, one: Affine) -> dict[str, Any]:
+def description(kind, one):
     """Return what the header holds under the dense name, before it is text."""
-    data: dict[str, Any] = {"block_size": [1, one.size]}
+    data = {"block_size": [1, one.size]}
     if kind == "int4":
         data |= {"shape": list(one.codes_RC.shape), "activation_dtype": None}
     elif kind in ("intx", "int8 asymmetric"):
@@ -74,11 +67,11 @@ def description(kind: str, one: Affine) -> dict[str, Any]:
     return {**named(kind, data), "_tensor_data_names": parts}
 
 
-def described(kind: str, one: Affine) -> str:
+def described(kind, one):
     return json.dumps(description(kind, one))
 
 
-def config(kind: str, bits: int) -> dict[str, Any]:
+def config(kind, bits):
     """Return the quantization configuration that transformers writes."""
     dtype = named("torch.dtype", f"int{bits}")
     name, data = {

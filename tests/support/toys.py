@@ -4,13 +4,9 @@ Each folder is a snapshot of the data set that the bundled task of lm-eval names
 that it has there: parquet with a README, or the archive of PubMedQA.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -19,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.models import VOCABULARY, text
 
-DATA: dict[str, tuple[str, str, tuple[str, ...]]] = {
+DATA = {
     "arc_challenge": ("allenai/ai2_arc", "ARC-Challenge", ("train", "validation", "test")),
     "arc_easy": ("allenai/ai2_arc", "ARC-Easy", ("train", "validation", "test")),
     "openbookqa": ("allenai/openbookqa", "main", ("train", "validation", "test")),
@@ -39,10 +35,10 @@ WORDS = (
 )
 
 
-def write(root: Path, subjects: tuple[str, ...], documents: int = 9, seed: int = 0) -> Path:
+def write(root, subjects, documents=9, seed=0):
     """Write every data set below a folder, as org/name; `subjects` are those of MMLU."""
     rng = random.Random(seed)
-    configs: dict[str, list[dict[str, Any]]] = {}
+    configs = {}
     mmlu = [("mmlu", ("cais/mmlu", name, ("dev", "test"))) for name in subjects]
     for task, (repo, name, splits) in (*DATA.items(), *mmlu):
         files = {split: f"{name or 'data'}/{split}-00000-of-00001.parquet" for split in splits}
@@ -56,7 +52,7 @@ def write(root: Path, subjects: tuple[str, ...], documents: int = 9, seed: int =
     return root
 
 
-def write_data(folder: Path, name: str, splits: dict[str, list[dict[str, Any]]]) -> None:
+def write_data(folder, name, splits):
     """Write a data set of one configuration."""
     files = {split: f"{name}/{split}.parquet" for split in splits}
     for split, rows in splits.items():
@@ -65,17 +61,17 @@ def write_data(folder: Path, name: str, splits: dict[str, list[dict[str, Any]]])
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def _config(name: str, files: dict[str, str]) -> dict[str, Any]:
+def _config(name, files):
     splits = [{"split": split, "path": path} for split, path in files.items()]
     return {"config_name": name, "data_files": splits}
 
 
-def _parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+def _parquet(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
-def _pubmedqa(folder: Path, rng: random.Random, documents: int) -> None:
+def _pubmedqa(folder, rng, documents):
     folder.mkdir(parents=True)
     (folder / "pubmed_qa.py").write_text("raise RuntimeError('a script of others was run')\n")
     with zipfile.ZipFile(folder / "pqal.zip", "w") as archive:
@@ -91,16 +87,16 @@ def _pubmedqa(folder: Path, rng: random.Random, documents: int) -> None:
             archive.writestr(f"{member}.json", json.dumps(table))
 
 
-def _text(rng: random.Random, low: int, high: int) -> str:
+def _text(rng, low, high):
     return " ".join(rng.choice(WORDS) for _ in range(rng.randint(low, high)))
 
 
-def _mmlu(rng: random.Random) -> dict[str, Any]:
+def _mmlu(rng):
     choices = [_text(rng, 1, 5) for _ in range(4)]
     return {"question": _text(rng, 5, 20), "choices": choices, "answer": rng.randint(0, 3)}
 
 
-def _document(task: str, rng: random.Random) -> dict[str, Any]:
+def _document(task, rng):
     if task == "mmlu":
         return _mmlu(rng)
     if task in ("arc_easy", "arc_challenge", "commonsense_qa", "openbookqa"):
@@ -144,7 +140,7 @@ TASKS = (*DATA, "pubmedqa", *(f"mmlu_{name}" for name in SUBJECTS))
 """Every shape of the twelve tasks; of MMLU two subjects, as tasks of their own."""
 
 
-def tokenizer(*, adds_bos: bool) -> PreTrainedTokenizerFast:
+def tokenizer(*, adds_bos):
     """Return a small tokenizer, with or without BOS before every text."""
     trained = ByteLevelBPETokenizer()
     lines = [" ".join(WORDS), *(text(seed) for seed in range(20))]

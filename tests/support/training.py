@@ -1,11 +1,7 @@
 """Runs of a few thousand parameters on a text of a few tokens."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -37,21 +33,21 @@ DECAY = replace(
 )
 
 
-def weights(folder: Path) -> dict[str, Any]:
+def weights(folder):
     """Return the weights of a checkpoint."""
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
-def state(path: Path) -> dict[str, Any]:
+def state(path):
     """Return a state as it lies on disk."""
     return torch.load(path, weights_only=True)
 
 
-def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def equal(a, b):
     """Say whether two models are the same to the bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def read_log(out: Path) -> list[dict[str, Any]]:
+def read_log(out):
     """Return the lines of a folder's training log."""
     return [json.loads(line) for line in (out / LOG).read_text(encoding="utf-8").splitlines()]

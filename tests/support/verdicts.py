@@ -1,22 +1,19 @@
 """Verdicts by hand, and audits that have them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
-from qaudit.types import AuditRecord, ClassVerdict, Interval, Status, Verdict
+from qaudit.types import ClassVerdict, Interval, Verdict
 from tests.support import sample
 
 SOUP, RIVAL = "soup", "stage2-ingredient2-step1000"
 SCHEME_OF = {"8": "bnb-int8", "4": "gptq-4bit", "3": "gptq-3bit"}
 
 
-def class_verdict(bits: str, status: Status = "ship", **more: Any) -> ClassVerdict:
+def class_verdict(bits, status="ship", **more):
     """Return what ships of a class: the soup of the sample, with its numbers there."""
     scheme = SCHEME_OF[bits]
     score = next(s for s in sample.audit().measurements if (s.subject, s.scheme) == (SOUP, scheme))
-    settings: dict[str, Any] = {
+    settings = {
         "level": "error",
         "subject": SOUP,
         "scheme": scheme,
@@ -34,23 +31,19 @@ def class_verdict(bits: str, status: Status = "ship", **more: Any) -> ClassVerdi
     return ClassVerdict(bits, status=status, **settings)
 
 
-def verdict(*classes: ClassVerdict, status: Status | None = None) -> Verdict:
+def verdict(*classes, status=None):
     """Return a verdict under the policy `release`."""
-    order: tuple[Status, ...] = ("hold", "incomplete", "undecided", "ship")
+    order = ("hold", "incomplete", "undecided", "ship")
     held = [one.status for one in classes if one.level == "error"]
     worst = status or min(held, key=order.index, default="ship")
     return Verdict("release", "loss", 0.95, classes, worst)
 
 
-def three() -> Verdict:
+def three():
     """Return a verdict with a class of each status."""
     return verdict(
         class_verdict("8"),
-        class_verdict(
-            "4",
-            "undecided",
-            needs=("about 322 documents, where 64 were measured",),
-        ),
+        class_verdict("4", "undecided", needs=("about 322 documents, where 64 were measured",)),
         class_verdict(
             "3",
             "hold",
@@ -60,6 +53,6 @@ def three() -> Verdict:
     )
 
 
-def with_verdict(value: Verdict | None = None) -> AuditRecord:
+def with_verdict(value=None):
     """Return the sample with a verdict."""
     return replace(sample.audit(), verdict=value or three())

@@ -4,19 +4,15 @@ Weights are random, with columns and rows of very different sizes. The tokens th
 fixed, and a second draw of them says by how much results differ for that reason alone.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM
 
-from qaudit.core.linears import Linears, Quantized
 from qaudit.engine.batches import make_batches
 from qaudit.engine.tokens import Feed
 from qaudit.types import Window
@@ -27,7 +23,7 @@ LENGTH, DOCUMENTS, VOCABULARY = 64, 16, 256
 FAMILIES = tuple(CONFIGS)
 
 
-def save(folder: Path, family: str, kv_heads: int = 2) -> Path:
+def save(folder, family, kv_heads=2):
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
     shape = {**SHAPE, **sizes, "num_key_value_heads": kv_heads, "max_position_embeddings": LENGTH}
     torch.manual_seed(0)
@@ -43,16 +39,16 @@ def save(folder: Path, family: str, kv_heads: int = 2) -> Path:
     return folder
 
 
-def tokens(seed: int) -> Tensor:
+def tokens(seed):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCABULARY, (DOCUMENTS, LENGTH), generator=generator)
 
 
-def groups_here(folder: Path, spec: str, calibration_BT: Tensor) -> list[tuple[Linears, Quantized]]:
+def groups_here(folder, spec, calibration_BT):
     """Return every group of linears that a scheme quantizes, in order, and what it makes of it."""
-    groups: list[tuple[Linears, Quantized]] = []
+    groups = []
 
-    def observe(scheme: object, linears: Linears, quantized: Quantized) -> None:
+    def observe(scheme, linears, quantized):
         given, made = (
             {name: weight_RC.clone() for name, weight_RC in one.weights.items()}
             for one in (linears, quantized)
@@ -66,7 +62,7 @@ def groups_here(folder: Path, spec: str, calibration_BT: Tensor) -> list[tuple[L
     return groups
 
 
-def quantized_here(folder: Path, spec: str, calibration_BT: Tensor) -> dict[str, Tensor]:
+def quantized_here(folder, spec, calibration_BT):
     """Return what a scheme makes of every linear of the model, by its name in the model."""
     return {
         f"model.layers.{linears.block}.{name}": weight_RC
@@ -76,24 +72,22 @@ def quantized_here(folder: Path, spec: str, calibration_BT: Tensor) -> dict[str,
 
 
 @torch.no_grad()
-def logits(folder: Path, weights: dict[str, Tensor]) -> Tensor:
+def logits(folder, weights):
     """Return the logits of the model on text of its own, with some weights replaced."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for name, weight_RC in weights.items():
         module = model.get_submodule(name)
         assert isinstance(module.weight, nn.Parameter)  # of a linear or a norm
         module.weight.data = weight_RC.float()
-    out: Tensor = model(tokens(99)).logits.double().log_softmax(-1)
+    out = model(tokens(99)).logits.double().log_softmax(-1)
     return out
 
 
-def divergence(a: Tensor, b: Tensor) -> float:
+def divergence(a, b):
     return float((a.exp() * (a - b)).sum(-1).mean())
 
 
-def assert_within_noise(
-    folder: Path, spec: str, theirs: Callable[[Tensor], dict[str, Tensor]], share: float = 1.0
-) -> None:
+def assert_within_noise(folder, spec, theirs, share=1.0):
     """Hold a peer's whole model to ours: apart by a share of what another draw of text changes."""
     first, second = tokens(1), tokens(2)
     full = logits(folder, {})

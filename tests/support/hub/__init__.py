@@ -11,12 +11,8 @@ goes wrong is said by the test (wire.py). What the real Hub has and this one lac
 content-addressed xet storage, git over HTTP, spaces, renamed repos, and the making of repos.
 """
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -31,11 +27,11 @@ Serve = Callable[..., Hub]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve():
     """Start Hubs that are gone when the test ends, and fail a test in which one had a bug."""
     with contextlib.ExitStack() as stack:
 
-        def start(root: Path | None = None, **settings: Any) -> Hub:
+        def start(root=None, **settings):
             return stack.enter_context(Hub(root, **settings).running())
 
         yield start

@@ -1,7 +1,5 @@
 """Serve a folder by hand: `python -m tests.support.hub ROOT --port 8765 --token hf_alice=alice`."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -4,22 +4,17 @@ Large files come by a signed link to the CDN. The CDN is another origin, as in l
 sees the Hub's own headers, and whether it takes a token along is seen here.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qs, quote, urlencode
 
 import yaml
 
-from tests.support.hub.folders import Blob, Commit, Repository, in_memory, is_large, pointer
-from tests.support.hub.wire import Headers, Place, RefusedError, Reply, Request, as_json, refusal
-
-if TYPE_CHECKING:
-    from tests.support.hub.server import Hub
+from tests.support.hub.folders import in_memory, is_large, pointer
+from tests.support.hub.wire import RefusedError, Reply, as_json, refusal
 
 
 class User(NamedTuple):
@@ -29,7 +24,7 @@ class User(NamedTuple):
     role: str
 
 
-def user_of(hub: Hub, request: Request) -> User | None:
+def user_of(hub, request):
     """Return who asks; nobody without a token, and a wrong token is refused."""
     header = request.headers.get("authorization")
     if not header:
@@ -41,12 +36,12 @@ def user_of(hub: Hub, request: Request) -> User | None:
     return User(name, role or "write")
 
 
-def may_read(repo: Repository, user: User | None) -> bool:
+def may_read(repo, user):
     """Say whether a user reads what is private or gated."""
     return user is not None and (user.name == repo.owner or user.name in repo.readers)
 
 
-def repository_for(hub: Hub, request: Request, key: str) -> Repository:
+def repository_for(hub, request, key):
     """Return the repo if whoever asks may know of it."""
     user = user_of(hub, request)
     repo = hub.repos.get(key)
@@ -60,7 +55,7 @@ def repository_for(hub: Hub, request: Request, key: str) -> Repository:
     raise refusal(401, "Invalid username or password.", code)
 
 
-def known_user(hub: Hub, request: Request) -> User:
+def known_user(hub, request):
     """Return who asks; nobody is refused."""
     user = user_of(hub, request)
     if user is None:
@@ -68,7 +63,7 @@ def known_user(hub: Hub, request: Request) -> User:
     return user
 
 
-def writer_of(hub: Hub, request: Request) -> User:
+def writer_of(hub, request):
     """Return who asks if the token may write."""
     user = known_user(hub, request)
     if user.role == "read":
@@ -76,13 +71,13 @@ def writer_of(hub: Hub, request: Request) -> User:
     return user
 
 
-def found_at(hub: Hub, request: Request, place: Place) -> tuple[Repository, Commit]:
+def found_at(hub, request, place):
     """Return the repo and the commit that an address names."""
     repo = repository_for(hub, request, place.repo)
     return repo, commit_for(repo, place.revision)
 
 
-def commit_for(repo: Repository, revision: str) -> Commit:
+def commit_for(repo, revision):
     """Return the commit that a revision names."""
     commit = repo.resolve(revision)
     if commit is None:
@@ -90,7 +85,7 @@ def commit_for(repo: Repository, revision: str) -> Commit:
     return commit
 
 
-def whoami(hub: Hub, request: Request, place: Place) -> Reply:
+def whoami(hub, request, place):
     """Say who a token belongs to."""
     user = known_user(hub, request)
     token = {"type": "access_token", "accessToken": {"displayName": "test", "role": user.role}}
@@ -98,12 +93,12 @@ def whoami(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json({"type": "user", **names, "orgs": [], "auth": token})
 
 
-def harnesses(hub: Hub, request: Request, place: Place) -> Reply:
+def harnesses(hub, request, place):
     """Answer a question the client asks before its first upload."""
     return as_json({"standardEnvVars": [], "harnesses": {}})
 
 
-def repositories(hub: Hub, request: Request, place: Place) -> Reply:
+def repositories(hub, request, place):
     """List the repos of an author or with a word in their name, page by page."""
     user, query = user_of(hub, request), request.query
     author, word = query.get("author", "").lower(), query.get("search", "").lower()
@@ -118,25 +113,25 @@ def repositories(hub: Hub, request: Request, place: Place) -> Reply:
     return _page(hub, request, found)
 
 
-def _summary(repo: Repository) -> dict[str, Any]:
+def _summary(repo):
     """Return what every listing says of a repo."""
     said = {"id": repo.id, "author": repo.owner, "private": repo.private, "gated": repo.gated}
     return said | ({"modelId": repo.id} if repo.kind == "model" else {})
 
 
-def info(hub: Hub, request: Request, place: Place) -> Reply:
+def info(hub, request, place):
     """Describe a repo at a revision."""
     repo, commit = found_at(hub, request, place)
     siblings = [{"rfilename": path} for path in sorted(commit.files)]
     return as_json(_summary(repo) | {"sha": commit.id, "siblings": siblings})
 
 
-def refs(hub: Hub, request: Request, place: Place) -> Reply:
+def refs(hub, request, place):
     """List branches and tags."""
     repo = repository_for(hub, request, place.repo)
     branches = {n: oid for n, oid in repo.branches.items() if not n.startswith("refs/pr/")}
 
-    def listed(kind: str, names: dict[str, str]) -> list[dict[str, str]]:
+    def listed(kind, names):
         ref = f"refs/{kind}/"
         return [{"name": n, "ref": ref + n, "targetCommit": oid} for n, oid in names.items()]
 
@@ -144,7 +139,7 @@ def refs(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json({**names, "converts": []})
 
 
-def tree(hub: Hub, request: Request, place: Place) -> Reply:
+def tree(hub, request, place):
     """List the files and folders below a folder."""
     _, commit = found_at(hub, request, place)
     if place.path not in commit.folders:
@@ -159,19 +154,19 @@ def tree(hub: Hub, request: Request, place: Place) -> Reply:
     return _page(hub, request, entries)
 
 
-def _entry(commit: Commit, path: str) -> dict[str, Any]:
+def _entry(commit, path):
     """Return what the tree says of a file or folder."""
     if path in commit.folders:
         return {"type": "directory", "oid": commit.folders[path], "size": 0, "path": path}
     blob = commit.files[path]
-    said: dict[str, Any] = {"type": "file", "oid": blob.git_id, "size": blob.nbytes, "path": path}
+    said = {"type": "file", "oid": blob.git_id, "size": blob.nbytes, "path": path}
     if blob.sha256:
         length = len(pointer(blob.sha256, blob.nbytes))
         said["lfs"] = {"oid": blob.sha256, "size": blob.nbytes, "pointerSize": length}
     return said
 
 
-def paths_info(hub: Hub, request: Request, place: Place) -> Reply:
+def paths_info(hub, request, place):
     """Describe the files and folders that are asked for; what is not there is left out."""
     _, commit = found_at(hub, request, place)
     paths = parse_qs(request.body.decode()).get("paths", [])
@@ -180,7 +175,7 @@ def paths_info(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json([_entry(commit, path) for path in wanted if path in known])
 
 
-def _page(hub: Hub, request: Request, entries: list[dict[str, Any]]) -> Reply:
+def _page(hub, request, entries):
     """Return the entries behind the cursor and a link to those that follow."""
     start = int(base64.b64decode(request.query.get("cursor", "")) or 0)
     stop, more = start + min(int(request.query.get("limit", hub.page)), hub.page), None
@@ -191,7 +186,7 @@ def _page(hub: Hub, request: Request, entries: list[dict[str, Any]]) -> Reply:
     return as_json(entries[start:stop], headers={"Link": more})
 
 
-def resolve(hub: Hub, request: Request, place: Place) -> Reply:
+def resolve(hub, request, place):
     """Say where the bytes of a file are and what they must be."""
     repo, blob, head = _file_at(hub, request, place)
     head |= {"X-Linked-Size": blob.nbytes, "X-Linked-ETag": f'"{blob.etag}"'}
@@ -204,7 +199,7 @@ def resolve(hub: Hub, request: Request, place: Place) -> Reply:
     return Reply(302, b"", head | {"ETag": f'"{blob.etag}"', "Location": link})
 
 
-def resolve_cache(hub: Hub, request: Request, place: Place) -> Reply:
+def resolve_cache(hub, request, place):
     """Serve a small file."""
     _, blob, head = _file_at(hub, request, place)
     shown = f"inline; filename*=UTF-8''{quote(place.path.rpartition('/')[2])}"
@@ -212,9 +207,7 @@ def resolve_cache(hub: Hub, request: Request, place: Place) -> Reply:
     return _serve(hub, request, blob, head)
 
 
-def _file_at(
-    hub: Hub, request: Request, place: Place
-) -> tuple[str, Blob, dict[str, str | int | None]]:
+def _file_at(hub, request, place):
     """Return the repo's id, the file, and the headers of either answer.
 
     Of a gated repo, files are for whom it lets in, and the rest is public.
@@ -228,7 +221,7 @@ def _file_at(
         text += f" and you are not in the authorized list. Visit {hub.url}/{repo.key} to ask for it"
         raise refusal(403, text, "GatedRepo")
     commit = commit_for(repo, place.revision)
-    head: dict[str, str | int | None] = {"X-Repo-Commit": commit.id, "Accept-Ranges": "bytes"}
+    head = {"X-Repo-Commit": commit.id, "Accept-Ranges": "bytes"}
     if place.path not in commit.files:
         named = {"X-Error-Message": "Entry not found", "X-Error-Code": "EntryNotFound"}
         raise RefusedError(Reply(404, b"Entry not found", head | named))
@@ -238,16 +231,16 @@ def _file_at(
 class Links:
     """Signed links to the CDN: each answer has its own, and one that has expired stays so."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._count = 0
-        self._expired: set[str] = set()
+        self._expired = set()
 
-    def sign(self) -> str:
+    def sign(self):
         """Return a signature that was never given before."""
         self._count += 1
         return f"{self._count:06d}"
 
-    def check(self, request: Request) -> None:
+    def check(self, request):
         """Refuse a link that has expired, as a CDN would: XML, none of the Hub's headers."""
         signature = request.query.get("X-Signature", "")
         if request.fault.get("expired"):
@@ -257,19 +250,19 @@ class Links:
             raise RefusedError(Reply(403, text, {"Content-Type": "application/xml"}))
 
 
-def download(hub: Hub, request: Request, place: Place) -> Reply:
+def download(hub, request, place):
     """Serve a large file to whoever has a link."""
     hub.links.check(request)
     blob = next(r.large[place.path] for r in hub.repos.values() if place.path in r.large)
     return _serve(hub, request, blob, {"ETag": f'"{blob.git_id}"'})  # not the sha256: as in life
 
 
-def verify(hub: Hub, request: Request, place: Place) -> Reply:
+def verify(hub, request, place):
     """Take what is said of an upload, which the client sends with its token."""
     return Reply(200, b"{}")
 
 
-def upload(hub: Hub, request: Request, place: Place) -> Reply:
+def upload(hub, request, place):
     """Take a large file that a commit will name."""
     blob = in_memory("upload.bin", request.body)
     assert blob.sha256 == place.path
@@ -278,7 +271,7 @@ def upload(hub: Hub, request: Request, place: Place) -> Reply:
     return Reply(200, b"", {"ETag": '"uploaded"'})
 
 
-def _serve(hub: Hub, request: Request, blob: Blob, headers: Headers) -> Reply:
+def _serve(hub, request, blob, headers):
     """Return a file or the range of it that is asked for."""
     kind = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes"}
     headers = {**kind, **headers}
@@ -298,9 +291,7 @@ def _serve(hub: Hub, request: Request, blob: Blob, headers: Headers) -> Reply:
 # What may be written.
 
 
-def open_discussion(
-    repo: Repository, title: str, user: str, *, base: str | None, status: str = "open"
-) -> int:
+def open_discussion(repo, title, user, *, base, status="open"):
     """Open a discussion, or a pull request against a `base`, and return its number."""
     number = len(repo.discussions) + 1
     repo.discussions.append(
@@ -322,7 +313,7 @@ def open_discussion(
     return number
 
 
-def list_all(hub: Hub, request: Request, place: Place) -> Reply:
+def list_all(hub, request, place):
     """List discussions, pull requests, or both."""
     repo, kind = repository_for(hub, request, place.repo), request.query.get("type", "all")
     wanted = [
@@ -334,7 +325,7 @@ def list_all(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json({"discussions": wanted, **count})
 
 
-def create(hub: Hub, request: Request, place: Place) -> Reply:
+def create(hub, request, place):
     """Open what a user asks for."""
     user, repo = writer_of(hub, request).name, repository_for(hub, request, place.repo)
     as_request = bool(request.json.get("pullRequest"))
@@ -343,13 +334,13 @@ def create(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json({"num": number, "pullRequest": as_request})
 
 
-def details(hub: Hub, request: Request, place: Place) -> Reply:
+def details(hub, request, place):
     """Return one discussion with everything that happened in it."""
     repo = repository_for(hub, request, place.repo)
     return as_json({**repo.discussions[int(place.number) - 1], "diff": ""})
 
 
-def merge(hub: Hub, request: Request, place: Place) -> Reply:
+def merge(hub, request, place):
     """Move main to a pull request's head."""
     repo = repository_for(hub, request, place.repo)
     assert writer_of(hub, request).name == repo.owner
@@ -359,14 +350,14 @@ def merge(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json({})
 
 
-def validate_yaml(hub: Hub, request: Request, place: Place) -> Reply:
+def validate_yaml(hub, request, place):
     """Read the metadata with which a card begins."""
     found = re.match(r"\s*---\s*\n(.*?)\n---\s*(\n|$)", request.json["content"], re.S)
     assert found and isinstance(yaml.safe_load(found[1]), dict)
     return as_json({"errors": [], "warnings": []})
 
 
-def preupload(hub: Hub, request: Request, place: Place) -> Reply:
+def preupload(hub, request, place):
     """Say which files go into the commit and which to the CDN first."""
     writer_of(hub, request)
     _, commit = found_at(hub, request, place)
@@ -378,7 +369,7 @@ def preupload(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json({"files": files})
 
 
-def lfs_batch(hub: Hub, request: Request, place: Place) -> Reply:
+def lfs_batch(hub, request, place):
     """Say where large files are to be uploaded; what is there already needs no upload."""
     writer_of(hub, request)
     repo = repository_for(hub, request, place.repo)
@@ -394,7 +385,7 @@ def lfs_batch(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json({"transfer": "basic", "objects": objects}, headers=kind)
 
 
-def create_commit(hub: Hub, request: Request, place: Place) -> Reply:
+def create_commit(hub, request, place):
     """Add a commit to a branch, to an own pull request, or as a new one."""
     user, repo = writer_of(hub, request).name, repository_for(hub, request, place.repo)
     lines = [json.loads(line) for line in request.body.splitlines() if line.strip()]
@@ -422,7 +413,7 @@ def create_commit(hub: Hub, request: Request, place: Place) -> Reply:
     return as_json({"success": True, **said})
 
 
-def _changed(repo: Repository, parent: Commit, lines: list[dict[str, Any]]) -> dict[str, Blob]:
+def _changed(repo, parent, lines):
     """Return the parent's files after the operations of a commit."""
     files = dict(parent.files)
     for key, value in ((line["key"], line["value"]) for line in lines):

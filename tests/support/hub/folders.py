@@ -20,11 +20,11 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 CHUNK_NBYTES = 256 * 1024
@@ -42,23 +42,21 @@ SETTINGS = {
     "branch_per_revision": "bool: revisions are branches rather than tags",
     "main": "the revision where main points; null is a main with a README alone",
 }
-Kind = Literal["model", "dataset"]
-Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
-def git_id(kind: str, data: bytes) -> str:
+def git_id(kind, data):
     """Return the sha1 that git gives to an object."""
     return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data).hexdigest()
 
 
-def pointer(sha256: str, nbytes: int) -> bytes:
+def pointer(sha256, nbytes):
     """Return the text that git keeps in place of a large file."""
     return (
         f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {nbytes}\n".encode()
     )
 
 
-def is_large(name: str, nbytes: int) -> bool:
+def is_large(name, nbytes):
     """Say whether a file is kept by LFS rather than in git."""
     return name.endswith(LFS_SUFFIXES) or nbytes >= LFS_NBYTES
 
@@ -73,11 +71,11 @@ class Blob:
     sha256: str | None = None
 
     @property
-    def etag(self) -> str:
+    def etag(self):
         """What the Hub names the content by: a client's cache calls the file that."""
         return self.sha256 or self.git_id
 
-    def read(self, start: int, stop: int) -> Iterator[bytes]:
+    def read(self, start, stop):
         """Yield the bytes from `start` to `stop` in pieces; what a file lacks is zero."""
         source = self.source
         with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
@@ -86,11 +84,11 @@ class Blob:
                 count = min(CHUNK_NBYTES, stop - position)
                 yield file.read(count).ljust(count, b"\0")
 
-    def whole(self) -> bytes:
+    def whole(self):
         """Return every byte."""
         return b"".join(self.read(0, self.nbytes))
 
-    def named(self, name: str, sha256: str | None = None) -> Blob:
+    def named(self, name, sha256=None):
         """Return the file with its ids; a `sha256` that is given is believed: nothing is read."""
         if not is_large(name, self.nbytes):
             return replace(self, git_id=git_id("blob", self.whole()))
@@ -102,13 +100,13 @@ class Blob:
         return replace(self, git_id=git_id("blob", pointer(sha256, self.nbytes)), sha256=sha256)
 
 
-def in_memory(name: str, data: bytes) -> Blob:
+def in_memory(name, data):
     """Return a file that is nowhere on disk."""
     return Blob(data, len(data)).named(name)
 
 
 @lru_cache(maxsize=4096)
-def _on_disk(path: Path, nbytes: int, _changed: int, _inode: int) -> Blob:
+def _on_disk(path, nbytes, _changed, _inode):
     """Return a file on disk; what has not changed since is hashed once."""
     return Blob(path, nbytes).named(path.name)
 
@@ -127,9 +125,9 @@ class Repository:
     """One repo of the Hub, and who may see it."""
 
     id: str
-    kind: Kind = "model"
+    kind: str = "model"
     private: bool = False
-    gated: Literal[False, "auto", "manual"] = False
+    gated: bool | str = False  # or "auto", "manual"
     readers: tuple[str, ...] = ()
     commits: dict[str, Commit] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
@@ -137,28 +135,21 @@ class Repository:
     discussions: list[dict[str, Any]] = field(default_factory=list)  # number = place + 1
     large: dict[str, Blob] = field(default_factory=dict)  # what LFS keeps, by sha256
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         """Make the commit that every repo of the Hub begins with."""
         self.base = {".gitattributes": in_memory(".gitattributes", ATTRIBUTES)}
         self.first = self.commit(self.base, "initial commit").id
 
     @property
-    def key(self) -> str:
+    def key(self):
         """How the Hub's pages and `Hub.repos` call it."""
         return self.id if self.kind == "model" else f"datasets/{self.id}"
 
     @property
-    def owner(self) -> str:
+    def owner(self):
         return self.id.partition("/")[0]
 
-    def commit(
-        self,
-        files: Mapping[str, Blob],
-        title: str,
-        *,
-        parent: str | None = None,
-        branch: str | None = "main",
-    ) -> Commit:
+    def commit(self, files, title, *, parent=None, branch="main"):
         """Add a commit and move a branch there; without a `parent`, on top of its head.
 
         Its id is one that nothing else has, and the same in every run.
@@ -175,14 +166,14 @@ class Repository:
             self.branches[branch] = oid
         return new
 
-    def resolve(self, revision: str) -> Commit | None:
+    def resolve(self, revision):
         """Return the commit that a branch, a tag, a commit's id or the start of one names."""
         oid = self.branches.get(revision) or self.tags.get(revision) or revision
         if re.fullmatch("[0-9a-f]{7,39}", oid):
             oid = next((known for known in self.commits if known.startswith(oid)), oid)
         return self.commits.get(oid)
 
-    def point_main(self, revision: str | None) -> None:
+    def point_main(self, revision):
         """Move main to a revision, or to a README alone."""
         if revision is not None:
             self.branches["main"] = self.branches.get(revision) or self.tags[revision]
@@ -191,9 +182,9 @@ class Repository:
         self.commit(self.base | {"README.md": readme}, "Say what it is", parent=self.first)
 
 
-def repositories_in(root: Path) -> Iterator[Repository]:
+def repositories_in(root):
     """Yield every repo below a folder."""
-    kinds: dict[Kind, Path] = {"model": root, "dataset": root / "datasets"}
+    kinds = {"model": root, "dataset": root / "datasets"}
     for kind, place in kinds.items():
         for owner in _folders(place):
             if (owner.name, kind) != ("datasets", "model"):
@@ -201,20 +192,20 @@ def repositories_in(root: Path) -> Iterator[Repository]:
                     yield _repository_of(path, Repository(f"{owner.name}/{path.name}", kind))
 
 
-def _folders(path: Path) -> list[Path]:
+def _folders(path):
     """Return the folders in one, numbers in their names sorted as numbers."""
 
-    def natural(folder: Path) -> list[tuple[int, str]]:
+    def natural(folder):
         parts = re.split(r"(\d+)", folder.name)
         return [(int(part or 0), "") if part.isdigit() else (0, part) for part in parts]
 
     return sorted((p for p in path.glob("*") if p.is_dir()), key=natural)
 
 
-def _repository_of(folder: Path, repo: Repository) -> Repository:
+def _repository_of(folder, repo):
     """Return the repo that a folder describes."""
     path = folder / "repo.json"
-    settings: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    settings = json.loads(path.read_text()) if path.exists() else {}
     if unknown := set(settings) - set(SETTINGS):
         raise ValueError(f"{path}: unknown keys {sorted(unknown)}; there are {sorted(SETTINGS)}")
     named = repo.branches if settings.pop("branch_per_revision", False) else repo.tags
@@ -230,7 +221,7 @@ def _repository_of(folder: Path, repo: Repository) -> Repository:
     return repo
 
 
-def _files_in(folder: Path) -> dict[str, Blob]:
+def _files_in(folder):
     """Return the files below a folder by their paths there."""
     files = {}
     for path in sorted(folder.rglob("*")):
@@ -244,20 +235,13 @@ def _files_in(folder: Path) -> dict[str, Blob]:
 # ---------------------------------------------- many names, one folder
 
 
-def with_names(
-    id_: str,
-    names: Iterable[str],
-    folder: Path,
-    main: str | None = None,
-    aliases: Mapping[str, str] | None = None,
-    pretend_nbytes: int | None = None,
-) -> Repository:
+def with_names(id_, names, folder, main=None, aliases=None, pretend_nbytes=None):
     """Return a repo with a branch per name, each with its own commit; see `Hub.add_names`."""
     repo = Repository(id_)
     shared = repo.base | _files_in(folder)
     weights = {path: blob for path, blob in shared.items() if path.endswith(".safetensors")}
 
-    def add(name: str, files: Mapping[str, Blob]) -> None:
+    def add(name, files):
         branch = repo.commit(files, f"checkpoint {name}", parent=repo.first, branch=None)
         repo.branches[name] = branch.id
 
@@ -275,7 +259,7 @@ def with_names(
     return repo
 
 
-def described_nbytes(path: Path) -> int:
+def described_nbytes(path):
     """Return how long a safetensors file is by its header."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -284,9 +268,9 @@ def described_nbytes(path: Path) -> int:
     return int(8 + length + max(ends, default=0))
 
 
-def _write_header(path: Path, tensors: Tensors) -> int:
+def _write_header(path, tensors):
     """Write a safetensors file that ends behind its header; return what it would be long."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in tensors.items():
         start, end = end, end + math.prod(shape) * DTYPE_NBYTES[dtype]
@@ -297,12 +281,12 @@ def _write_header(path: Path, tensors: Tensors) -> int:
     return 8 + len(text) + end
 
 
-def write_headers(folder: Path, tensors: Tensors, shard_nbytes: int) -> int:
+def write_headers(folder, tensors, shard_nbytes):
     """Write a sharded checkpoint of headers and its index; return what it would weigh.
 
     A few kilobytes that describe a model of any size, for `Hub.add_names`.
     """
-    shards: list[dict[str, tuple[str, tuple[int, ...]]]] = [{}]
+    shards = [{}]
     room = shard_nbytes
     for name, (dtype, shape) in tensors.items():
         nbytes = math.prod(shape) * DTYPE_NBYTES[dtype]

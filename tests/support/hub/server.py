@@ -1,23 +1,18 @@
 """The Hub itself: its repos, its users, and what it does with a request."""
 
-from __future__ import annotations
-
 import contextlib
 import re
-import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 from urllib.parse import unquote
 
 from tests.support.hub import answers, wire
-from tests.support.hub.folders import Repository, repositories_in, with_names
-from tests.support.hub.wire import Place, RefusedError, Reply, Request, Service, bound, refusal
+from tests.support.hub.folders import repositories_in, with_names
+from tests.support.hub.wire import Place, RefusedError, Request, Service, bound, refusal
 
 
 class Hub:
@@ -35,29 +30,23 @@ class Hub:
     first of them.
     """
 
-    def __init__(
-        self,
-        root: str | Path | None = None,
-        tokens: Mapping[str, str] | None = None,
-        page: int = 1000,
-        https_style_401: bool = False,
-    ) -> None:
+    def __init__(self, root=None, tokens=None, page=1000, https_style_401=False):
         self.tokens = dict(tokens or {})
         self.page = page
         self.https_style_401 = https_style_401
-        self.faults: list[dict[str, Any]] = []
-        self.log: list[dict[str, Any]] = []
-        self.leaks: list[str] = []
-        self.errors: list[BaseException] = []
+        self.faults = []
+        self.log = []
+        self.leaks = []
+        self.errors = []
         self.url = self.cdn = ""
         self.links = answers.Links()
-        self._service: Service | None = None
-        self._sockets: list[socket.socket] = []
+        self._service = None
+        self._sockets = []
         self._ports = (0, 0)
         found = repositories_in(Path(root)) if root else ()
-        self.repos: dict[str, Repository] = {repo.key: repo for repo in found}
+        self.repos = {repo.key: repo for repo in found}
 
-    def add_names(self, repo: str, names: Iterable[str], folder: Path, **more: Any) -> None:
+    def add_names(self, repo, names, folder, **more):
         """Add a repo with a branch per name, of which each serves the files of one folder.
 
         Each name has a commit of its own and weights with ids of their own, made up. A safetensors
@@ -69,14 +58,14 @@ class Hub:
         """
         self.repos[repo] = with_names(repo, names, folder, **more)
 
-    def asked(self, pattern: str) -> list[dict[str, Any]]:
+    def asked(self, pattern):
         """Return the entries of the log whose `METHOD /path` has the pattern in it."""
         return [e for e in self.log if re.search(pattern, f"{e['method']} {e['path']}")]
 
     # ---------------------------------------------- running
 
     @contextlib.contextmanager
-    def running(self, port: int = 0) -> Iterator[Hub]:
+    def running(self, port=0):
         """Serve until the end of the block, to a client that is online and never sleeps."""
         from huggingface_hub import constants
         from huggingface_hub.utils import _http
@@ -97,20 +86,20 @@ class Hub:
         if self.errors:
             raise self.errors[0]
 
-    def start(self, port: int = 0) -> None:
+    def start(self, port=0):
         """Serve on a port, and as the CDN on the next; after a `stop`, on those it had."""
         if not self.url:
             self._hold((port, port + 1 if port else 0))
         self._service = Service(self, self._sockets)
 
-    def stop(self) -> None:
+    def stop(self):
         """Break every connection and refuse new ones."""
         if self._service:
             self._service.stop()
             self._service = None
             self._hold(self._ports)
 
-    def _hold(self, ports: tuple[int, int]) -> None:
+    def _hold(self, ports):
         """Take the ports without listening: whoever connects is refused."""
         self._release()
         self._sockets = [bound(port) for port in ports]
@@ -118,15 +107,13 @@ class Hub:
         self._ports = (own, cdn)
         self.url, self.cdn = f"http://127.0.0.1:{own}", f"http://127.0.0.1:{cdn}"
 
-    def _release(self) -> None:
+    def _release(self):
         for held in self._sockets:
             held.close()
 
     # ---------------------------------------------- answering
 
-    async def __call__(
-        self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: wire.Send
-    ) -> None:
+    async def __call__(self, scope, receive, send):
         """Answer one request: the ASGI interface."""
         request = await self._request(scope, receive)
         entry = self._note(request)
@@ -141,9 +128,7 @@ class Hub:
             self.errors.append(error)
             raise
 
-    async def _request(
-        self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]]
-    ) -> Request:
+    async def _request(self, scope, receive):
         body, more = b"", True
         while more:
             message = await receive()
@@ -158,7 +143,7 @@ class Hub:
             at_cdn=scope["server"][1] == self._ports[1],
         )
 
-    def _note(self, request: Request) -> dict[str, Any]:
+    def _note(self, request):
         token = "authorization" in request.headers
         if request.at_cdn and token:
             self.leaks.append(request.path)
@@ -177,9 +162,9 @@ class Hub:
         self.log.append(entry)
         return entry
 
-    def _answer(self, request: Request) -> Reply:
+    def _answer(self, request):
         """Return the true answer, or what a fault has in its place."""
-        said: dict[str, Any] = {"X-Request-Id": f"Root={uuid.uuid4().hex}"}
+        said = {"X-Request-Id": f"Root={uuid.uuid4().hex}"}
         try:
             reply = wire.injected(dict(request.fault)) or answer(self, request)
         except RefusedError as refused:
@@ -194,9 +179,8 @@ class Hub:
 # are left, `{kinds}` for `models` or `datasets`. Segments are split before they are decoded, so a
 # revision may contain a slash.
 
-Handler = Callable[[Hub, Request, Place], Reply]
 REPO = "api/{kinds}/{owner}/{name}"
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
+ROUTES = (
     ("GET", "cdn/{path}", answers.download),
     ("PUT", "cdn/upload/{path}", answers.upload),
     ("POST", "cdn/verify", answers.verify),
@@ -223,7 +207,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 )
 
 
-def _part(found: re.Match[str]) -> str:
+def _part(found):
     """Return the expression of a word in a route."""
     name, slash = found[1], "/" * found[0].startswith("/")
     if name == "path...":
@@ -237,13 +221,13 @@ PATTERNS = [
 ]
 
 
-def answer(hub: Hub, request: Request) -> Reply:
+def answer(hub, request):
     """Return what the Hub says to a request."""
     method, path = request.method.replace("HEAD", "GET"), request.path.strip("/")
     for wanted, pattern, handler in PATTERNS:
         found = pattern.fullmatch(path)
         if found and wanted == method and request.at_cdn == path.startswith("cdn/"):
-            words: dict[str, Any] = {k: unquote(v or "") for k, v in found.groupdict().items()}
+            words = {k: unquote(v or "") for k, v in found.groupdict().items()}
             kind = words.pop("kinds", "models").removesuffix("s")
             words["name"] = words.get("name", "").removesuffix(".git")
             return handler(hub, request, Place(kind, **words))

@@ -23,14 +23,10 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs
-
-from tests.support.hub.folders import Kind
-
-Headers = Mapping[str, str | int | None]
 
 
 @dataclass(frozen=True)
@@ -46,15 +42,15 @@ class Request:
     fault: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def query(self) -> dict[str, str]:
+    def query(self):
         found = parse_qs(self.query_text, keep_blank_values=True)
         return {name: values[-1] for name, values in found.items()}
 
     @property
-    def json(self) -> Any:
+    def json(self):
         return json.loads(self.body or b"{}")
 
-    def flag(self, name: str) -> bool:
+    def flag(self, name):
         """Say whether a parameter of the query is on."""
         return self.query.get(name, "").lower() in ("1", "true")
 
@@ -65,22 +61,22 @@ class Reply:
 
     status: int = 200
     body: bytes | Iterable[bytes] = b""
-    headers: Headers = field(default_factory=dict)
+    headers: dict = field(default_factory=dict)
 
 
 class RefusedError(Exception):
     """Raised with a reply by whatever finds that the request cannot be granted."""
 
 
-def as_json(value: object, status: int = 200, headers: Headers | None = None) -> Reply:
+def as_json(value, status=200, headers=None):
     """Return an answer of JSON."""
     kind = {"Content-Type": "application/json; charset=utf-8"}
     return Reply(status, json.dumps(value).encode(), kind | dict(headers or {}))
 
 
-def refusal(status: int, message: str, code: str | None = None) -> RefusedError:
+def refusal(status, message, code=None):
     """Return an error in the Hub's shape: the message twice, and a code the client understands."""
-    named: Headers = {"X-Error-Message": message, "X-Error-Code": code}
+    named = {"X-Error-Message": message, "X-Error-Code": code}
     return RefusedError(as_json({"error": message}, status, named))
 
 
@@ -88,7 +84,7 @@ def refusal(status: int, message: str, code: str | None = None) -> RefusedError:
 class Place:
     """The words that a route found in an address."""
 
-    kind: Kind = "model"
+    kind: str = "model"
     owner: str = ""
     name: str = ""
     revision: str = "main"
@@ -96,13 +92,11 @@ class Place:
     number: str = ""
 
     @property
-    def repo(self) -> str:
+    def repo(self):
         """The repo's key in `Hub.repos`."""
         prefix = "datasets/" if self.kind == "dataset" else ""
         return f"{prefix}{self.owner}/{self.name}"
 
-
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 FAULTS = {"match", "times", "skip", "status", "headers", "body", "silent", "until", "norange",
           "expired", "cut", "reset", "stall", "short", "flip"}  # fmt: skip
@@ -110,7 +104,7 @@ POLL_SECONDS = 0.005
 FOR_EVER_SECONDS = 86400
 
 
-def take(faults: list[dict[str, Any]], request: Request) -> dict[str, Any]:
+def take(faults, request):
     """Return the fault that applies to a request, counted as used, or nothing."""
     asked = f"{request.method} {request.path}"
     for fault in list(faults):
@@ -126,7 +120,7 @@ def take(faults: list[dict[str, Any]], request: Request) -> dict[str, Any]:
     return {}
 
 
-def injected(fault: dict[str, Any]) -> Reply | None:
+def injected(fault):
     """Return the answer that a fault gives instead of the true one."""
     if "status" not in fault and "body" not in fault:
         return None
@@ -136,7 +130,7 @@ def injected(fault: dict[str, Any]) -> Reply | None:
     return replace(as_json(None, fault.get("status", 200)), body=data)
 
 
-async def hold(fault: dict[str, Any]) -> None:
+async def hold(fault):
     """Wait as long as a fault says before the answer, for ever if it is to be silent."""
     if fault.get("silent"):
         await asyncio.sleep(FOR_EVER_SECONDS)
@@ -144,7 +138,7 @@ async def hold(fault: dict[str, Any]) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def reset(send: Send) -> None:
+def reset(send):
     """Break the connection so that the client sees a reset instead of a clean close."""
     transport = send.__self__.transport  # type: ignore[attr-defined]  # uvicorn's, below ASGI
     now = struct.pack("ii", 1, 0)  # linger for no time at all: RST
@@ -152,7 +146,7 @@ def reset(send: Send) -> None:
     transport.abort()
 
 
-async def deliver(send: Send, request: Request, reply: Reply, entry: dict[str, Any]) -> None:
+async def deliver(send, request, reply, entry):
     """Send an answer as the request's fault would have it, and count what went out."""
     entry["status"] = reply.status
     headers = {**reply.headers}
@@ -167,9 +161,7 @@ async def deliver(send: Send, request: Request, reply: Reply, entry: dict[str, A
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_body(
-    send: Send, fault: Any, body: bytes | Iterable[bytes], entry: dict[str, Any]
-) -> bool:
+async def _send_body(send, fault, body, entry):
     """Send a body; say whether it came to its end."""
     pieces = ([body] if body else []) if isinstance(body, bytes) else body
     stop = min([fault[key] for key in ("cut", "reset", "stall") if key in fault], default=None)
@@ -189,7 +181,7 @@ async def _send_body(
     return False
 
 
-def _spoilt(pieces: Iterable[bytes], flip: int | None, stop: int | None) -> Iterator[bytes]:
+def _spoilt(pieces, flip, stop):
     """Yield the pieces up to `stop` with one byte flipped."""
     sent = 0
     for piece in pieces:
@@ -205,7 +197,7 @@ def _spoilt(pieces: Iterable[bytes], flip: int | None, stop: int | None) -> Iter
             return
 
 
-async def _sent(send: Send) -> None:
+async def _sent(send):
     """Wait until what was sent has left; a reset would throw it away."""
     transport = send.__self__.transport  # type: ignore[attr-defined]
     while transport.get_write_buffer_size() and not transport.is_closing():
@@ -216,7 +208,7 @@ async def _sent(send: Send) -> None:
 class Service:
     """Serves an ASGI application on some sockets from a thread until it is stopped."""
 
-    def __init__(self, application: Any, sockets: list[socket.socket]) -> None:
+    def __init__(self, application, sockets):
         from uvicorn import Config
 
         self._sockets = sockets
@@ -234,18 +226,18 @@ class Service:
         self._thread.start()
         self._ready.wait()
 
-    def stop(self) -> None:
+    def stop(self):
         """Break every connection and return when nothing of the service is left."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self):
         try:
             asyncio.run(self._serve())
         finally:
             self._ready.set()  # should it have failed, nobody waits for ever
 
-    async def _serve(self) -> None:
+    async def _serve(self):
         from uvicorn.protocols.http.h11_impl import H11Protocol
         from uvicorn.server import ServerState
 
@@ -266,7 +258,7 @@ class Service:
         await asyncio.gather(*state.tasks, return_exceptions=True)
 
 
-def bound(port: int) -> socket.socket:
+def bound(port):
     """Return a socket that holds a port; connections are refused until somebody listens."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

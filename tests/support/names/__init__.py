@@ -6,12 +6,10 @@ seen in a published source and which follow from a rule, so that no list is take
 it is.
 """
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from qaudit.families import Family, find
+from qaudit.families import find
 
 FOLDER = Path(__file__).parent
 
@@ -29,17 +27,17 @@ ALIKE = (
 )
 
 
-def file_of(repo: str) -> Path:
+def file_of(repo):
     """Return the file that holds a repository's names."""
     return FOLDER / f"{repo.replace('/', '--')}.txt"
 
 
-def recorded() -> tuple[str, ...]:
+def recorded():
     """Return every repository with a file of its own."""
     return tuple(sorted(path.stem.replace("--", "/") for path in FOLDER.glob("*.txt")))
 
 
-def names_of(repo: str) -> tuple[str, ...]:
+def names_of(repo):
     """Return the names of a repository's branches, in the order of the run."""
     path = file_of(repo)
     if not path.is_file():
@@ -48,7 +46,7 @@ def names_of(repo: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
-def family_of(repo: str) -> Family:
+def family_of(repo):
     family = find(repo)
     assert family is not None, repo
     return family

@@ -3,8 +3,6 @@
 One linear group at a time, without Gram matrices: outputs are multiplied out and compared.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.support.reference.plain_gptq import find_scale, stored_scale
@@ -26,16 +24,7 @@ def round_groups(weight_RC, bits, group, zero_point, scale_dtype="float32"):
 TWENTIETHS = [step / 20 for step in range(20)]
 
 
-def search_scale(
-    weight_RC,
-    x_TC,
-    *,
-    bits,
-    group,
-    zero_point,
-    tie=None,
-    ratios=TWENTIETHS,
-):
+def search_scale(weight_RC, x_TC, *, bits, group, zero_point, tie=None, ratios=TWENTIETHS):
     """Return the scale per column with the least output error, out of 20; None scales nothing."""
     columns = weight_RC.shape[1]
     tie = np.arange(columns) if tie is None else tie

@@ -7,8 +7,6 @@ Follows the loop of the paper's own code and of GPTQModel, blocks of 128 include
 scales of a group are taken from weights that have seen the errors of whole blocks only.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 
