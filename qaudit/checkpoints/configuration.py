@@ -14,9 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qaudit.checkpoints.header import WITHOUT_CONFIGURATION, dcp_folder
 from qaudit.errors import ConfigurationError, QauditError, SourceError, is_out_of_memory
 from qaudit.whole import read_regular
+
+METADATA = ".metadata"
+FSDP_FOLDER = "pytorch_model_fsdp_0"
+WITHOUT_CONFIGURATION = (
+    "put `config.json` and the tokenizer of the model into it, or once into the folder that holds "
+    "all its checkpoints"
+)
+"""What a folder needs that holds a distributed checkpoint of torch (`header.py`)."""
 
 NEWER = "check `model_type` and the values beside it; a newer `transformers` may know it"
 
@@ -61,6 +68,12 @@ def read_configuration(folder: Path, name: str = "config.json") -> dict[str, Any
         why = "it nests too deep" if isinstance(error, RecursionError) else error
         raise ConfigurationError(f"`{path}` cannot be read: {why}", hint=_HINT) from error
     return table
+
+
+def dcp_folder(folder: Path) -> Path | None:
+    """Return where a folder's distributed checkpoint is, if it has one."""
+    places = (folder, folder / FSDP_FOLDER)
+    return next((place for place in places if (place / METADATA).is_file()), None)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from qaudit.checkpoints import series
 from qaudit.checkpoints.adapters import read_adapter
-from qaudit.checkpoints.header import WITHOUT_CONFIGURATION
+from qaudit.checkpoints.configuration import WITHOUT_CONFIGURATION
 from qaudit.checkpoints.safetensors import (
     ADAPTER,
     is_adapter,

@@ -18,14 +18,15 @@ or everything, where nothing is.
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePath
 from typing import Any
 
+from qaudit.checkpoints.configuration import METADATA, unreadable
 from qaudit.errors import SourceError
+from qaudit.support.foreign import json_of
 from qaudit.support.lazy import Tensor, torch
 from qaudit.whole import open_regular, read_regular
 
@@ -36,6 +37,12 @@ ITEMSIZE = {
     "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
 
+TORCH_NAMES = {
+    "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
+    "U32": "uint32",
+}  # fmt: skip
 LONGEST_HEADER_NBYTES = 100_000_000  # the format's own limit
 DAMAGED = "download the file again; it is damaged or was cut short"
 
@@ -125,16 +132,10 @@ def metadata_in(path: PurePath, header: bytes) -> dict[str, str]:
 
 
 def _read_json(path: PurePath, text: bytes) -> dict[str, Any]:
-    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) != len(pairs):
-            raise damaged(f"`{path}` names a tensor twice")
-        return entries
-
     try:
-        entries = json.loads(text, object_pairs_hook=without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise damaged(f"the header of `{path}` is not JSON") from error
+        entries = json_of(text.decode())
+    except ValueError as error:
+        raise damaged(f"the header of `{path}` cannot be read: {error}") from error
     if not isinstance(entries, dict):
         raise damaged(f"the header of `{path}` is not a table of tensors")
     return entries
@@ -148,18 +149,7 @@ def _whole(value: Any) -> int:
 
 # ------------------------------------------------------------ distributed checkpoints
 
-METADATA = ".metadata"
-FSDP_FOLDER = "pytorch_model_fsdp_0"
 _LARGEST_NBYTES = 512_000_000  # of metadata; 100,000 tensors in 64 pieces each take a tenth of it
-_DTYPES = {
-    "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "bool": "BOOL",
-    "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
-WITHOUT_CONFIGURATION = (
-    "put `config.json` and the tokenizer of the model into it, or once into the folder that holds "
-    "all its checkpoints"
-)
 _DCP_DAMAGED = "save the checkpoint again, or convert it to safetensors where it was made"
 
 
@@ -186,7 +176,7 @@ _WRITTEN = {
     "torch.Size": tuple,
     "pathlib.PosixPath": lambda *parts: "/".join(parts),
     "pathlib.PurePosixPath": lambda *parts: "/".join(parts),
-    **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
+    **{f"torch.{name}": dtype for dtype, name in TORCH_NAMES.items()},
 }  # fmt: skip
 """Everything that torch writes into the metadata, and what is made of it here."""
 
@@ -199,28 +189,15 @@ class _Metadata(pickle.Unpickler):
         return _WRITTEN[f"{module}.{name}"]
 
 
-def dcp_folder(folder: Path) -> Path | None:
-    """Return where a folder's distributed checkpoint is, if it has one."""
-    places = (folder, folder / FSDP_FOLDER)
-    return next((place for place in places if (place / METADATA).is_file()), None)
-
-
 class DcpFolder:
     """The tensors of a distributed checkpoint, read one at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        try:
+        what = f"`{folder / METADATA}` cannot be read as torch's"
+        with unreadable(what, _DCP_DAMAGED, SourceError):
             raw = read_regular(folder / METADATA, _LARGEST_NBYTES)
-            metadata = _Metadata(io.BytesIO(raw)).load()
-            self.infos, self._pieces = _tensors(metadata)
-        except (
-            OSError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError,
-            EOFError, RecursionError, MemoryError, ImportError,
-        ) as error:  # fmt: skip
-            raise SourceError(
-                f"`{folder / METADATA}` cannot be read as torch's: {error}", hint=_DCP_DAMAGED
-            ) from error
+            self.infos, self._pieces = _tensors(_Metadata(io.BytesIO(raw)).load())
         if "tok_embeddings.weight" in self.infos:
             raise SourceError(
                 f"`{folder}` has torchtitan's names of tensors, not those of transformers",
@@ -231,22 +208,17 @@ class DcpFolder:
 
     def read(self, name: str) -> Tensor:
         info = self.infos[name]
-        dtype = getattr(torch, next(k for k, v in _DTYPES.items() if v == info.dtype))
+        dtype = getattr(torch, TORCH_NAMES[info.dtype])
         tensor = torch.empty(info.shape, dtype=dtype)
         for offsets, piece in self._pieces[name]:
             path = self._folder / piece.file
-            try:
+            with unreadable(f"`{path}` cannot be read", _DCP_DAMAGED, SourceError):
                 with open_regular(path) as file:
                     file.seek(piece.start)
                     raw = io.BytesIO(file.read(piece.nbytes))
                 part = torch.load(raw, map_location="cpu", weights_only=True)
                 if not isinstance(part, torch.Tensor):
                     raise ValueError("it is no tensor")
-            except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-                raise SourceError(
-                    f"`{path}` cannot be read: {reason}", hint=_DCP_DAMAGED
-                ) from error
             part = part.detach()
             if part.shape != piece.shape or part.dtype != dtype:
                 raise SourceError(

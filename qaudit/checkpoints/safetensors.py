@@ -20,7 +20,6 @@ What is written are files of at most so many bytes, one after the other.
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 import warnings
 import zipfile
@@ -30,8 +29,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from qaudit.checkpoints import header
-from qaudit.checkpoints.configuration import read_configuration
-from qaudit.checkpoints.header import METADATA, DcpFolder, TensorInfo, damaged, dcp_folder
+from qaudit.checkpoints.configuration import METADATA, dcp_folder, read_configuration, unreadable
+from qaudit.checkpoints.header import TORCH_NAMES, DcpFolder, TensorInfo, damaged
 from qaudit.errors import ConfigurationError, MachineError, SourceError, not_written
 from qaudit.support.keys import first_of
 from qaudit.support.lazy import Tensor, torch
@@ -42,13 +41,6 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLE_INDEX, PICKLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
-
-_TORCH_NAMES = {
-    "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
-    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
-    "U32": "uint32",
-}  # fmt: skip
 
 
 def headers(
@@ -82,6 +74,13 @@ def _twice(name: str, *files: str) -> SourceError:
     return SourceError(
         f"tensor `{name}` is in both `{files[0]}` and `{files[1]}`",
         hint="keep the shards of one checkpoint only in the folder",
+    )
+
+
+def _missing(file: str, index: str, folder: Path) -> SourceError:
+    return SourceError(
+        f"shard `{file}` is named in {index} and not in `{folder}`",
+        hint="download the missing shard",
     )
 
 
@@ -147,14 +146,14 @@ class WeightFolder:
             tensor = self._read(name)
         else:
             path = self._folder / info.file
-            if info.dtype not in _TORCH_NAMES:
+            if info.dtype not in TORCH_NAMES:
                 raise SourceError(
                     f"tensor `{name}` in `{path}` is stored as `{info.dtype}`",
                     hint="audit the checkpoint before it was quantized: bf16, fp16 or fp32",
                 )
             raw = torch.empty(info.nbytes, dtype=torch.uint8)
             _fill(memoryview(raw.numpy().data), path, info)
-            tensor = raw.view(getattr(torch, _TORCH_NAMES[info.dtype])).reshape(info.shape)
+            tensor = raw.view(getattr(torch, TORCH_NAMES[info.dtype])).reshape(info.shape)
         if not tensor.is_floating_point() or not tensor.numel():
             return tensor
         wide = tensor.float() if tensor.itemsize == 1 else tensor  # 8 bits have no arithmetic
@@ -210,10 +209,7 @@ def _placed(folder: Path, without: Collection[str]) -> Mapping[str, str]:
         placed = {name: file for name, file in placed.items() if name not in without}
         for file in sorted(set(placed.values())):
             if not (folder / file).is_file():
-                raise SourceError(
-                    f"shard `{file}` is named in `{INDEX}` and not in `{folder}`",
-                    hint="download the missing shard",
-                )
+                raise _missing(file, f"`{INDEX}`", folder)
         return placed
     if _pickle_files(folder):
         raise SourceError(
@@ -333,33 +329,19 @@ def _fill(view: memoryview, path: Path, info: TensorInfo) -> None:
             place += count
 
 
-_NOT_TENSORS = (
-    pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError, AttributeError,
-    TypeError, LookupError, ImportError, zipfile.BadZipFile,
-)  # fmt: skip
-"""What opening a pickle of anything else raises."""
-
-
 def load_pickles(folder: Path, files: Sequence[str]) -> Mapping[str, tuple[Tensor, str]]:
     tensors: dict[str, tuple[Tensor, str]] = {}
     for file in files:
         path = folder / file
         if not path.is_file():
-            raise SourceError(
-                f"shard `{file}` is named in an index and not in `{folder}`",
-                hint="download the missing shard",
-            )
-        try:
+            raise _missing(file, "an index", folder)
+        hint = "convert it to safetensors where it was made"
+        with unreadable(f"`{path}` cannot be read as pickled tensors", hint, SourceError):
             mapped = zipfile.is_zipfile(path)
             with warnings.catch_warnings(action="ignore"):  # of pickles newer than torch writes
                 loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
             if not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
                 raise ValueError("something in it is no tensor")
-        except _NOT_TENSORS as error:
-            raise SourceError(
-                f"`{path}` cannot be read as pickled tensors",
-                hint="convert it to safetensors where it was made",
-            ) from error
         for name, tensor in loaded.items():
             if str(name) in tensors:
                 raise _twice(str(name), tensors[str(name)][1], file)

@@ -14,7 +14,6 @@ Shapes: R output rows, C input columns, G groups of columns; N codes of a row, W
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 
 from qaudit.core.floats import MX_GROUP, NV_GROUP, e2m1_values, powers_of
 from qaudit.formats import reading
@@ -226,9 +225,7 @@ def fp4(parts: reading.StoredLinear, weights: reading.Config) -> reading.Layout:
     parts.sizes({".weight_scale": ("R G", ())}, because, R=rows, G=columns // size)
     parts.group(columns, columns // size, weights)
     if is_nv:
-        parts.dtype(".weight_global_scale", "F32")
-        if prod(parts.infos[".weight_global_scale"].shape) != 1:
-            raise parts.refused("has more than one `weight_global_scale`")
+        parts.must_count(".weight_global_scale", 1, "F32")
 
     def decode(read: Mapping[str, Tensor]) -> Tensor:
         scales_RG = read[".weight_scale"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any, ClassVar
 
 from qaudit.core.bnb_codes import FourBitCodes, Int8Codes
@@ -58,9 +57,7 @@ def layout(parts: reading.StoredLinear) -> reading.Layout:
     if bits == 4:
         return _of_four_bits(parts)
     rows, columns = parts.sizes({".weight": ("R C", ("I8",))}).values()
-    parts.dtype(".SCB", *reading.SCALES)
-    if prod(parts.infos[".SCB"].shape) != rows:
-        raise parts.refused(f"has {prod(parts.infos['.SCB'].shape)} scales for {rows} rows")
+    parts.must_count(".SCB", rows, *reading.SCALES)
 
     def decode(read: Mapping[str, Tensor]) -> Tensor:
         scales_R1 = wide(read[".SCB"], parts.name).reshape(-1, 1)
@@ -71,43 +68,36 @@ def layout(parts: reading.StoredLinear) -> reading.Layout:
 
 def _of_four_bits(parts: reading.StoredLinear) -> reading.Layout:
     name = parts.name
-    parts.dtype(".weight", "U8")
     suffix = next((name for name in _STATES if name in parts.infos), "")
     if not suffix:
         raise parts.refused("has no `quant_state`")
     state = _state(name, suffix, parts.raw(suffix))
-    parted = {".weight.quant_map": ("M", ())}
-    if parts.dtype(".weight.absmax", "U8", *reading.SCALES) == "U8":
-        parted[".weight.nested_quant_map"] = ("N", ())
-        parts.dtype(".weight.nested_absmax", *reading.SCALES)
-    parts.sizes(parted, "a table", M=16, N=256)
     (rows, columns), size = state["shape"], state["blocksize"]
-    count, kind = rows * columns, state["quant_type"]
+    count, kind, nested = rows * columns, state["quant_type"], state.get("nested_blocksize") or 256
+    blocks = -(-count // size)
+    parts.must_count(".weight", -(-count // 2), "U8")
+    tables = {".weight.quant_map": ("M", ())}
+    if is_nested := ".weight.nested_absmax" in parts.infos:
+        tables[".weight.nested_quant_map"] = ("N", ())
+        parts.must_count(".weight.nested_absmax", -(-blocks // nested), *reading.SCALES)
+    parts.sizes(tables, "a table", M=16, N=256)
+    parts.must_count(".weight.absmax", blocks, *(("U8",) if is_nested else reading.SCALES))
 
     def decode(read: Mapping[str, Tensor]) -> Tensor:
         packed, table = read[".weight"].flatten(), read[".weight.quant_map"]
-        scales = read[".weight.absmax"]
-        if packed.numel() * 2 != count:
-            raise refused(name, f"does not hold {count} codes of 4 bits")
-        if ".weight.nested_absmax" in read:
-            outer, inner = read[".weight.nested_absmax"], scales.flatten()
-            nested = state.get("nested_blocksize") or 256
-            if inner.dtype != torch.uint8:
-                raise refused(name, "has scales of scales, and scales that are no codes")
-            if outer.numel() != -(-inner.numel() // nested):
-                raise refused(name, f"has {outer.numel()} scales for blocks of {nested} scales")
-            of_block = wide(outer, name).repeat_interleave(nested)[: inner.numel()]
+        scales = read[".weight.absmax"].flatten()
+        if is_nested:
+            outer = wide(read[".weight.nested_absmax"].flatten(), name)
             codes_of = wide(read[".weight.nested_quant_map"], name)
-            scales = codes_of[inner.to(torch.int32)] * of_block + state["nested_offset"]
-        if scales.numel() != -(-count // size):
-            raise refused(name, f"has {scales.numel()} scales for {-(-count // size)} blocks")
+            of_block = outer.repeat_interleave(nested)[:blocks]
+            scales = codes_of[scales.to(torch.int32)] * of_block + state["nested_offset"]
         usual = torch.tensor(_TABLES[kind])
-        if not torch.allclose(table.flatten().float(), usual, rtol=1e-5, atol=1e-7):
+        if not torch.allclose(table.float(), usual, rtol=1e-5, atol=1e-7):
             raise contradiction(
                 f"`{name}` has a `quant_map` that is not the one of `{kind}`, by which "
                 "bitsandbytes decodes"
             )
-        codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten()
+        codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten()[:count]
         of_block = wide(scales, name).repeat_interleave(size)[:count]
         weight = wide(table, name)[codes.to(torch.int32)] * of_block
         # The library's own product is rounded to its dtype.

@@ -128,7 +128,7 @@ def layout(parts: reading.StoredLinear) -> reading.Layout:
             )
     rounding = parts.scaled(rounding_of(group))
     linear = _LAYOUTS[stored_form](parts, weights)
-    parts.must_have(linear.bits, reading.whole_number(weights, "num_bits", low=1, high=16))
+    parts.must_have(linear.bits, reading.bits_in(weights))
     return replace(linear, rounding=rounding)
 
 
@@ -205,10 +205,8 @@ def _words(parts: reading.StoredLinear, weights: Table) -> reading.Layout:
 def _bytes(parts: reading.StoredLinear, weights: Table) -> reading.Layout:
     rows, columns = parts.sizes({".weight": ("R C", ("I8",))}).values()
     if ".weight_zero_point" in parts.infos:
-        parts.dtype(".weight_zero_point", "I8", "I32")
-        zeros, scales = parts.infos[".weight_zero_point"], parts.infos[".weight_scale"]
-        if prod(zeros.shape) != prod(scales.shape):
-            raise parts.refused("has another number of zero points than of scales")
+        scales = prod(parts.infos[".weight_scale"].shape)
+        parts.must_count(".weight_zero_point", scales, "I8", "I32")
     return _integers(parts, weights, (rows, columns), 8, (".weight", 0, lambda codes, _: codes))
 
 
@@ -431,6 +429,6 @@ class CompressedTensors(packing.Format):
             squares = layout is not None and layout.squares
             form, weights, inputs = _WRITTEN["squares" if squares else codes]
             return form, weights, inputs if self._rounds_inputs else None
-        bits, strategy = packing.declared_bits(self.scheme), "channel" if group == -1 else "group"
+        bits, strategy = int(self.scheme.bit_class), "channel" if group == -1 else "group"
         size = {} if group == -1 else {"group_size": group}
         return "pack-quantized", _arg(bits, "int", strategy, symmetric=symmetric, **size), None

@@ -62,8 +62,7 @@ def _gptq(parts: reading.StoredLinear) -> reading.Layout:
     if ".g_idx" not in parts.infos and decides("desc_act", True):
         raise parts.refused("has no `g_idx`, and the configuration has `desc_act: true`")
     parts.sizes({".g_idx?": ("C", ("I32", "I64"))}, f"{bits}-bit `qweight`", C=columns)
-    planned = reading.whole_number(config, "bits", "w_bit", low=2, high=8)
-    parts.must_have(bits, None if dynamic else planned)
+    parts.must_have(bits, None if dynamic else reading.bits_in(config))
     size = parts.group(columns, groups, {} if dynamic else config)
     symmetric = "`sym: true`" if decides("sym", True) else ""
 
@@ -137,7 +136,7 @@ class GptqFiles(packing.Format):
         }
         return {
             "quant_method": "gptq",
-            "bits": packing.declared_bits(self.scheme),
+            "bits": int(self.scheme.bit_class),
             "group_size": packing.declared_group(self.scheme),
             "desc_act": False,
             "sym": symmetric,
@@ -160,11 +159,7 @@ def _awq(parts: reading.StoredLinear) -> reading.Layout:
         raise reading.contradiction(
             f"AWQ's layout `{version[:40]}` is not read; it is `gemm` alone"
         )
-    planned = reading.whole_number(config, "bits", "w_bit", low=2, high=8)
-    if planned not in (None, _BITS):
-        raise reading.contradiction(
-            f"the quantization configuration has {planned} bits, and AWQ packs 4"
-        )
+    parts.must_have(_BITS, reading.bits_in(config))
     columns, words = parts.sizes({".qweight": ("C W", reading.INT32)}).values()
     rows = words * _PER_WORD
     stored = {".scales": ("G R", reading.SCALES), ".qzeros?": ("G W", reading.INT32)}

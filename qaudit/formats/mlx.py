@@ -89,7 +89,7 @@ class MlxFiles(packing.Format):
         }
 
     def config(self, outside: Sequence[str], symmetric: bool, dtype: str = "float32") -> Document:
-        bits, group = packing.declared_bits(self.scheme), packing.declared_group(self.scheme)
+        bits, group = int(self.scheme.bit_class), packing.declared_group(self.scheme)
         each = {name: {"group_size": group, "bits": width} for name, width in self.mixed.items()}
         return {"group_size": group, "bits": bits, "mode": "affine", **each}
 

@@ -206,10 +206,6 @@ def declared_group(scheme: Scheme) -> int:
     return int(getattr(scheme, "group", -1))
 
 
-def declared_bits(scheme: Scheme) -> int:
-    return int(scheme.bit_class)
-
-
 def zero_points(codes: IntegerCodes, symmetric: int) -> Tensor:
     """Return the zero points of all groups; those of symmetric codes are one number."""
     if codes.zeros_RG is not None:

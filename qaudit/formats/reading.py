@@ -182,8 +182,17 @@ class StoredLinear:
     def must_have(self, bits: int, planned: int | None) -> None:
         """Refuse another number of bits than the configuration has."""
         if planned not in (None, bits):
-            planned_text = f"the quantization configuration has {planned} bits"
-            raise contradiction(f"{planned_text}, and `{self.name}` is stored in {bits}")
+            raise contradiction(
+                f"the quantization configuration has {planned} bits, and `{self.name}` is stored "
+                f"in {bits}"
+            )
+
+    def must_count(self, suffix: str, needed: int, *dtypes: str) -> None:
+        """Refuse another count of numbers in a stored tensor, whatever its shape."""
+        self.dtype(suffix, *dtypes)
+        if (count := prod(self.infos[suffix].shape)) != needed:
+            shown = suffix.lstrip("._")
+            raise self.refused(f"has a `{shown}` of {count} numbers, where {needed} are needed")
 
     def scaled(self, rounding: Rounding | str | None) -> Rounding | None:
         """Return a rounding of activations with its scale, where that is fixed and stored."""

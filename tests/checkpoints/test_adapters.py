@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
 
 from qaudit.checkpoints.adapters import AdaptedWeights, read_adapter
-from qaudit.checkpoints.header import METADATA, DcpFolder
+from qaudit.checkpoints.configuration import METADATA
+from qaudit.checkpoints.header import DcpFolder
 from qaudit.checkpoints.safetensors import (
     ADAPTER,
     ADAPTER_WEIGHTS,

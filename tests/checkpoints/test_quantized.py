@@ -409,7 +409,7 @@ REFUSED = {
         ((".weight_global_scale", lambda t: t * 0), "`weight_global_scale` of zero"),
         ((".weight_global_scale", lambda t: t * NAN), "holds NaN or infinity"),
         ((".weight_global_scale", lambda t: t.half()), "stored as `F16`"),
-        ((".weight_global_scale", lambda _: torch.ones(4)), "more than one `weight_global"),
+        ((".weight_global_scale", lambda _: torch.ones(4)), "`weight_global_scale` of 4 numbers"),
         ((".weight_packed", lambda t: t[:, :-1]), "62 columns, which groups of 16"),
         ((".weight_packed", lambda t: t.view(torch.int32)), "`nvfp4-.*`pack-quantized`"),
         ((".input_global_scale", gone), "has no `input_global_scale`"),

@@ -144,9 +144,9 @@ def test_a_damaged_header_is_refused(tmp_path):
         ({"a": entry(-4, 0, [1])}, bytes(4), "does not describe tensor `a`"),
         ({"a": entry(0, 4, ["1"])}, bytes(4), "does not describe tensor `a`"),  # type: ignore[list-item]
         ([1, 2], b"", "not a table"),
-        (b"{not json", b"", "not JSON"),
+        (b"{not json", b"", "cannot be read: "),
         (b'{"a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
-         b' "a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', bytes(1), "a tensor twice"),
+         b' "a": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', bytes(1), "`a` is twice"),
     ):  # fmt: skip
         with pytest.raises(SourceError, match=message):
             headers(save_raw(tmp_path, header, data))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qaudit.checkpoints.header import FSDP_FOLDER
+from qaudit.checkpoints.configuration import FSDP_FOLDER
 from tests.support.cli import OUT, TEXT, Run, cells, edited, refused
 from tests.support.hub import Hub
 
