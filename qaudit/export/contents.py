@@ -35,7 +35,7 @@ from qaudit.errors import QauditError, UsageError, not_written
 from qaudit.hub import Hub, publish
 from qaudit.hub.metadata import front_matter
 from qaudit.report import document
-from qaudit.report.document import code, words
+from qaudit.report.document import prose, words
 from qaudit.report.folder import must_be_outside
 from qaudit.report.format import percent, spread
 from qaudit.report.markdown import render_blocks
@@ -210,23 +210,16 @@ def whole_folder(path: Path, begun: Path) -> Iterator[Path]:
 
 def _must_be_ours(folder: Path, identity: str) -> None:
     """Refuse a folder that is not of this very work, and links, before anything is written."""
-    marker, reason = folder / _MARKER, ""
+    marker, is_ours = folder / _MARKER, not folder.exists() and not folder.is_symlink()
     try:
-        if folder.is_symlink():
-            reason = "is a link"
-        elif folder.exists() and not folder.is_dir():
-            reason = "is not a folder"
-        elif folder.exists() and any(path.is_symlink() for path in folder.rglob("*")):
-            reason = "has links in it"
-        elif folder.exists():
+        if folder.is_dir() and not any(p.is_symlink() for p in (folder, *folder.rglob("*"))):
             text = read_regular(marker, 1000) if marker.exists() else None
             is_ours = _only_own_files(folder) if text is None else text == identity.encode()
-            reason = "" if is_ours else "holds something else"
     except OSError as error:
         raise not_written(folder, error) from error
-    if reason:
+    if not is_ours:
         raise UsageError(
-            f"unfinished work goes to `{folder}`, which {reason}",
+            f"unfinished work goes to `{folder}`, which holds something else or links",
             hint="remove it if nothing in it is needed and no other command writes it, or give "
             "another folder with `--out`",
         )
@@ -304,24 +297,12 @@ def export_card(
     model = "AutoModelForCausalLM" if model.endswith("ForCausalLM") else model
     snippet = form.snippet(place, model, config.get("quantization_config", {}))
     audit = f" The audit has the sha256 {record.audit_sha256}." if record.audit_sha256 else ""
-    description = (
-        *code(record.subject),
-        *words(" under "),
-        *code(record.spec),
-        *words(
-            f", as {record.format} files of {record.bits_per_weight:.3f} bits per quantized "
-            f"weight, written by qaudit {record.qaudit}. Embeddings, norms and the head are as "
-            "they were."
-        ),
-    )
-    compared = (
-        *code(FILE),
-        *words(" has a hash of every weight as it was measured; "),
-        *code("qaudit verify"),
-        *words(f" compares them with the files.{audit}"),
-    )
     blocks = [
-        document.paragraph(description),
+        document.paragraph(
+            f"`{record.subject}` under `{record.spec}`, as {record.format} files of "
+            f"{record.bits_per_weight:.3f} bits per quantized weight, written by qaudit "
+            f"{record.qaudit}. Embeddings, norms and the head are as they were."
+        ),
         *([_members(choice.subject)] if choice.subject.merge else []),
         *_measured(choice),
         document.CodeBlock(snippet, "console" if snippet.startswith("$") else "python"),
@@ -330,7 +311,10 @@ def export_card(
             ("runtime", "version", "note"),
             ((runtime.name, runtime.lowest, runtime.remark or "-") for runtime in form.runtimes),
         ),
-        document.paragraph(compared),
+        document.paragraph(
+            f"`{FILE}` has a hash of every weight as it was measured; `qaudit verify` compares "
+            f"them with the files.{audit}"
+        ),
     ]
     tags = ("quantized", "qaudit")
     front = _front_matter(choice.subject, "quantized", tags, form.library, choice.hub)
@@ -360,32 +344,28 @@ def _measured(choice: ExportChoice) -> list[document.Block]:
         return [*blocks, document.paragraph(other)]
     status = document.status_in_words(ships.status)
     blocks.append(document.paragraph(f"The verdict on {ships.bit_class} bits: {status}."))
-    notes = (*ships.breaches, *ships.needs, *ships.warnings)
-    return [*blocks, document.bullets(*notes)] if notes else blocks
+    return [*blocks, *document.bullets_of((*ships.breaches, *ships.needs, *ships.warnings))]
 
 
 def soup_card(soup: Subject, hub: Hub | None = None) -> str:
-    files = document.List(
-        tuple(
-            (*code(file.sha256), *words(" "), *code(f"{checkpoint.label}/{file.name}"))
-            for checkpoint, _ in soup.members
-            for file in checkpoint.files
-        )
-    )
-    description = (
-        *words(f"A merge of {len(soup.members)} checkpoints by "),
-        *code(soup.merge or ""),
-        *words(
-            f", written by qaudit {__version__}. Each tensor is summed in double precision, in "
-            "this order, and rounded once to the dtype of the first member. Configuration and "
-            "tokenizer are the first member's."
+    files = [
+        f"`{file.sha256}` `{checkpoint.label}/{file.name}`"
+        for checkpoint, _ in soup.members
+        for file in checkpoint.files
+    ]
+    blocks: list[document.Block] = [
+        document.paragraph(
+            f"A merge of {len(soup.members)} checkpoints by `{soup.merge}`, written by qaudit "
+            f"{__version__}. Each tensor is summed in double precision, in this order, and rounded "
+            "once to the dtype of the first member. Configuration and tokenizer are the first "
+            "member's."
         ),
-    )
-    title = document.paragraph("The members' files, by the sha256 of their bytes:")
+        _members(soup),
+        document.paragraph("The members' files, by the sha256 of their bytes:"),
+        document.bullets(*files),
+    ]
     front = _front_matter(soup, "merge", ("merge", "model-soup"), "transformers", hub)
-    return _rendered(
-        front, soup.label, [document.paragraph(description), _members(soup), title, files]
-    )
+    return _rendered(front, soup.label, blocks)
 
 
 def _rendered(front: str, title: str, blocks: Sequence[document.Block]) -> str:
@@ -398,8 +378,7 @@ def _members(soup: Subject) -> document.TableBlock:
     for number, (checkpoint, share) in enumerate(soup.members, 1):
         name = document.name_cell(checkpoint.label)
         if checkpoint.commit is not None:
-            ref = (*code(str(checkpoint.ref)), *words(" at "), *code(checkpoint.commit))
-            name = document.cell(ref)
+            name = document.cell(prose(f"`{checkpoint.ref}` at `{checkpoint.commit}`"))
         rows.append((str(number), name, _share_text(share)))
     return document.table(("", "member", "weight"), rows)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from qaudit.checkpoints.configuration import read_configuration
+from qaudit.checkpoints.configuration import read_configuration, unreadable
 from qaudit.checkpoints.stamps import folder_of
 from qaudit.core import statistics
 from qaudit.core.fidelity import ComparedRows, Reference, row_parts
@@ -32,7 +32,7 @@ from qaudit.engine.block_pass import Route, open_weights, opened_states
 from qaudit.engine.read_out import evidence_of, rows_of
 from qaudit.engine.tally import RoutingWatch, Tally
 from qaudit.engine.tokens import Feed, Tokens
-from qaudit.errors import ModelError, UsageError, is_out_of_memory
+from qaudit.errors import ModelError, UsageError
 from qaudit.executors.part import Ready, make_ready
 from qaudit.export import llamacpp
 from qaudit.export.choice import ExportChoice
@@ -51,8 +51,7 @@ class Loaded:
     """A folder in its runtime: what it predicts behind every token of a window but the last."""
 
     vocabulary: int
-    logits: Callable[[Tensor], Tensor]  # (B, T) -> (B, T - 1, V)
-    losses: Callable[[Tensor], Tensor] | None = None  # (B, T - 1), of a runtime without logits
+    logits: Callable[[Tensor], Tensor]  # (B, T) -> (B, T - 1, V); losses (B, T - 1) of vLLM
 
 
 @dataclass(frozen=True)
@@ -153,10 +152,7 @@ def _vllm(folder: Path, dtype: torch.dtype) -> Loaded:
             [[-t[token].logprob for t, token in zip(*row, strict=True)] for row in rows]
         )
 
-    def logits(tokens_BT: Tensor) -> Tensor:
-        raise NotImplementedError("vLLM tells no logits of a prompt")
-
-    return Loaded(1, logits, losses)
+    return Loaded(1, losses)
 
 
 def _llama_cpp(folder: Path, dtype: torch.dtype) -> Loaded:
@@ -246,23 +242,6 @@ def without_bars() -> Iterator[None]:
         tqdm.__init__ = original
 
 
-_OF_RUNTIMES = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError)
-
-
-@contextmanager
-def _explained(
-    what: str, hint: str, kinds: type[Exception] | tuple[type[Exception], ...] = _OF_RUNTIMES
-) -> Iterator[None]:
-    """Turn what a runtime raises into a sentence that begins so; memory is asked for elsewhere."""
-    try:
-        yield
-    except kinds as error:
-        if is_out_of_memory(error):
-            raise
-        reason = " ".join(str(error).split())[:160]
-        raise ModelError(f"{what}: {reason}", hint=hint) from error
-
-
 # ---------------------------------------------------------------------- beside the audit
 
 _LOGITS = 2**27  # of one call of a model
@@ -316,12 +295,13 @@ def run(
     with _reference(choice, ready, feed, watch) as reference, without_bars():
         version_hint = "compare its version with the one in the folder's README.md"
         with (
-            _explained(f"`{runtime.name}` does not load `{folder}`", version_hint),
+            unreadable(f"`{runtime.name}` does not load `{folder}`", version_hint, ModelError),
             redirect_stdout(sys.stderr),  # where runtimes log; results are on stdout
         ):
             model = runtime.load(folder, ready.machine.dtype)
         hint = "export another scheme or format for it"  # whose shapes a kernel takes
-        with _explained(f"`{runtime.name}` loads `{folder}` and cannot run it", hint, RuntimeError):
+        what = f"`{runtime.name}` loads `{folder}` and cannot run it"
+        with unreadable(what, hint, ModelError):
             evidence = _evidence(model, reference, ready.corpus, feed, watch)
     tokens = evidence.tokens
     has_experts = any(".experts." in linear for linear in record.dense)
@@ -397,10 +377,10 @@ def _compared(
     for start in range(0, len(tokens_BT), step):
         some_BT = tokens_BT[start : start + step].long()
         targets_N = some_BT[:, 1:].reshape(-1)
-        if model.losses is not None:
-            yield ComparedRows(model.losses(some_BT).reshape(-1).float()), None
-            continue
         logits_NV = model.logits(some_BT).flatten(0, 1)
+        if logits_NV.dim() == 1:  # losses
+            yield ComparedRows(logits_NV.float()), None
+            continue
         hidden_ND = hidden_BTD[start : start + step].flatten(0, 1)
         rows = reference.model.head_rows
         for first in range(0, len(targets_N), rows):  # of full precision's head, a few at a time

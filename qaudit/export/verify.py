@@ -25,12 +25,12 @@ from qaudit.formats.weights import QuantizedWeights, open_quantized
 from qaudit.model.skeleton import Shapes, build_skeleton
 from qaudit.model.stored_names import names_of
 from qaudit.policy import policy_named
-from qaudit.saved.evidence import VARIABLE, has_key, is_signed_export, read_saved
+from qaudit.saved.evidence import VARIABLE, has_key, is_signed_export
 from qaudit.saved.exports import FILE as RECORD
 from qaudit.saved.exports import ExportRecord, read_export
 from qaudit.support.keys import install
 from qaudit.support.lazy import torch
-from qaudit.types import Evidence, Watch, digest
+from qaudit.types import Watch, digest
 
 if TYPE_CHECKING:
     from qaudit.export.runs import AsItRuns
@@ -115,8 +115,13 @@ def verify(
             raise MachineError(f"`{runtime}` cannot run it: {why}", hint=how)
         return replace(result, why_not_run=why, install=how)
     held_to = held_to or policy_named(choice.plan.recipe.policy)
-    evidence = _evidence(record, audit)
-    return replace(result, run=run(choice, folder, record, evidence, program, held_to, watch))
+    if measurement is None:
+        raise AuditError(
+            f"`{audit}` has no evidence of `{record.subject}` at {record.scheme}",
+            hint="run the scan again to complete it",
+        )
+    as_it_runs = run(choice, folder, record, measurement.evidence, program, held_to, watch)
+    return replace(result, run=as_it_runs)
 
 
 _NO_AUDIT_TO_RUN = "the documents and losses to compare with are in the audit: add `--audit`"
@@ -179,17 +184,6 @@ def _not_as_measured(
     rest = [(name, sha256) for name, sha256 in record.rest.items() if name not in unread]
     if is_as_stored and measured.rest_sha256 not in ("", digest(sorted(rest))):
         yield "embeddings, norms or head are not those that the audit measured"
-
-
-def _evidence(record: ExportRecord, file: Path) -> Evidence:
-    cell = (record.subject, record.spec, record.calibration_seed)
-    for row in read_saved(file).measurements:
-        if (row.subject, row.spec, row.calibration_seed) == cell:
-            return row.evidence
-    raise AuditError(
-        f"`{file}` has no measurement of `{record.subject}` at {record.scheme}",
-        hint="run the scan again to complete it",
-    )
 
 
 KEY = "quantization_config"
