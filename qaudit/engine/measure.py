@@ -26,6 +26,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ from qaudit.items.tokens import ItemText
 from qaudit.model.blocks import Weights
 from qaudit.model.config import is_remote
 from qaudit.model.proven import reads_trees
-from qaudit.model.stored_names import names_of, skeleton_of_names
+from qaudit.model.stored_names import skeleton_of_names, stored_name
 from qaudit.planning.price import with_shipped
 from qaudit.planning.sizes import ROUND_TOKENS
 from qaudit.saved.exports import kept_folder
@@ -361,7 +362,7 @@ def _measurements(
         skeleton = skeleton_of_names(folder, weights)
         unread = skeleton.unread(weights.names())
         read = [name for name in weights.names() if name not in unread]
-        outside = rest_names(names_of(skeleton), read, quantized)
+        outside = rest_names(partial(stored_name, skeleton), read, quantized)
         if task.keeper is not None and not unread and not subject.first.unread:
             task.keeper.keep_rest(weights, outside)
         rest = rest_sha256(weights, outside)

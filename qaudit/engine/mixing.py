@@ -200,7 +200,7 @@ def _of_head(model: BlockModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
     for some_N in rows_N.split(model.head_rows):
         with torch.enable_grad():
             read_ND = hidden_ND[some_N].requires_grad_()
-            logits_NV = model.logits_with_gradient(read_ND[None])[0].float()
+            logits_NV = model.logits(read_ND[None])[0].float()
             drawn_N = torch.multinomial(logits_NV.detach().softmax(-1), 1, generator=draw)[:, 0]
             nll = torch.nn.functional.cross_entropy(logits_NV, drawn_N, reduction="sum")
             (error_ND[some_N],) = torch.autograd.grad(nll, read_ND)

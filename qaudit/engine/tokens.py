@@ -282,7 +282,9 @@ class Tokens:
     def _on_trees(self, k: int, batch: ItemBatch) -> tuple[Tensor, dict[int, Arguments]]:
         """Embed trees; note what blocks are called with, while there is room for masks."""
         mask_B1TT = batch.mask(self.model.dtype, self.model.device)
-        hidden_BTD, called = self.model.branched(batch.tokens_BT, batch.positions_BT, mask_B1TT)
+        options = {"position_ids": batch.positions_BT, "attention_mask": mask_B1TT}
+        on_device = {name: tensor.to(self.model.device) for name, tensor in options.items()}
+        hidden_BTD, called = self.model.front.record(batch.tokens_BT, **on_device)
         if k not in self._called and mask_B1TT.nbytes <= self._room:
             self._called[k] = called
             self._room -= mask_B1TT.nbytes

@@ -23,7 +23,7 @@ from qaudit.export.folder import measured_of, unquantized
 from qaudit.formats.packing import Format, format_named
 from qaudit.formats.weights import QuantizedWeights, open_quantized
 from qaudit.model.skeleton import Shapes, build_skeleton
-from qaudit.model.stored_names import names_of
+from qaudit.model.stored_names import stored_name
 from qaudit.policy import policy_named
 from qaudit.saved.evidence import VARIABLE, has_key, is_signed_export
 from qaudit.saved.exports import FILE as RECORD
@@ -172,10 +172,11 @@ def _not_as_measured(
     if measured is None or not measured.linears_sha256:
         return
     skeleton = build_skeleton(folder / EVIDENCE, Shapes(shapes), _dtype(record))
-    names, audited = names_of(skeleton), {}
+    audited = {}
     for place, sha256 in measured.linears_sha256.items():  # `BLOCK.NAME`
         block, _, name = place.partition(".")
-        audited[names(int(block), f"{name}.weight").removesuffix(".weight")] = sha256
+        stored = stored_name(skeleton, int(block), f"{name}.weight")
+        audited[stored.removesuffix(".weight")] = sha256
     for linear in sorted(audited.keys() | record.dense):
         if audited.get(linear) != record.dense.get(linear):
             yield f"`{linear}.weight` is not what the audit measured"

@@ -10,8 +10,8 @@ bound.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from dataclasses import fields
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,6 @@ from qaudit.judge.table import (
     Cell,
     EvidenceFiles,
     Measurements,
-    columns_of,
-    divergences,
     fidelity_columns,
     interval_of,
     is_finite,
@@ -51,8 +49,11 @@ NARROW = 0.1
 """Of an estimate: how far its interval reaches with the documents that a row names."""
 
 _Kind = Literal["outright", "difference_of_differences", "relative_error_difference"]
-Measure = Literal["relative_error", "absolute_change", "kl"]
-_KINDS: tuple[_Kind, ...] = get_args(_Kind)
+_KINDS: dict[_Kind, tuple[str, Statistic]] = {
+    "outright": ("nats per token", statistics.change),
+    "difference_of_differences": ("nats per token", statistics.change_difference),
+    "relative_error_difference": ("fraction", statistics.excess_difference),
+}
 
 _SHARED = {field.name for field in fields(MeasurementRow)} - {"evidence"}
 """Columns that a measurement has itself are copied."""
@@ -132,16 +133,11 @@ def compare(table: Measurements, searched: Mapping[str, int] = NO_SEARCH) -> tup
     for a, b in _pairs(table):
         level = statistics.simultaneous(table.confidence, among if {a, b} & {*soups} else 1)
         for scheme in (FULL_PRECISION, *table.quantized_schemes):
-            two = [(a, scheme), (b, scheme)]
-            asked: list[tuple[_Kind, str, list[Cell], Statistic]]
-            asked = [("outright", "nats per token", two, statistics.change)]
-            if scheme != FULL_PRECISION:
-                four = [(label, which) for label in (a, b) for which in (scheme, FULL_PRECISION)]
-                asked += [
-                    (_KINDS[1], "nats per token", four, statistics.change_difference),
-                    (_KINDS[2], "fraction", four, statistics.excess_difference),
-                ]
-            for kind, unit, cells, statistic in asked:
+            for kind, (unit, statistic) in _KINDS.items():
+                schemes = (scheme,) if kind == "outright" else (scheme, FULL_PRECISION)
+                if schemes == (FULL_PRECISION, FULL_PRECISION):
+                    continue
+                cells = [(label, which) for label in (a, b) for which in schemes]
                 interval = interval_of(table, cells, statistic, confidence=level)
                 if interval is not None:
                     verdict = judge_difference(interval, table.documents)
@@ -175,49 +171,12 @@ def judge_difference(
     return "b_better" if interval.low > 0 else "inconclusive"
 
 
-@dataclass(frozen=True)
-class Worst:
-    """The stratum with the largest error, and an interval of the largest of all strata."""
-
-    stratum: str
-    interval: Interval
-    strata: int  # whose intervals hold at once
-    documents: int  # of the worst
-
-
 def strata_of(measured: Measurement) -> dict[str, npt.NDArray[np.bool_]]:
     """Return which of the scored documents each stratum has; nothing if they are not grouped."""
     if not measured.evidence.strata:
         return {}
     names = np.array(measured.evidence.strata)[measured.evidence.scored()]
     return {str(name): names == name for name in dict.fromkeys(names.tolist())}
-
-
-def worst_stratum(
-    table: Measurements,
-    cell: Cell,
-    measure: Measure = "relative_error",
-    confidence: float | None = None,
-) -> Worst | None:
-    """Return the worst stratum of a cell; None if nothing is grouped, or the number is missing."""
-    measured = table.find(*cell)
-    if measured is None or cell[1] == FULL_PRECISION or not (strata := strata_of(measured)):
-        return None
-    # The relative error ignores the last column, which is tokens.
-    statistic = statistics.change if measure == "absolute_change" else statistics.excess
-    columns = columns_of(table, [cell, (cell[0], FULL_PRECISION)])
-    if measure == "kl":
-        columns, statistic = columns_of(table, [cell], divergences), statistics.per_token
-    if columns is None:
-        return None
-    level = table.confidence if confidence is None else confidence
-    level = statistics.simultaneous(level, len(strata))
-    intervals = {
-        name: statistics.interval([column[inside] for column in columns], statistic, level)
-        for name, inside in strata.items()
-    }
-    name = max(intervals, key=lambda name: intervals[name].estimate)
-    return Worst(name, largest(intervals.values()), len(strata), int(strata[name].sum()))
 
 
 def largest(intervals: Iterable[Interval]) -> Interval:

@@ -22,14 +22,7 @@ import numpy.typing as npt
 
 from qaudit.core import statistics
 from qaudit.core.course import ends
-from qaudit.core.statistics import (
-    MOST_TO_DECIDE,
-    Array,
-    Estimate,
-    Statistic,
-    documents_to_decide,
-    quantile_interval,
-)
+from qaudit.core.statistics import Array, Estimate, Statistic, quantile_interval
 from qaudit.errors import AuditError
 from qaudit.types import FULL_PRECISION, SURE, Evidence, Interval, Measurement, Noise, Subject
 
@@ -265,6 +258,16 @@ def reroutings(evidence: Evidence) -> Array:
     return scored_tokens(evidence) - _same_experts(evidence)
 
 
+SUMS: Mapping[str, Sums] = {
+    "losses": losses,
+    "divergences": divergences,
+    "disagreements": disagreements,
+    "sure_flips": sure_flips,
+    "reroutings": reroutings,
+}
+"""What a metric sums over documents, by name."""
+
+
 def reference_columns(measured: Measurement, reference: str, confidence: float) -> dict[str, Any]:
     """Return the columns of a measurement, as far as it was compared with the reference.
 
@@ -423,14 +426,14 @@ def settling(
     result = estimated(table, cells, statistic, sums=sums)
     if result is None or result.spread is None:
         return Deciding("")
-    error = result.spread.standard_error
-    needed = documents_to_decide(interval or result.interval, error, table.documents, margin)
+    whole, error = interval or result.interval, result.spread.standard_error
+    needed = statistics.documents_to_decide(whole, error, table.documents, margin)
     return deciding(needed, table.documents)
 
 
 def deciding(needed: int | None, measured: int) -> Deciding:
     if needed is None:
-        most = f"{MOST_TO_DECIDE:,} documents would not decide it in four of five cases"
+        most = f"{statistics.MOST_TO_DECIDE:,} documents would not decide it in four of five cases"
         return Deciding(f"at the margin: {most}")
     hint = f"needs about {needed:,} documents to decide; {measured:,} were measured"
     return Deciding(hint, needed)

@@ -37,7 +37,6 @@ from qaudit.model.device import Copies
 from qaudit.model.experts import fuse, is_fused, unfuse
 from qaudit.model.front import Front, Inspector
 from qaudit.model.groups import Block, ExpertOptions, Group
-from qaudit.model.links import Arguments
 from qaudit.model.proven import BRANCHING, STREAMABLE
 from qaudit.model.routes import Weights
 from qaudit.model.skeleton import build_skeleton, fill, must_be_filled
@@ -116,24 +115,8 @@ class BlockModel:
         """Return whether windows of so many tokens may be trees, by what the model itself sees."""
         return self.is_streamable and self.model_type in BRANCHING and self.front.sees_all(longest)
 
-    @torch.no_grad()
-    def branched(
-        self, tokens_BT: Tensor, positions_BT: Tensor, mask_B1TT: Tensor
-    ) -> tuple[Tensor, dict[int, Arguments]]:
-        """Run everything before the first block on trees; return what blocks are called with."""
-        return self.front.record(
-            tokens_BT,
-            position_ids=positions_BT.to(self.device),
-            attention_mask=mask_B1TT.to(self.device),
-        )
-
-    @torch.no_grad()
     def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Run everything after the last block."""
-        return self.logits_with_gradient(hidden_BTD)
-
-    def logits_with_gradient(self, hidden_BTD: Tensor) -> Tensor:
-        """Run everything after the last block, so that gradients reach what is given."""
+        """Run everything after the last block; gradients reach what is given if it takes any."""
         with unreadable(f"the head of this `{self.model_type}` does not run", kind=ModelError):
             return self.front.logits(hidden_BTD)
 
@@ -216,7 +199,7 @@ class BlockModel:
 
     def stored_name(self, index: int, linear: str) -> str:
         """Return the name of a linear's weight in the files, or nothing where it has none."""
-        return stored_name(self._skeleton, f"{self._prefix(index)}{linear}.weight")
+        return stored_name(self._skeleton, index, f"{linear}.weight")
 
     def share_with(self, other: BlockModel) -> None:
         """Use the other model's tensors outside of blocks where they are equal."""

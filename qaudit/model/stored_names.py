@@ -8,7 +8,7 @@ are those that `transformers` would join, by its own conversions or by those in 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,6 @@ from qaudit.model.skeleton import Skeleton, build_skeleton
 _OF_EXPERT = re.compile(r"(.*)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 _IN_ROWS = (".experts.mlp.w1", ".experts.mlp.v1", ".experts.mlp.w2")  # of DBRX, one below another
-
-Names = Callable[[int, str], str]
-"""Return the stored name of a parameter of a block, "" where it has none."""
-
 
 _LAST: dict[object, Skeleton] = {}
 
@@ -43,13 +39,9 @@ def skeleton_of_names(folder: Path, weights: Weights) -> Skeleton:
     return skeleton
 
 
-def names_of(skeleton: Skeleton) -> Names:
-    """Return a function from a parameter of a block to its stored name."""
-    return lambda block, name: stored_name(skeleton, f"{skeleton.blocks_name}.{block}.{name}")
-
-
-def stored_name(skeleton: Skeleton, parameter: str) -> str:
-    """Return the key of a parameter, or of a linear of an expert; nothing where it has none."""
+def stored_name(skeleton: Skeleton, block: int, name: str) -> str:
+    """Return the key of a block's parameter or of a linear of an expert; nothing if it has none."""
+    parameter = f"{skeleton.blocks_name}.{block}.{name}"
     if parameter in skeleton.routes:
         return "" if parameter in skeleton.joined else skeleton.routes[parameter]
     match = _OF_EXPERT.fullmatch(parameter)
@@ -106,8 +98,8 @@ class Unfused:
 
     def stored_name(self, block: int, parameter: str) -> str:
         """Return the name of a parameter of a block."""
-        name = f"{self.skeleton.blocks_name}.{block}.{parameter}"
-        return self._names.get(name) or stored_name(self.skeleton, name)
+        key = self._names.get(f"{self.skeleton.blocks_name}.{block}.{parameter}")
+        return key or stored_name(self.skeleton, block, parameter)
 
     def _split(self, parameter: str, key: str) -> None:
         model = self.skeleton.model

@@ -15,15 +15,21 @@ from qaudit.core import statistics
 from qaudit.core.statistics import counts_of
 from qaudit.diagnostics.positions import judge
 from qaudit.diagnostics.strata import stratum_rows
-from qaudit.judge.scores import largest, worst_stratum
+from qaudit.judge.gate import GateInput
+from qaudit.judge.gate.checks import Levels, answer, plain_question
+from qaudit.judge.scores import largest
 from qaudit.judge.table import Measurements, fidelity_columns
 from qaudit.types import (
     ByConfidence,
+    Check,
     Diagnostics,
     Evidence,
     Fidelity,
     Interval,
     Measurement,
+    Metric,
+    Policy,
+    PolicyRule,
     Positions,
     StratumRow,
     Subject,
@@ -56,6 +62,18 @@ def rows(table: Measurements) -> list[StratumRow]:
     return [one for one in stratum_rows(table) if (one.subject, one.scheme) == CELL]
 
 
+def worst_stratum(
+    table: Measurements,
+    metric: Metric = "relative_error",
+    confidence: float = 0.95,
+    margin: float = 0.1,
+) -> Check:
+    """Return the check of a rule about the worst stratum."""
+    rule = PolicyRule("worst", metric, margin, strata="worst")
+    question = plain_question(rule, GateInput(table), CELL)
+    return answer(question, Policy(name="p", rules=(rule,)), Levels(confidence, confidence))
+
+
 def test_a_row_is_the_error_on_its_documents() -> None:
     table = grouped()
     quantized, full = table.find(*CELL), table.full(CELL[0])
@@ -86,29 +104,28 @@ def test_the_worst_stratum_is_named_with_the_interval_of_the_largest() -> None:
     evidence = replace(measured.evidence, nll_sum=measured.evidence.nll_sum * worse)
     others = [m for m in table.measurements if m is not measured]
     table = Measurements.of(sample.series(), [*others, replace(measured, evidence=evidence)], 0.95)
-    worst = worst_stratum(table, CELL)
-    assert (worst.stratum, worst.strata, worst.documents) == ("books", 3, 16)
+    worst = worst_stratum(table)
+    assert worst.against == "books"
+    assert worst.interval is not None
+    at_the_margin = worst_stratum(table, margin=worst.interval.estimate)
+    assert "the worst stratum has 16 documents" in at_the_margin.hint
     errors = [one.relative_error for one in rows(table) if one.relative_error is not None]
     assert worst.interval == largest(errors)
     assert [one.stratum for one in rows(table) if one.is_worst] == ["books"]
-    narrow = worst_stratum(table, CELL, confidence=0.5)
-    assert narrow is not None and narrow.interval.high < worst.interval.high
-    kl = worst_stratum(table, CELL, "kl")
-    assert kl is not None and kl.interval.estimate == max(
-        one.kl.estimate for one in rows(table) if one.kl is not None
-    )
+    narrow = worst_stratum(table, confidence=0.5)
+    assert narrow.interval.high < worst.interval.high
+    kl = worst_stratum(table, "kl")
+    assert kl.interval.estimate == max(one.kl.estimate for one in rows(table) if one.kl is not None)
 
 
 def test_one_document_leaves_the_worst_open_and_nothing_is_grouped_by_default() -> None:
-    worst = worst_stratum(grouped(("web",) * 63 + ("code",)), CELL)
+    worst = worst_stratum(grouped(("web",) * 63 + ("code",)))
     assert worst.interval.high == np.inf
     assert worst.interval.low > -np.inf
     table = Measurements.of(sample.series(), sample.measurements(), 0.95)
     assert [*stratum_rows(table)] == []
     assert judge(table, Diagnostics())[0].positions == ()
-    assert worst_stratum(table, CELL) is None
-    assert worst_stratum(grouped(), (CELL[0], "fp")) is None
-    assert worst_stratum(grouped(), ("nothing", "fp")) is None
+    assert worst_stratum(table).message == "the documents are not grouped"
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0, 1), st.floats(0, 1)), min_size=1))

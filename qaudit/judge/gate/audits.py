@@ -27,6 +27,8 @@ from qaudit.judge.table import Cell, Measurements
 from qaudit.types import FULL_PRECISION, AuditRecord, ClassVerdict, Level, Pick, PolicyRule, Subject
 
 PICK, SHIPS = "@pick", "@ships"
+_BASELINE = "\0"
+"""Begins the labels of a baseline in a table of both, and no label of an audit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,27 +197,24 @@ class Pair:
 
     baseline: GateInput
     joint: Measurements
-    prefix: str
 
     @classmethod
     def of(cls, audit: GateInput, baseline: GateInput) -> Pair:
         if (difference := next(_differences(audit, baseline), None)) is not None:
             raise UsageError(difference, hint=_ALIKE)
-        prefix = "baseline: "
-        while any(s.label.startswith(prefix) for s in audit.table.subjects):
-            prefix = f"the {prefix}"
-        subjects = (replace(s, label=prefix + s.label) for s in baseline.table.subjects)
-        measured = (replace(m, subject=prefix + m.subject) for m in baseline.table.measurements)
+        table = baseline.table
+        subjects = (replace(s, label=_BASELINE + s.label) for s in table.subjects)
+        measured = (replace(m, subject=_BASELINE + m.subject) for m in table.measurements)
         joint = Measurements.of(
             (*audit.table.subjects, *subjects),
             (*audit.table.measurements, *measured),
             audit.table.confidence,
         )
-        return cls(baseline, joint, prefix)
+        return cls(baseline, joint)
 
     def cell(self, theirs: Cell) -> Cell:
         """Return a cell of the baseline as it is called in the table of both."""
-        return self.prefix + theirs[0], theirs[1]
+        return _BASELINE + theirs[0], theirs[1]
 
     def partner(self, rule: PolicyRule, label: str, scheme: str, name: str | None) -> Cell | None:
         """Return the cell of the baseline that a subject at a scheme of a class is compared with.

@@ -16,7 +16,7 @@ chosen on these documents; the other end, by which a check fails, does not (`Lev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -25,30 +25,21 @@ import numpy as np
 
 from qaudit.core import items as paired
 from qaudit.core import statistics
-from qaudit.core.statistics import (
-    Statistic,
-    documents_to_decide,
-    items_to_detect,
-    quantile_interval,
-)
+from qaudit.core.statistics import Statistic
 from qaudit.judge.gate.audits import PICK, SHIPS, GateInput, Pair
-from qaudit.judge.scores import largest, worst_stratum
+from qaudit.judge.scores import largest, strata_of
 from qaudit.judge.table import (
+    SUMS,
     Cell,
     Deciding,
     Measurements,
-    Sums,
+    columns_of,
     deciding,
-    disagreements,
-    divergences,
     estimated,
     interval_of,
     is_finite,
-    losses,
-    reroutings,
     settling,
     sided,
-    sure_flips,
     sure_tokens,
 )
 from qaudit.judge.tasks import MEAN, QUANTITIES, marked, tasks_of
@@ -67,13 +58,6 @@ from qaudit.types import (
 FEW = 4
 """Contenders, up to which the one that ships is bounded by its own documents alone."""
 
-SUMS: Mapping[str, Sums] = {
-    "losses": losses,
-    "divergences": divergences,
-    "disagreements": disagreements,
-    "sure_flips": sure_flips,
-    "reroutings": reroutings,
-}
 _ADD = "add it to `--schemes`"
 _MEASURE = "scan with this scheme, too"
 _MORE_PROMPTS = "write rollouts of more prompts with `qaudit rollouts`"
@@ -380,14 +364,22 @@ def _documents(question: Question) -> int:
 
 def _worst(question: Question, levels: Levels) -> _Answer | str:
     """Return the interval of the worst stratum; those of all strata hold at once."""
-    measure, cell = question.rule.metric, question.own[0]
-    assert measure in ("relative_error", "absolute_change", "kl")
-    low, high = (worst_stratum(question.table, cell, measure, level) for level in levels)
-    if low is None or high is None:
-        return f"no stratum of `{cell[0]}` has a `{measure}` that is finite"
-    hint = f"the worst stratum has {low.documents} documents: evaluate on more of its kind"
-    whole = Interval(low.interval.estimate, low.interval.low, high.interval.high)
-    return (whole, low.stratum, lambda: Deciding(hint))
+    table, record, cell = question.table, question.record, question.own[0]
+    strata = strata_of(table.draws(*cell)[0])
+    columns = columns_of(table, question.columns[0][1], SUMS[record.sums])
+    if columns is None or not strata:
+        return f"no stratum of `{cell[0]}` has a `{question.rule.metric}` that is finite"
+    make = partial(statistics.interval, statistic=getattr(statistics, record.statistic))
+    low, high = (statistics.simultaneous(level, len(strata)) for level in levels)
+    results: dict[str, Interval] = {}
+    for name, inside in strata.items():
+        sums = [column[inside] for column in columns]
+        at_low = make(sums, confidence=low)
+        results[name] = replace(at_low, high=make(sums, confidence=high).high)
+    worst = max(results, key=lambda name: results[name].estimate)
+    documents = int(strata[worst].sum())
+    hint = f"the worst stratum has {documents} documents: evaluate on more of its kind"
+    return largest(results.values()), worst, lambda: Deciding(hint)
 
 
 def _tail(question: Question, share: float, levels: Levels) -> _Answer:
@@ -396,7 +388,7 @@ def _tail(question: Question, share: float, levels: Levels) -> _Answer:
     fidelity = table.draws(*question.own[0])[0].evidence.fidelity
     assert fidelity is not None
     counts = fidelity.kl_counts[table.scored()]
-    whole = sided(*(quantile_interval(counts, share, level) for level in levels))
+    whole = sided(*(statistics.quantile_interval(counts, share, level) for level in levels))
     assert whole is not None
 
     def needed() -> Deciding:
@@ -404,7 +396,7 @@ def _tail(question: Question, share: float, levels: Levels) -> _Answer:
             return Deciding("too few tokens for the upper bound: evaluate on more documents")
         spread = statistics.spread_from(whole, table.documents, max(levels))
         error, margin = spread.standard_error, question.rule.margin
-        count = documents_to_decide(whole, error, table.documents, margin)
+        count = statistics.documents_to_decide(whole, error, table.documents, margin)
         return deciding(count, table.documents)
 
     return (whole, None, needed)
@@ -472,7 +464,7 @@ def _of_tasks(question: Question, levels: Levels) -> _Answer | str:
     whole, items = largest(interval for interval, _ in results.values()), results[worst][1]
 
     def needed() -> Deciding:
-        count = items_to_detect(whole, items, rule.margin, max(levels))
+        count = statistics.items_to_detect(whole, items, rule.margin, max(levels))
         if count is None:
             return Deciding("more items may not decide it: the estimate is at the margin")
         imported = any(task.imported for task in tasks_of(measured).values())
