@@ -218,14 +218,13 @@ class AdaptedWeights:
             )
         rank = int(_by_pattern(self._settings.rank_pattern, module, self._settings.rank))
         rows, columns = shape[::-1] if self._settings.fan_in_fan_out else shape
-        if "embedding_A" in parts:
-            self._must_be(name, parts["embedding_A"], (rank, shape[0]))
-            self._must_be(name, parts["embedding_B"], (shape[1], rank))
-            return
-        self._must_be(name, parts["A"], (rank, columns))
-        self._must_be(name, parts["B"], (rows, rank))
-        if "magnitude" in parts and math.prod(self._adapter.shape(parts["magnitude"])) != rows:
-            self._must_be(name, parts["magnitude"], (rows,))
+        needed = {
+            "A": (rank, columns), "B": (rows, rank), "magnitude": (rows,),
+            "embedding_A": (rank, shape[0]), "embedding_B": (shape[1], rank),
+        }  # fmt: skip
+        for part, stored in parts.items():
+            if part != "magnitude" or math.prod(self._adapter.shape(stored)) != rows:
+                self._must_be(name, stored, needed[part])
 
     def _must_be(self, name: str, stored: str, shape: tuple[int, ...]) -> None:
         if (found := self._adapter.shape(stored)) != shape:

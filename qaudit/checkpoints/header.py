@@ -88,7 +88,7 @@ def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo
     Tensors that share bytes are refused, and bytes that belong to no tensor.
     """
     base, infos = 8 + len(header), {}
-    for name, entry in _read_json(path, header).items():
+    for name, entry in table_in(path, header).items():
         if name == "__metadata__":
             continue
         try:
@@ -123,15 +123,8 @@ def tensors_in(path: PurePath, header: bytes, size: int) -> dict[str, TensorInfo
     return infos
 
 
-def metadata_in(path: PurePath, header: bytes) -> dict[str, str]:
-    """Read the texts that a header has beside its tensors."""
-    metadata = _read_json(path, header).get("__metadata__") or {}
-    if not isinstance(metadata, dict) or not all(isinstance(t, str) for t in metadata.values()):
-        raise damaged(f"the metadata of `{path}` is not a table of texts")
-    return metadata
-
-
-def _read_json(path: PurePath, text: bytes) -> dict[str, Any]:
+def table_in(path: PurePath, text: bytes) -> dict[str, Any]:
+    """Read the table that a header is, before anything in it is checked."""
     try:
         entries = json_of(text.decode())
     except ValueError as error:

@@ -129,7 +129,10 @@ class WeightFolder:
         texts: dict[str, str] = {}
         for file in sorted({info.file for info in self.infos.values()}):
             path = self._folder / file
-            texts |= header.metadata_in(path, _read_header(path)[0])
+            table = header.table_in(path, _read_header(path)[0]).get("__metadata__") or {}
+            if not isinstance(table, dict) or not all(isinstance(t, str) for t in table.values()):
+                raise damaged(f"the metadata of `{path}` is not a table of texts")
+            texts |= table
         return texts
 
     def raw(self, name: str) -> bytes:

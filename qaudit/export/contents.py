@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from qaudit.checkpoints import stamps
 from qaudit.checkpoints.configuration import read_configuration
-from qaudit.errors import QauditError, UsageError, not_written
+from qaudit.errors import MachineError, QauditError, UsageError, not_written
 from qaudit.hub import Hub, publish
 from qaudit.hub.metadata import front_matter
 from qaudit.report import document
@@ -43,6 +43,7 @@ from qaudit.report.views import judged
 from qaudit.saved.exports import FILE, ExportRecord, read_export
 from qaudit.saved.parts import LOCK, one_writer
 from qaudit.saved.results import sha256_of
+from qaudit.support.sizes import size
 from qaudit.types import Subject
 from qaudit.version import __version__
 from qaudit.whole import read_regular, write_whole
@@ -206,6 +207,16 @@ def whole_folder(path: Path, begun: Path) -> Iterator[Path]:
         raise not_written(path, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def must_fit(folder: Path, needed: int, what: str) -> None:
+    """Refuse bytes that a folder's disk has no room for."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise MachineError(
+            f"{what.format(size(needed))}, and {size(free)} are free at `{folder.parent}`",
+            hint="give a folder on another disk with `--out`",
+        )
 
 
 def _must_be_ours(folder: Path, identity: str) -> None:

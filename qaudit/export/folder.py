@@ -33,7 +33,7 @@ from qaudit.engine.block_pass import open_weights
 from qaudit.engine.kept_weights import KeptRest, LinearHashes, kept_groups, rest_sha256
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Task
-from qaudit.errors import MachineError, NotShipping, SchemeError, SourceError, UsageError
+from qaudit.errors import NotShipping, SchemeError, SourceError, UsageError
 from qaudit.executors.part import Ready, make_ready
 from qaudit.export import contents
 from qaudit.export.choice import ExportChoice
@@ -197,9 +197,8 @@ def try_format(scheme: Scheme, form: Format) -> None:
     if isinstance(scheme, Mixture):
         _must_hold(scheme, form)
         return
-    columns = 256
-    if (group := declared_group(scheme)) != -1:
-        columns = 2 * math.lcm(group, columns)
+    group = declared_group(scheme)
+    columns = 256 if group == -1 else 2 * math.lcm(group, 256)
     weight_RC = torch.linspace(-1, 1, 128 * columns).reshape(128, columns)
     x_CC, ones_C = torch.eye(columns), torch.ones(columns)
     inputs = Inputs(x_CC, ones_C, columns, ones_C, sample_TC=x_CC)
@@ -289,13 +288,7 @@ def begun_with(choice: ExportChoice, form: Format, weights: Weights, begun: Path
     """Return weights under the names of files; refuse what cannot be written of them here."""
     named = with_experts(choice, form, weights)
     needed = 2 * sum(math.prod(named.shape(name)) for name in named.names())
-    free = shutil.disk_usage(begun).free
-    if needed > free:
-        raise MachineError(
-            f"the export takes up to {size(needed)} while it is written, and {size(free)} are "
-            f"free at `{begun.parent}`",
-            hint="give a folder on another disk with `--out`",
-        )
+    contents.must_fit(begun, needed, "the export takes up to {} while it is written")
     form.start(folder_of(choice.subject.first), begun, named.names())
     return named
 

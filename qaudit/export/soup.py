@@ -11,7 +11,6 @@ The folder is made under another name and renamed when it is complete.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from qaudit.checkpoints.safetensors import ShardWriter
 from qaudit.checkpoints.stamps import folder_of, hub_cache
 from qaudit.core.course import doubts_of_files
 from qaudit.downloads.downloads import RECORD_FILE, Downloads, price_traffic
-from qaudit.errors import MachineError, SourceError
+from qaudit.errors import SourceError
 from qaudit.export import contents
 from qaudit.host import free_disk_nbytes, shares_disk
 from qaudit.hub import Hub, open_hub
@@ -28,7 +27,6 @@ from qaudit.planning.resolve import resolve_soup
 from qaudit.planning.survey import refuse
 from qaudit.report.format import listing
 from qaudit.settings import Recipe, RunOptions
-from qaudit.support.sizes import size
 from qaudit.text.tokenizer import other_tokenizers
 from qaudit.types import SILENT, Subject, Watch, digest
 from qaudit.version import __version__
@@ -109,12 +107,7 @@ def write_soup(
             hint="a soup needs members that were trained on the same tokens",
         )
     with contents.whole_folder(out, begun) as partial:
-        needed, free = soup.first.nbytes, shutil.disk_usage(partial).free
-        if needed > free:
-            raise MachineError(
-                f"the soup takes {size(needed)} and {size(free)} are free at `{partial}`",
-                hint="give a folder on another disk with `--out`",
-            )
+        contents.must_fit(partial, soup.first.nbytes, "the soup takes {}")
         shards, names = ShardWriter(partial, SHARD_NBYTES), list(weights.names())
         for number, name in enumerate(names):
             watch.count("tensors", number, len(names))

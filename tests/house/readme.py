@@ -57,10 +57,7 @@ def gguf() -> str:
         if name not in same
     ]
     rows = [f"- of the same name in llama.cpp: {', '.join(same)}", *read]
-    names: dict[str, list[str]] = {}
-    for name, why in UNPROVED.items():
-        names.setdefault(why, []).append(name)
-    refused = [f"- {', '.join(those)}: {why}" for why, those in names.items()]
+    refused = [f"- {', '.join(names)}: {why}" for why, names in UNPROVED.items()]
     return GGUF_HEAD + "\n".join(rows) + "\n" + GGUF_REST + "\n".join(refused) + "\n" + GGUF_END
 
 

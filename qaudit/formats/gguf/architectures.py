@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from qaudit.formats.gguf.header import GgufHeader
@@ -92,23 +93,19 @@ def _shared_and_each(header: GgufHeader) -> tuple[int, int]:
     return keys, values // keys
 
 
-def _grouped(values: Tensor, header: GgufHeader, dim: int = 0) -> Tensor:
+def _grouped(parts: Sequence[Tensor], header: GgufHeader, dim: int = 0) -> Tensor:
     """Put heads of values that share a key beside one another; llama.cpp has them a key apart."""
     keys, each = _shared_and_each(header)
-    shape = values.shape
-    split = values.reshape(*shape[:dim], each, keys, -1, *shape[dim + 1 :])
+    shape = parts[0].shape
+    split = parts[0].reshape(*shape[:dim], each, keys, -1, *shape[dim + 1 :])
     return split.transpose(dim, dim + 1).flatten(dim, dim + 2)
-
-
-def _grouped_rows(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
-    return _grouped(parts[0], header)
 
 
 def _grouped_values(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
     """Leave queries and keys, and group values behind them."""
     rows = int(header.number("ssm.inner_size") or 0)
     before = parts[0].shape[0] - rows
-    return torch.cat([parts[0][:before], _grouped(parts[0][before:], header)])
+    return torch.cat([parts[0][:before], _grouped([parts[0][before:]], header)])
 
 
 def _by_keys(parts: Sequence[Tensor], header: GgufHeader) -> Tensor:
@@ -199,14 +196,13 @@ QWEN3_NEXT = (
 )
 QWEN35 = (
     Move(r"linear_attn\.in_proj_qkv\.weight", ("attn_qkv.weight",), _grouped_values),
-    Move(r"linear_attn\.in_proj_z\.weight", ("attn_gate.weight",), _grouped_rows),
-    Move(r"linear_attn\.in_proj_a\.weight", ("ssm_alpha.weight",), _grouped_rows),
-    Move(r"linear_attn\.in_proj_b\.weight", ("ssm_beta.weight",), _grouped_rows),
-    Move(r"linear_attn\.out_proj\.weight", ("ssm_out.weight",),
-         lambda parts, header: _grouped(parts[0], header, 1)),
+    Move(r"linear_attn\.in_proj_z\.weight", ("attn_gate.weight",), _grouped),
+    Move(r"linear_attn\.in_proj_a\.weight", ("ssm_alpha.weight",), _grouped),
+    Move(r"linear_attn\.in_proj_b\.weight", ("ssm_beta.weight",), _grouped),
+    Move(r"linear_attn\.out_proj\.weight", ("ssm_out.weight",), partial(_grouped, dim=1)),
     Move(r"linear_attn\.A_log", ("ssm_a",),
-         lambda parts, header: _grouped(_log(parts, header), header)),
-    Move(r"linear_attn\.dt_bias", ("ssm_dt.bias",), _grouped_rows),
+         lambda parts, header: _grouped([_log(parts, header)], header)),
+    Move(r"linear_attn\.dt_bias", ("ssm_dt.bias",), _grouped),
     Move(r"linear_attn\.conv1d\.weight", ("ssm_conv1d.weight",), _grouped_values_with_channel),
     Move(r"mlp\.experts\.gate_up_proj", _GATE_UP, _joined),
     Move(r"mlp\.experts\.down_proj", ("ffn_down_exps.weight",)),
@@ -291,9 +287,11 @@ ARCHITECTURES = {
     "olmoe": Architecture(
         ("olmoe",), normalizes=False, needs={**_EXPERTS_EVERYWHERE, "clip_qkv": (None,)}
     ),
-    "qwen2": Architecture(("qwen2",)),
+    **{
+        name: Architecture((name,))
+        for name in ("qwen2", "qwen3", "phi3", "seed_oss", "glm4", "ernie4_5", "dots1")
+    },
     "qwen2moe": Architecture(("qwen2_moe",), normalizes=False, needs=_EXPERTS_EVERYWHERE),
-    "qwen3": Architecture(("qwen3",)),
     "qwen3moe": Architecture(("qwen3_moe",), normalizes=True, needs=_EXPERTS_EVERYWHERE),
     "smollm3": Architecture(("smollm3",), interleaved=True),
     "gemma": Architecture(("gemma",), adds_one=True, activations=_TANH),
@@ -307,7 +305,6 @@ ARCHITECTURES = {
         ("granitemoe", "granitemoeshared"), interleaved=True, keys=_MULTIPLIERS,
         moves=GRANITE,
     ),
-    "phi3": Architecture(("phi3",)),
     "starcoder2": Architecture(
         ("starcoder2",), layer_norms=True, epsilon="norm_epsilon", activations=_TANH
     ),
@@ -322,10 +319,7 @@ ARCHITECTURES = {
         needs={"swiglu_limit": (None, 7.0)},
     ),
     "arcee": Architecture(("arcee",), interleaved=True, activations=("relu2",)),
-    "seed_oss": Architecture(("seed_oss",)),
-    "glm4": Architecture(("glm4",)),
     "glm4moe": Architecture(("glm4_moe",), gating=SIGMOID),
-    "ernie4_5": Architecture(("ernie4_5",)),
     "ernie4_5-moe": Architecture(
         ("ernie4_5_moe",), normalizes=True,
         keys={"interleave_moe_layer_step": (None, "moe_layer_interval")},
@@ -369,7 +363,6 @@ ARCHITECTURES = {
         needs={"attention_chunk_size": (None, 8192), "floor_scale": (None, 8192),
                "attn_scale": (None, 0.1), "attn_temperature_tuning": (None, 4, True)},
     ),
-    "dots1": Architecture(("dots1",)),
     "exaone-moe": Architecture(("exaone_moe",)),
     "gptneox": Architecture(
         ("gpt_neox",), **_NORMS, activations=("gelu",), moves=GPT_NEOX,
@@ -415,25 +408,29 @@ ARCHITECTURES = {
 }  # fmt: skip
 
 UNPROVED = {
-    "qwen3vl": "llama.cpp's logits of a tiny file are 3e-3 away from those of transformers",
-    "qwen3vlmoe": "the converter expects its experts in another layout than transformers writes",
-    "mistral4": "its converter knows the wrapper alone, and its text is not tried",
-    "kimi-linear": "its converter reads other names of tensors than transformers writes",
-    "hunyuan-moe": "llama.cpp's logits of a tiny file are those of another model",
-    "hunyuan_vl": "it is the text of a wrapper that is not tried",
-    "falcon-h1": "its multipliers are folded into the weights of a file",
-    "chatglm": "its converter writes another epsilon than transformers has for GLM",
-    "bitnet": "its converter has no name for the head that transformers writes",
-    "gemma3n": "its blocks share more than hidden states, which is not tested with files",
-    "glm-dsa": "its blocks share more than hidden states, which is not tested with files",
-    "mimo2": "its converter needs keys that transformers does not write",
-    "minicpm3": "its scales are constants of llama.cpp, which are not compared",
-    "phimoe": "its converter needs factors of rotations for long texts, which are not read",
-    "paddleocr": "it is the text of a wrapper that is not tried",
-    "deepseek2-ocr": "it is the text of a wrapper that is not tried",
-    "gptj": "llama.cpp has its name and no graph",
-    "chameleon": "it is the text of a wrapper that is not tried",
-    "t5": "it has an encoder",
-    "t5encoder": "it is an encoder",
+    "llama.cpp's logits of a tiny file are 3e-3 away from those of transformers": ("qwen3vl",),
+    "the converter expects its experts in another layout than transformers writes": ("qwen3vlmoe",),
+    "its converter knows the wrapper alone, and its text is not tried": ("mistral4",),
+    "its converter reads other names of tensors than transformers writes": ("kimi-linear",),
+    "llama.cpp's logits of a tiny file are those of another model": ("hunyuan-moe",),
+    "it is the text of a wrapper that is not tried": (
+        "hunyuan_vl",
+        "paddleocr",
+        "deepseek2-ocr",
+        "chameleon",
+    ),
+    "its multipliers are folded into the weights of a file": ("falcon-h1",),
+    "its converter writes another epsilon than transformers has for GLM": ("chatglm",),
+    "its converter has no name for the head that transformers writes": ("bitnet",),
+    "its blocks share more than hidden states, which is not tested with files": (
+        "gemma3n",
+        "glm-dsa",
+    ),
+    "its converter needs keys that transformers does not write": ("mimo2",),
+    "its scales are constants of llama.cpp, which are not compared": ("minicpm3",),
+    "its converter needs factors of rotations for long texts, which are not read": ("phimoe",),
+    "llama.cpp has its name and no graph": ("gptj",),
+    "it has an encoder": ("t5",),
+    "it is an encoder": ("t5encoder",),
 }
-"""Architectures of models that transformers has too, and why their files are not read."""
+"""Why files are not read of architectures whose models transformers has, too."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path, PurePath
@@ -230,17 +230,12 @@ def bits_in(header: GgufHeader, path: PurePath) -> int:
         for name, info in header.tensors.items()
         if name not in (HEAD, EMBEDDINGS) and kinds.get(info.kind, "F32") not in PLAIN
     ]
-    most = most_of(quantized)
-    return bits_claimed(header, path) or most
-
-
-def most_of(codes: Sequence[tuple[int, tuple[int, ...]]]) -> int:
-    if not codes:
+    if not quantized:
         raise SourceError(
             "no linear of the GGUF file is quantized",
             hint="name its full-precision model as a target, not with `--shipped`",
         )
-    return most_bits(codes)
+    return bits_claimed(header, path) or most_bits(quantized)
 
 
 def bits_of(kind: str) -> int:

@@ -167,19 +167,15 @@ class GgufFile:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        bits, most = self.bits, self._most
+        bits = self.bits
+        most = reading.most_bits((linear.bits, linear.shape) for linear in self.linears.values())
         note = f"judged in the class of its name, {bits} bits: most of its codes have {most}"
         return () if bits == most else (note,)
 
     @property
-    def _most(self) -> int:
-        return headers.most_of([(linear.bits, linear.shape) for linear in self.linears.values()])
-
-    @property
     def bits(self) -> int:
         """Return the bits that the file claims, or those of a code in most weights."""
-        most = self._most
-        return headers.bits_claimed(self._header, self._path) or most
+        return headers.bits_in(self._header, self._path)
 
     @property
     def nbytes(self) -> int:
@@ -305,8 +301,8 @@ def _checked(header: GgufHeader, path: Path, gguf: Any) -> dict[str, tuple[str, 
             hint="join them with `llama-gguf-split --merge`, and name the whole file",
         )
     if (architecture := header.architecture) not in ARCHITECTURES:
-        usual = "transformers has no decoder that is made so"
-        why = architectures.UNPROVED.get(architecture, usual)
+        reasons = (why for why, names in architectures.UNPROVED.items() if architecture in names)
+        why = next(reasons, "transformers has no decoder that is made so")
         raise SourceError(
             f"`{path}` is a model of the architecture `{architecture}`, which is not read: {why}",
             hint=f"these are read: {', '.join(ARCHITECTURES)}",
