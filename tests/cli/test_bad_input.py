@@ -1,14 +1,10 @@
 """What strangers do to a scan: each has a sentence, a hint and an exit code, and no traceback."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,53 +14,51 @@ from safetensors.torch import load_file, save_file
 import qaudit.errors
 from qaudit.saved.parts import one_writer
 from tests.house.source import modules
-from tests.support.cli import QUICK, TEXT, Run, audit_of, edited, refused
+from tests.support.cli import QUICK, TEXT, audit_of, edited, refused
 from tests.support.models import save_model, save_tokenizer
 
 DAMAGED = "download the file again"
 STEP10 = Path("series/step10")
 CONFIG, WEIGHTS = STEP10 / "config.json", STEP10 / "model.safetensors"
-Edit = Callable[[], object]
-"""What is done in the working folder before a scan."""
 
 
-def change(edit: Callable[[dict[str, torch.Tensor]], object], file: Path = WEIGHTS) -> None:
+def change(edit, file=WEIGHTS):
     """Edit the tensors of a checkpoint."""
     tensors = load_file(file)
     edit(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def configure(file: Path = CONFIG, **values: object) -> Edit:
+def configure(file=CONFIG, **values):
     return lambda: edited(file, **values)
 
 
-def short(file: Path, nbytes: int) -> Edit:
+def short(file, nbytes):
     return lambda: file.write_bytes(file.read_bytes()[:nbytes])
 
 
-def file_of(name: str, text: str) -> Edit:
-    def write() -> None:
+def file_of(name, text):
+    def write():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text, encoding="utf-8")
 
     return write
 
 
-def model(name: str, family: str = "llama", **options: Any) -> Edit:
+def model(name, family="llama", **options):
     return lambda: save_tokenizer(save_model(Path(name), 0, family, **options))
 
 
-def of_tensors(edit: Any = dict.update, *arguments: object, **tensors: torch.Tensor) -> Edit:
+def of_tensors(edit=dict.update, *arguments, **tensors):
     """Edit tensors by a method of dictionaries: `update` if no other is named."""
     return lambda: change(lambda own: edit(own, *arguments, **tensors))
 
 
-def filled(name: str, value: str, many: slice) -> Edit:
+def filled(name, value, many):
     return lambda: change(lambda tensors: tensors[name][3, many].fill_(float(value)))
 
 
-def pickled(folder: Path = STEP10) -> None:
+def pickled(folder=STEP10):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
@@ -72,21 +66,21 @@ def pickled(folder: Path = STEP10) -> None:
 class Opens:
     """Pickles as a call that makes a folder."""
 
-    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+    def __reduce__(self):
         return os.mkdir, (str(Path.cwd() / "was-run"), 0o700)
 
 
-def with_code() -> None:
+def with_code():
     WEIGHTS.unlink()
     torch.save({"a": Opens()}, STEP10 / "pytorch_model.bin")
 
 
-def add_encoder() -> None:
+def add_encoder():
     model("bert", "bert")()
     configure(Path("bert/config.json"), architectures=["BertForMaskedLM"])()
 
 
-def add_vision_model() -> None:
+def add_vision_model():
     from transformers import ViTConfig, ViTForImageClassification
 
     small = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
@@ -95,25 +89,25 @@ def add_vision_model() -> None:
     save_tokenizer(Path("vit"))
 
 
-def share_a_document() -> None:
+def share_a_document():
     added("calibration", Path("evaluation.jsonl").read_text(encoding="utf-8").splitlines()[5])
 
 
-def added(name: str, line: str) -> int:
+def added(name, line):
     with Path(f"{name}.jsonl").open("a", encoding="utf-8") as file:
         return file.write(line)
 
 
-def with_nan(folder: Path) -> None:
+def with_nan(folder):
     change(lambda tensors: tensors["model.norm.weight"].fill_(torch.nan), folder / WEIGHTS.name)
 
 
-def nan_everywhere() -> None:
+def nan_everywhere():
     for folder in Path("series").iterdir():
         with_nan(folder)
 
 
-def without_tokenizer() -> None:
+def without_tokenizer():
     for file in STEP10.glob("token*"):
         file.unlink()
 
@@ -125,8 +119,7 @@ NO_NUMBERS = f"tensor `{V}` in `model.safetensors` holds NaN or infinity"
 RECIPE = "audit.yaml"
 GOOD_RECIPE = file_of(RECIPE, "targets: [series]\n")
 
-Case = tuple[Edit | None, str, int, str, str]
-REFUSED: list[Case] = [
+REFUSED = [
     # targets
     (None, "serie", 2, "there is no folder `serie`", "did you mean `series`?"),
     (None, "nowhere/at/all", 2, "there is no folder", "name a folder with checkpoints"),
@@ -302,7 +295,7 @@ REFUSED: list[Case] = [
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=[f"{c[1][:30]}: {c[3][:30]}" for c in REFUSED])
-def test_what_is_wrong_is_refused_in_words(place: Path, qaudit: Run, case: Case) -> None:
+def test_what_is_wrong_is_refused_in_words(place, qaudit, case):
     edit, words, code, sentence, hint = case
     if edit is not None:
         edit()
@@ -312,7 +305,7 @@ def test_what_is_wrong_is_refused_in_words(place: Path, qaudit: Run, case: Case)
     assert not (place / "was-run").exists()
 
 
-def test_a_folder_that_is_missing_is_named_before_the_hub_is_asked(place: Path, scan: Run) -> None:
+def test_a_folder_that_is_missing_is_named_before_the_hub_is_asked(place, scan):
     note = "there is no folder `runs/my-modle`: looking for it on the Hub"
     assert note not in scan("runs/my-modle").err  # nothing says that a folder is meant
     (place / "runs").mkdir()
@@ -321,7 +314,7 @@ def test_a_folder_that_is_missing_is_named_before_the_hub_is_asked(place: Path, 
 
 
 MOE = "model.layers.1.block_sparse_moe."
-EXPERTS: dict[str, tuple[str, torch.Tensor | None, int, str]] = {
+EXPERTS = {
     "an-expert": ("experts.1.w1.weight", None, 3, "cannot be joined"),
     "the-last": ("experts.2.w3.weight", None, 3, "cannot be joined"),
     "a-router": ("gate.weight", torch.zeros(3, 16), 3, "where the config asks"),
@@ -329,7 +322,7 @@ EXPERTS: dict[str, tuple[str, torch.Tensor | None, int, str]] = {
     "fewer": ("", None, 2, "[3, 32] where the config asks for [2, 32]"),
     "more": ("", None, 5, "[3, 32] where the config asks for [5, 32]"),
 }
-ODD: dict[str, dict[str, object]] = {
+ODD = {
     "type": {"dtype": "float31"},
     "config": {"quantization_config": True},
     "blocks": {"num_hidden_layers": 1_000_000},
@@ -337,8 +330,8 @@ ODD: dict[str, dict[str, object]] = {
 
 
 def test_odd_configs_and_experts_that_do_not_fit_are_skipped_and_the_others_are_measured(
-    place: Path, scan: Run
-) -> None:
+    place, scan
+):
     model("moe", "mixtral", num_local_experts=3)()
     for name, (key, value, count, _) in EXPERTS.items():
         shutil.copytree("moe", name)
@@ -352,7 +345,7 @@ def test_odd_configs_and_experts_that_do_not_fit_are_skipped_and_the_others_are_
         configure(Path(name, "config.json"), **keys)()
     done = scan(*EXPERTS, *ODD, "series/step1000")
     assert done.code == 3 and "bug" not in done.err
-    audit: Any = audit_of(place / "out")
+    audit = audit_of(place / "out")
     assert {row["subject"] for row in audit["measurements"]} == {"step1000"}
     skipped = {row["subject"]: row["reason"] for row in audit["skipped"]}
     assert skipped.keys() == {*EXPERTS, *ODD}
@@ -361,12 +354,12 @@ def test_odd_configs_and_experts_that_do_not_fit_are_skipped_and_the_others_are_
         assert name in ODD or EXPERTS[name][3] in reason
 
 
-def with_a_dead_link(folder: Path) -> None:
+def with_a_dead_link(folder):
     (folder / WEIGHTS.name).unlink()
     (folder / WEIGHTS.name).symlink_to("../../blobs/gone")
 
 
-DAMAGES: list[tuple[Callable[[Path], object], str]] = [
+DAMAGES = [
     (lambda folder: short(folder / WEIGHTS.name, 60_000)(), "is cut short"),
     (lambda folder: (folder / CONFIG.name).unlink(), "no `config.json`"),
     (lambda folder: short(folder / CONFIG.name, 40)(), "/config.json` "),
@@ -377,7 +370,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-def test_damaged_checkpoints_are_skipped_by_name(place: Path, scan: Run) -> None:
+def test_damaged_checkpoints_are_skipped_by_name(place, scan):
     before_and_behind = (f"step{(1, 2000)[k % 2] + k}" for k in range(len(DAMAGES)))
     reasons = dict(zip(before_and_behind, [reason for _, reason in DAMAGES], strict=True))
     for (break_it, _), label in zip(DAMAGES, reasons, strict=True):
@@ -400,7 +393,7 @@ def test_damaged_checkpoints_are_skipped_by_name(place: Path, scan: Run) -> None
         assert f"- {label}: " in done.out
 
 
-def test_files_of_a_checkpoint_that_nest_without_end(place: Path, scan: Run) -> None:
+def test_files_of_a_checkpoint_that_nest_without_end(place, scan):
     for name in ("trainer_state.json", "model.safetensors.index.json", "config.json"):
         folder = place / "series" / "step10"
         shutil.copytree(folder, place / name)
@@ -412,7 +405,7 @@ def test_files_of_a_checkpoint_that_nest_without_end(place: Path, scan: Run) -> 
     refused(scan("series"), 2, "qaudit-family.yaml` cannot be read: line 1: it nests", "YAML")
 
 
-def test_an_output_folder_inside_a_checkpoint(place: Path, qaudit: Run) -> None:
+def test_an_output_folder_inside_a_checkpoint(place, qaudit):
     files = sorted((place / "series").rglob("*"))
     for command, *outs in (
         (f"scan series {' '.join(TEXT)}", "", "/audits/new"),
@@ -433,13 +426,11 @@ DENIED = PermissionError(13, "Permission denied", "secret/config.json")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_a_device_that_is_not_there(scan: Run) -> None:
+def test_a_device_that_is_not_there(scan):
     refused(scan("series", "--device", "cuda"), 4, "sees no CUDA device", "`--device cpu`")
 
 
-def test_what_the_machine_does_not_give_is_said_in_words(
-    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_machine_does_not_give_is_said_in_words(place, scan, monkeypatch):
     results = ("--out", "results/deep/down")
     with one_writer(place / "results"):
         done = scan("series", "--out", "results")
@@ -464,7 +455,7 @@ def test_what_the_machine_does_not_give_is_said_in_words(
 ERRORS = {name for name, kind in vars(qaudit.errors).items() if isinstance(kind, type)}
 
 
-def test_every_error_says_what_to_do() -> None:
+def test_every_error_says_what_to_do():
     without = [
         f"{module.name}:{call.lineno} {ast.unparse(call)}"
         for module in modules()

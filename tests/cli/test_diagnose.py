@@ -1,12 +1,8 @@
 """`--set diagnostics=NAME`: from the option to the plan, the audit, the card and the exit code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from unittest.mock import Mock
-
-import pytest
 
 import qaudit.diagnostics.weights_measure as weights_part
 from qaudit.diagnostics.case import Measure
@@ -14,13 +10,13 @@ from qaudit.diagnostics.diagnostic import diagnostics
 from qaudit.errors import ModelError
 from qaudit.saved.audits import read_audit
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, Run, audit_of, cells
+from tests.support.cli import OUT, audit_of, cells
 
 ONE = ("series/step1000", "--set", "diagnostics=weights")
 PARTS = "sensitivity:layers=1:scheme=rtn-3bit"
 
 
-def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run) -> None:
+def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan):
     assert scan("series/step1000").code == 0
     assert "positions" not in audit_of()["diagnostics"]
     done = scan(*ONE, "--set", f"diagnostics={PARTS}", "--set", "diagnostics=positions", code=0)
@@ -35,9 +31,7 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan: Run) -> None
     assert f"--set diagnostics=weights,{PARTS}" in card
 
 
-def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
-    scan: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(scan, monkeypatch):
     fails = Mock(side_effect=ModelError("it is tied in knots"))
     monkeypatch.setattr(weights_part, "MEASURE", Measure(fails))
     done = scan(*ONE, code=3)
@@ -60,8 +54,8 @@ def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(
 
 
 def test_diagnoses_are_part_of_a_recipe_of_the_environment_and_of_the_price(
-    scan: Run, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scan, place, qaudit, monkeypatch
+):
     recipe = "targets: [series/step10]\ndiagnostics: [weights]\nschemes: [rtn-4bit]\n"
     recipe += "calibration: calibration.jsonl\nevaluation: evaluation.jsonl\n"
     (place / "mine.yaml").write_text(recipe, encoding="utf-8")

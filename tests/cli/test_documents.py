@@ -1,16 +1,12 @@
 """Conversations and documents in groups, as the user of a scan sees them."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qaudit.saved.results import read_measurement
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, Run, audit_of, refused
+from tests.support.cli import OUT, audit_of, refused
 from tests.support.models import text
 
 TEMPLATE = (
@@ -22,7 +18,7 @@ SCHEMES = ("rtn-4bit", "rtn-8bit")
 SCAN = ("scan", "series/step10", *TEXT, "--schemes", ",".join(SCHEMES), "--out", "out")
 
 
-def talk(seed: int) -> list[dict[str, str]]:
+def talk(seed):
     answer = f"<think>{text(seed, 6)}</think>{text(seed + 1, 6)}"
     return [
         {"role": "user", "content": text(seed + 2, 4)},
@@ -30,12 +26,12 @@ def talk(seed: int) -> list[dict[str, str]]:
     ]
 
 
-def write_talks(path: Path, seeds: range, **more: Any) -> None:
+def write_talks(path, seeds, **more):
     path.write_text("".join(json.dumps({"messages": talk(k), **more}) + "\n" for k in seeds))
 
 
 @pytest.fixture
-def talks(place: Path) -> Path:
+def talks(place):
     (place / "series" / "step10" / "chat_template.jinja").write_text(TEMPLATE)
     write_talks(place / "talks.jsonl", range(0, 80, 10))
     write_talks(place / "fed.jsonl", range(1000, 1080, 10))
@@ -43,8 +39,8 @@ def talks(place: Path) -> Path:
 
 
 def test_conversations_are_scored_by_role_and_once_and_strict_warns_of_what_kl_does_not_rank(
-    talks: Path, qaudit: Run
-) -> None:
+    talks, qaudit
+):
     qaudit(*SCAN, "--policy", "strict", code=0)
     evidence = {path: path.stat().st_mtime_ns for path in OUT.rglob("*.npz")}
     qaudit(*SCAN, "--policy", "strict", code=0)
@@ -69,7 +65,7 @@ def test_conversations_are_scored_by_role_and_once_and_strict_warns_of_what_kl_d
     assert "neither tasks nor rollouts" not in qaudit("gate", "out").out
 
 
-def test_all_tokens_are_scored_on_request_by_a_template(talks: Path, qaudit: Run) -> None:
+def test_all_tokens_are_scored_on_request_by_a_template(talks, qaudit):
     qaudit(*SCAN, "--set", "score=all", code=0)
     audit = audit_of()
     roles = {row["role"] for row in audit["diagnostics"]["roles"]}
@@ -85,7 +81,7 @@ def test_all_tokens_are_scored_on_request_by_a_template(talks: Path, qaudit: Run
 
 
 @pytest.fixture
-def grouped(place: Path) -> Path:
+def grouped(place):
     """Give evaluation documents two fields."""
     lines = [
         {"text": text(200 + k), "source": ("web", "code")[k % 3 > 0], "half": k // 6, "id": k}
@@ -96,7 +92,7 @@ def grouped(place: Path) -> Path:
     return place
 
 
-def test_another_field_needs_no_new_measurement_and_has_to_group(grouped: Path, scan: Run) -> None:
+def test_another_field_needs_no_new_measurement_and_has_to_group(grouped, scan):
     scan("series/step10", code=0)
     seconds = [row["seconds"] for row in audit_of()["measurements"]]
     for field, expected in (

@@ -1,7 +1,5 @@
 """`qaudit export`: the files hold what was measured, and a run that is cut off goes on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -29,9 +27,8 @@ from qaudit.saved.exports import read_export
 from qaudit.saved.parts import one_writer
 from qaudit.types import Interval
 from tests.support import released
-from tests.support.cli import ROUNDED, TEXT, Run, audit_of, cells, flipped, refused
+from tests.support.cli import ROUNDED, TEXT, audit_of, cells, flipped, refused
 from tests.support.filled import filled
-from tests.support.hub import Serve
 from tests.support.models import save_model, save_tokenizer
 
 WHERE = ("series/step200", *TEXT)
@@ -40,11 +37,11 @@ V_BIAS = "self_attn.v_proj.bias"
 CELL = ("export", "out", "--subject", "step200", "--scheme", ROUNDED, "--out", "again")
 
 
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+def tensors_of(folder):
     return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
 
 
-def holds(folder: Path, source: dict[str, torch.Tensor]) -> None:
+def holds(folder, source):
     """Assert that a folder is recorded to hold what the scheme makes of a checkpoint."""
     record, scheme = read_export(folder), parse_scheme(ROUNDED)
     for name, sha256 in filled(record.dense.items()):
@@ -74,7 +71,7 @@ def holds(folder: Path, source: dict[str, torch.Tensor]) -> None:
         ("bnb", "bnb-fp4:blocksize=32:double_quant=true"),
     ],
 )
-def test_files_are_read_as_shipped_ones(qaudit: Run, place: Path, form: str, scheme: str) -> None:
+def test_files_are_read_as_shipped_ones(qaudit, place, form, scheme):
     qaudit("export", *WHERE, "--scheme", scheme, "--format", form, "--out", "new", code=0)
     record, read = read_export(place / "new"), QuantizedFolder(place / "new")
     assert set(read.linears) == {f"{name}.weight" for name in record.dense}
@@ -82,7 +79,7 @@ def test_files_are_read_as_shipped_ones(qaudit: Run, place: Path, form: str, sch
         assert sha256_of(read.read(f"{name}.weight").float()) == sha256, name
 
 
-def test_an_export_holds_what_the_scheme_makes_and_says_so(qaudit: Run, exported: Path) -> None:
+def test_an_export_holds_what_the_scheme_makes_and_says_so(qaudit, exported):
     holds(exported, tensors_of(Path("series/step200")))
     done = qaudit(*CELL)
     assert (done.code, done.out) == (0, "again\n")
@@ -94,7 +91,7 @@ def test_an_export_holds_what_the_scheme_makes_and_says_so(qaudit: Run, exported
     assert Path("again/qaudit/audit.json").read_bytes() == Path("out/audit.json").read_bytes()
 
 
-def test_a_soup_is_written_exported_and_measured_as_virtual(qaudit: Run, exported: Path) -> None:
+def test_a_soup_is_written_exported_and_measured_as_virtual(qaudit, exported):
     written = qaudit("soup", "series", "--soup", "late=last:2", "--out", "soup")
     assert (written.code, written.out) == (0, "soup\n")
     assert "late: lawa:k=2:every=0 of 0.5 of step200 and 0.5 of step1000" in written.err
@@ -113,7 +110,7 @@ def test_a_soup_is_written_exported_and_measured_as_virtual(qaudit: Run, exporte
     assert Path("both/model.safetensors").is_file()
 
 
-def test_scales_are_folded_into_norms_biases_and_earlier_linears(qaudit: Run, place: Path) -> None:
+def test_scales_are_folded_into_norms_biases_and_earlier_linears(qaudit, place):
     folder = save_model(place / "biased", 3, "qwen2", num_key_value_heads=1)
     shutil.copy(place / "series" / "step200" / "tokenizer.json", folder)
     tensors = load_file(folder / "model.safetensors")
@@ -139,7 +136,7 @@ def test_scales_are_folded_into_norms_biases_and_earlier_linears(qaudit: Run, pl
 
 
 @pytest.mark.slow
-def test_shards_have_an_index(qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_have_an_index(qaudit, place, monkeypatch):
     what = ("export", *WHERE, "--scheme", "rtn-3bit:group=32:sym=false", "--out")
     qaudit(*what, "one", code=0)
     monkeypatch.setattr("qaudit.export.folder.SHARD_NBYTES", 20_000)
@@ -151,7 +148,7 @@ def test_shards_have_an_index(qaudit: Run, place: Path, monkeypatch: pytest.Monk
     assert all(torch.equal(one[name], many[name]) for name in filled(one))
 
 
-def test_what_ships_by_an_audit_goes_with_it(qaudit: Run, place: Path, exported: Path) -> None:
+def test_what_ships_by_an_audit_goes_with_it(qaudit, place, exported):
     shutil.rmtree(exported)
     refused(qaudit("export", "out", "--out", "new"), 2, "decides 2 classes", "`--bits 4`")
     done = qaudit("export", "out", "--bits", "4", "--out", "new")
@@ -213,9 +210,7 @@ main()
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_from_the_blocks_that_it_kept(
-    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_killed_goes_on_from_the_blocks_that_it_kept(qaudit, place, monkeypatch):
     what = ("export", *WHERE, "--scheme", GPTQ, "-q", "--out")
     assert qaudit(*what, "whole").code == 0
     command = [sys.executable, "-c", KILLED, *what, "new"]
@@ -224,7 +219,7 @@ def test_a_run_that_is_killed_goes_on_from_the_blocks_that_it_kept(
     assert len(list(place.glob(".new.begun/evidence/passes/*.kept"))) == 1
     blocks, quantize = [], Gptq.quantize
 
-    def seen(self: Gptq, linears: Linears) -> object:
+    def seen(self, linears):
         blocks.append((linears.block, "linear" in linears.weights))
         return quantize(self, linears)
 
@@ -236,9 +231,7 @@ def test_a_run_that_is_killed_goes_on_from_the_blocks_that_it_kept(
     assert not list(place.glob(".new*"))
 
 
-def test_folders_that_cannot_be_written_leave_nothing(
-    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_that_cannot_be_written_leave_nothing(qaudit, exported, monkeypatch):
     full = Mock(side_effect=OSError(28, "No space left on device"))
     with one_writer(Path(".again.begun")):
         refused(qaudit(*CELL), 4, "is being written by another process", "wait until it ends")
@@ -258,17 +251,17 @@ def test_folders_that_cannot_be_written_leave_nothing(
     assert not Path("again").exists()
 
 
-def losses_of(out: Path) -> dict[str, float]:
+def losses_of(out):
     rows = cells(out).items()
     return {scheme: row["ce"] for (subject, scheme), row in rows if subject == "step200"}
 
 
 def test_weights_that_differ_from_those_of_the_audit_are_measured_and_judged_alone(
-    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    qaudit, exported, monkeypatch
+):
     quantize = RoundToNearest.quantize
 
-    def rounds_otherwise(self: RoundToNearest, linears: Linears) -> object:
+    def rounds_otherwise(self, linears):
         moved = {name: 1.01 * weight_RC for name, weight_RC in linears.weights.items()}
         return quantize(self, replace(linears, weights=moved))
 
@@ -292,7 +285,7 @@ def test_weights_that_differ_from_those_of_the_audit_are_measured_and_judged_alo
     assert alone.items() <= audited.items()
 
 
-def test_an_index_beside_a_single_file_is_named_and_not_read(qaudit: Run, place: Path) -> None:
+def test_an_index_beside_a_single_file_is_named_and_not_read(qaudit, place):
     source = place / "series" / "step200"
     single, other = tensors_of(source), "part.safetensors"
     shutil.copy(place / "series" / "step1000" / "model.safetensors", source / other)
@@ -311,7 +304,7 @@ MIX = "gptq-mix:budget=4.25:group=32"
 SLOW = [pytest.param(family, GPTQ, marks=pytest.mark.slow) for family in ("mixtral", "qwen3_moe")]
 
 
-def released_model(place: Path, family: str) -> Path:
+def released_model(place, family):
     fewer = {"num_local_experts": 4} if family == "llama4_text" else {}
     folder = released.save(place / "model", family, **fewer)
     save_tokenizer(folder)
@@ -321,9 +314,7 @@ def released_model(place: Path, family: str) -> Path:
 @pytest.mark.parametrize(
     ("family", "scheme"), [("gemma3", GPTQ), ("llama4_text", GPTQ), ("olmoe", MIX), *SLOW]
 )
-def test_transformers_runs_what_was_audited(
-    family: str, scheme: str, place: Path, qaudit: Run
-) -> None:
+def test_transformers_runs_what_was_audited(family, scheme, place, qaudit):
     folder = released_model(place, family)
     (folder / "preprocessor_config.json").write_text('{"size": 28}')
     options = f"--set context=32 --schemes {scheme} --set dtype=bfloat16 --out out -q".split()
@@ -350,8 +341,8 @@ def test_transformers_runs_what_was_audited(
 
 
 def test_experts_that_no_runtime_names_are_refused_before_they_are_downloaded(
-    place: Path, qaudit: Run, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    place, qaudit, serve, tmp_path, monkeypatch
+):
     shutil.copytree(released_model(place, "gpt_oss"), tmp_path / "root/org/model/main")
     for name, value in {"ENDPOINT": serve(tmp_path / "root").url, "HUB_OFFLINE": "0",
                         "HUB_CACHE": str(tmp_path / "cache")}.items():  # fmt: skip

@@ -1,11 +1,8 @@
 """`qaudit export --format gguf`: one file of what was measured, with the metadata of llama.cpp."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import gguf
 import pytest
@@ -17,7 +14,7 @@ from qaudit.formats import gguf as gguf_files
 from qaudit.formats.gguf.reading import GgufFile
 from qaudit.saved.exports import FILE, read_export
 from tests.support import released
-from tests.support.cli import TEXT, Outcome, Run, refused
+from tests.support.cli import TEXT, refused
 from tests.support.filled import filled
 from tests.support.gguf import write_gguf
 from tests.support.models import save_model, save_tokenizer
@@ -27,13 +24,13 @@ GGUF = ("--format", "gguf", "--converter", "template.gguf", "--out", "new", "-q"
 
 
 @pytest.fixture
-def template(place: Path) -> Path:
+def template(place):
     """Return a file of the same model, with other weights than are exported."""
     write_gguf(place / "series/step10", place / "template.gguf", metadata={"x.note": "kept"})
     return place / "template.gguf"
 
 
-def export(qaudit: Run, scheme: str) -> Outcome:
+def export(qaudit, scheme):
     return qaudit("export", *WHERE, "--scheme", scheme, *GGUF)
 
 
@@ -49,9 +46,7 @@ def export(qaudit: Run, scheme: str) -> Outcome:
     ],
 )
 @pytest.mark.usefixtures("template")
-def test_the_file_holds_what_was_measured(
-    qaudit: Run, place: Path, scheme: str, kind: str | None
-) -> None:
+def test_the_file_holds_what_was_measured(qaudit, place, scheme, kind):
     done = export(qaudit, scheme)
     assert (done.code, done.out) == (0, "new\n"), done.err
     record, source = read_export(place / "new"), WeightFolder(place / "series/step200")
@@ -80,7 +75,7 @@ def test_the_file_holds_what_was_measured(
 @pytest.mark.parametrize(
     ("family", "tied"), [("llama", False), ("olmo2", True), ("gemma", True), ("qwen3_moe", False)]
 )
-def test_rows_and_heads_are_llama_cpp_s(qaudit: Run, place: Path, family: str, tied: bool) -> None:
+def test_rows_and_heads_are_llama_cpp_s(qaudit, place, family, tied):
     changes = {"num_attention_heads": 4, "tie_word_embeddings": tied}
     if family == "gemma":
         changes |= {"head_dim": 16}
@@ -105,7 +100,7 @@ def test_rows_and_heads_are_llama_cpp_s(qaudit: Run, place: Path, family: str, t
 
 
 @pytest.mark.slow
-def test_the_converter_is_run_and_what_it_says_is_passed_on(qaudit: Run, place: Path) -> None:
+def test_the_converter_is_run_and_what_it_says_is_passed_on(qaudit, place):
     script = place / "convert_hf_to_gguf.py"
     script.write_text(
         f"import sys; sys.path[:0] = {sys.path!r}\n"
@@ -124,14 +119,12 @@ def test_the_converter_is_run_and_what_it_says_is_passed_on(qaudit: Run, place: 
 
 
 @pytest.mark.slow
-def test_an_interrupted_export_goes_on(
-    qaudit: Run, place: Path, template: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_export_goes_on(qaudit, place, template, monkeypatch):
     assert export(qaudit, "gptq-4bit:group=32").code == 0
     whole = (place / "new" / "model.gguf").read_bytes()
     shutil.rmtree(place / "new")
 
-    def cut_off(*_: object) -> None:
+    def cut_off(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -144,7 +137,7 @@ def test_an_interrupted_export_goes_on(
 
 
 @pytest.mark.slow
-def test_a_template_of_another_model_is_refused(qaudit: Run, place: Path, template: Path) -> None:
+def test_a_template_of_another_model_is_refused(qaudit, place, template):
     path = place / "series/step200/config.json"
     config = json.loads(path.read_text())
     other = save_model(place / "other", 1, config["model_type"], num_hidden_layers=3)
@@ -155,7 +148,7 @@ def test_a_template_of_another_model_is_refused(qaudit: Run, place: Path, templa
     )
 
 
-def test_a_wrapper_is_exported_in_another_format(qaudit: Run, place: Path) -> None:
+def test_a_wrapper_is_exported_in_another_format(qaudit, place):
     """Its text alone would be a file of GGUF, and what was judged is all of it."""
     wrapper = released.save(place / "wrapper", "gemma3", **released.FOR_LLAMA_CPP)
     save_tokenizer(wrapper)
@@ -173,7 +166,7 @@ def test_a_wrapper_is_exported_in_another_format(qaudit: Run, place: Path) -> No
 
 
 @pytest.mark.usefixtures("template")
-def test_a_changed_file_is_not_what_was_measured(qaudit: Run, place: Path) -> None:
+def test_a_changed_file_is_not_what_was_measured(qaudit, place):
     assert export(qaudit, "gguf-q4_0").code == 0
     path = place / "new" / "model.gguf"
     data = bytearray(path.read_bytes())

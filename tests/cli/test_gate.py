@@ -1,14 +1,10 @@
 """`qaudit gate` over saved folders: what it prints, and which code it ends with."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as Xml
 
 import numpy as np
@@ -19,10 +15,9 @@ from qaudit.errors import UsageError
 from qaudit.report.gate import FORMATS
 from qaudit.saved.results import sha256_of
 from qaudit.version import __version__
-from tests.support.cli import QUICK, Run, audit_of, edited, refused
+from tests.support.cli import QUICK, audit_of, edited, refused
 from tests.support.saved_audits import save
 
-Damage = Callable[[Path], object]
 POLICY = """\
 name: ours
 minimum_documents: 20
@@ -36,7 +31,7 @@ rules:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shelf(tmp_path_factory):
     """Return an audit of 40 documents. Read it; whoever breaks it uses `audit`."""
     folder = tmp_path_factory.mktemp("shelf") / "new"
     folder.mkdir()
@@ -46,24 +41,24 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def audit(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def audit(shelf, tmp_path, monkeypatch):
     shutil.copytree(shelf, tmp_path / "new")
     monkeypatch.chdir(tmp_path)
     return Path("new")
 
 
 @pytest.fixture
-def gate(qaudit: Run, audit: Path) -> Callable[..., Any]:
+def gate(qaudit, audit):
     """Return a function that gates the audit with a margin."""
 
-    def run(*arguments: object, margin: str = "2%") -> Any:
+    def run(*arguments, margin="2%"):
         Path("ours.yaml").write_text(POLICY.format(margin=margin), encoding="utf-8")
         return qaudit("gate", audit, "--policy", "ours.yaml", *arguments)
 
     return run
 
 
-def test_no_format_changes_the_exit_code(gate: Callable[..., Any]) -> None:
+def test_no_format_changes_the_exit_code(gate):
     answers = (("2%", 0, "SHIP"), ("0.01%", 1, "HOLD"), ("0.75%", 3, "UNDEC"))
     for form, (margin, code, verdict) in product(FORMATS, answers):
         done = gate("--format", form, margin=margin)
@@ -71,9 +66,7 @@ def test_no_format_changes_the_exit_code(gate: Callable[..., Any]) -> None:
         assert done.out.strip() and (form != "terminal" or done.out.startswith(verdict)), form
 
 
-def test_formats_go_to_files_and_the_terminal_s_stays_on_stdout(
-    gate: Callable[..., Any], audit: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_formats_go_to_files_and_the_terminal_s_stays_on_stdout(gate, audit, qaudit, monkeypatch):
     done = gate("--format", "junit=out/gate.xml", "--format", "json=gate.json", margin="0.01%")
     assert done.out.startswith("HOLD")
     assert done.err == "wrote out/gate.xml\nwrote gate.json\n"
@@ -92,9 +85,7 @@ def test_formats_go_to_files_and_the_terminal_s_stays_on_stdout(
     assert json.loads(qaudit("gate", audit).out)["policy"]["name"] == "explore"
 
 
-def test_a_breach_that_the_baseline_has_is_told_from_a_new_one(
-    gate: Callable[..., Any], audit: Path, qaudit: Run
-) -> None:
+def test_a_breach_that_the_baseline_has_is_told_from_a_new_one(gate, audit, qaudit):
     shutil.copytree(audit, "old")
     done = gate("--baseline", "old", "--format", "json", margin="0.01%")
     (check,) = json.loads(done.out)["checks"]
@@ -114,22 +105,22 @@ def test_a_breach_that_the_baseline_has_is_told_from_a_new_one(
     assert gate().code == 2
 
 
-def row(document: dict[str, Any]) -> dict[str, Any]:
+def row(document):
     named = {(one["subject"], one["scheme"]): one for one in document["measurements"]}
     return named["soup", "gptq-4bit"]
 
 
-def with_row(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Damage:
+def with_row(change):
     """Return a damage that changes some keys of the soup's row."""
     return edits(lambda a: row(a).update(change(row(a))))
 
 
-def edits(change: Callable[[dict[str, Any]], object]) -> Damage:
+def edits(change):
     return lambda audit: edited(audit / "audit.json", change)
 
 
-def rewritten(change: Callable[[str], str]) -> Damage:
-    def damage(audit: Path) -> None:
+def rewritten(change):
+    def damage(audit):
         text = (audit / "audit.json").read_text(encoding="utf-8")
         (audit / "audit.json").write_text(change(text), encoding="utf-8")
 
@@ -142,7 +133,7 @@ SMALLER = with_row(lambda _: {"relative_error": 0.0001})
 NARROWER = with_row(lambda row: {"relative_error_high": row["relative_error"]})
 OF_SOUP = "`relative_error` of `soup` under gptq-4bit"
 
-AUDITS: list[tuple[Damage, str, str]] = [
+AUDITS = [
     (rewritten(lambda text: text[: len(text) // 2]), "the audit is not whole JSON", "scan again"),
     (rewritten(lambda _: '{"results": {}}'), "this is not an audit of qaudit", "audit.json"),
     (
@@ -175,14 +166,14 @@ AUDITS: list[tuple[Damage, str, str]] = [
 ]  # fmt: skip
 
 
-def evidence_of(audit: Path) -> Path:
+def evidence_of(audit):
     return audit / row(json.loads((audit / "audit.json").read_text(encoding="utf-8")))["evidence"]
 
 
-def replaced(content: Callable[[bytes], bytes], *, renewed: bool = True) -> Damage:
+def replaced(content, *, renewed=True):
     """Return a damage of a file of evidence, with its hash in the audit."""
 
-    def damage(audit: Path) -> None:
+    def damage(audit):
         path = evidence_of(audit)
         path.write_bytes(content(path.read_bytes()))
         if renewed:
@@ -191,18 +182,18 @@ def replaced(content: Callable[[bytes], bytes], *, renewed: bool = True) -> Dama
     return damage
 
 
-def outside(audit: Path) -> None:
+def outside(audit):
     shutil.move(evidence_of(audit), "elsewhere.npz")
     with_row(lambda _: {"evidence": "../elsewhere.npz"})(audit)
 
 
-def columns_cut(raw: bytes) -> bytes:
+def columns_cut(raw):
     file, arrays = io.BytesIO(), dict(np.load(io.BytesIO(raw)))
     np.savez(file, **{**arrays, "nll_sum": arrays["nll_sum"][:-1]})
     return file.getvalue()
 
 
-EVIDENCE: list[tuple[Damage, str]] = [
+EVIDENCE = [
     (lambda audit: evidence_of(audit).unlink(), "cannot be read"),
     (
         replaced(lambda raw: raw[:100] + bytes([raw[100] ^ 1]) + raw[101:], renewed=False),
@@ -221,8 +212,8 @@ CASES += [(one, 4, said, "") for one, said in EVIDENCE]
 
 @pytest.mark.parametrize(("damage", "code", "said", "hint"), CASES, ids=range(len(CASES)))
 def test_what_is_not_what_it_says_is_refused_and_evidence_that_fails_is_never_a_finding(
-    gate: Callable[..., Any], audit: Path, damage: Damage, code: int, said: str, hint: str
-) -> None:
+    gate, audit, damage, code, said, hint
+):
     damage(audit)
     done = gate("--format", "junit=gate.xml")
     refused(done, code, said, hint.replace("scan again", "same scan again"))
@@ -232,7 +223,7 @@ def test_what_is_not_what_it_says_is_refused_and_evidence_that_fails_is_never_a_
     assert root.find(".//failure") is None
 
 
-def test_formats_say_where_they_go_and_those_that_go_nowhere_are_refused() -> None:
+def test_formats_say_where_they_go_and_those_that_go_nowhere_are_refused():
     assert outputs_of(()) == (("terminal", None),)
     assert outputs_of(("md",)) == (("md", None),)
     assert outputs_of(("md=a=b.md",)) == (("terminal", None), ("md", Path("a=b.md")))
@@ -246,7 +237,7 @@ def test_formats_say_where_they_go_and_those_that_go_nowhere_are_refused() -> No
             outputs_of(forms)
 
 
-def test_a_scan_carries_the_checks_of_its_policy(place: Path, qaudit: Run) -> None:
+def test_a_scan_carries_the_checks_of_its_policy(place, qaudit):
     rule = "{name: any, metric: relative_error, margin: 0%, schemes: rtn-4bit, subjects: '@all'}"
     (place / "ours.yaml").write_text(f"minimum_documents: 10\nrules: [{rule}]\n", "utf-8")
     series = ("series", *QUICK, "--set", "last=1", "-q")
@@ -255,12 +246,12 @@ def test_a_scan_carries_the_checks_of_its_policy(place: Path, qaudit: Run) -> No
     assert not (place / "out").exists()
     qaudit("scan", *series, "--policy", "ours.yaml", code=0)
     document = audit_of(place / "out")
-    found = [f for f in document["findings"] if f["rule"] == "QA001"]  # type: ignore[attr-defined]
+    found = [f for f in document["findings"] if f["rule"] == "QA001"]
     assert [(f["subject"], f["margin"]) for f in found] == [("step1000", 0.0)]
-    assert document["plan"]["recipe"]["policy"] == "ours.yaml"  # type: ignore[index]
+    assert document["plan"]["recipe"]["policy"] == "ours.yaml"
 
 
-def test_a_quiet_gate_prints_the_headline_and_ends_as_pick_does(audit: Path, qaudit: Run) -> None:
+def test_a_quiet_gate_prints_the_headline_and_ends_as_pick_does(audit, qaudit):
     text = qaudit("gate", audit).out
     assert "Policy: release." in text and "0.05 nats" in text
     assert "QA0" not in text and "qaudit pick" not in text

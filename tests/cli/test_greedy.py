@@ -1,11 +1,8 @@
 """`--soup greedy:...`: what is searched for, what it leaves behind, and going on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ from qaudit.text.rollouts import Rollout
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support import rollouts
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, Run, audit_of, cells, refused
+from tests.support.cli import OUT, audit_of, cells, refused
 from tests.support.models import text
 from tests.support.saved_audits import violations
 
@@ -29,12 +26,12 @@ GREEDY = ("--soup", "best=greedy(series-*)")
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def passes(monkeypatch):
     """Return the members of all that is measured from now on, and what is read beside documents."""
-    done: list[str] = []
+    done = []
     real = qaudit.engine.measure.send
 
-    def counted(task: Any, *rest: Any) -> Any:
+    def counted(task, *rest):
         members = "+".join(c.label.removeprefix("series-") for c, _ in task.subject.members)
         more = f", {len(task.corpus.items)} items" if task.corpus.items else ""
         more += ", rollouts" if task.corpus.rollouts is not None else ""
@@ -46,7 +43,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def learned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def learned(shipped, tmp_path_factory):
     """Return a checkpoint that has learned the words it is scored on, and three around it.
 
     `a` and `b` are on opposite sides of it, so that their mean is it; `c` is far from it.
@@ -62,13 +59,13 @@ def learned(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def trained(learned: Path, place: Path) -> Path:
+def trained(learned, place):
     shutil.copytree(learned / "ends", place / "ends")
     shutil.copytree(learned / "step10", place / "series" / "step10", dirs_exist_ok=True)
     return place
 
 
-def _push(path: Path, share: float, seed: int) -> None:
+def _push(path, share, seed):
     """Move weights in a random direction, by a share of their own size."""
     torch.manual_seed(seed)
     tensors = load_file(path)
@@ -76,7 +73,7 @@ def _push(path: Path, share: float, seed: int) -> None:
     save_file(pushed, path, metadata={"format": "pt"})
 
 
-def _learn(folder: Path) -> None:
+def _learn(folder):
     """Train a checkpoint on a few known words, which takes a second."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -90,17 +87,17 @@ def _learn(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def _search() -> dict[str, Any]:
+def _search():
     (row,) = audit_of()["diagnostics"]["greedy"]
     return row
 
 
 def test_a_search_that_was_interrupted_goes_on_to_a_subject_like_any_other_and_never_again(
-    scan: Run, passes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scan, passes, monkeypatch
+):
     counted = qaudit.engine.measure.send
 
-    def stopped(task: Any, *rest: Any) -> Any:
+    def stopped(task, *rest):
         if len(passes) == 4:
             raise KeyboardInterrupt
         return counted(task, *rest)
@@ -135,9 +132,7 @@ def test_a_search_that_was_interrupted_goes_on_to_a_subject_like_any_other_and_n
     assert passes == ["a alone", "b alone", "c alone", "a+b alone"]
 
 
-def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
-    scan: Run, passes: list[str]
-) -> None:
+def test_a_search_chooses_on_further_documents_that_no_verdict_reads(scan, passes):
     few = ("--set", "evaluation_documents=6")
     done = scan("ends", *GREEDY, *few, code=0)
     audit, row = audit_of(), _search()
@@ -160,7 +155,7 @@ def test_a_search_chooses_on_further_documents_that_no_verdict_reads(
     assert len(passes) == 9
 
 
-def test_trials_read_no_rollouts_and_no_items(scan: Run, trained: Path, passes: list[str]) -> None:
+def test_trials_read_no_rollouts_and_no_items(scan, trained, passes):
     """They choose by the loss of documents; subjects and the soup are measured on everything."""
     folder = trained / "ends" / "series-c"
     rollout = Rollout(prompt=0, prompt_sha256="a", ids=(1, 2), new_ids=(3, 4, 5))
@@ -182,7 +177,7 @@ def test_trials_read_no_rollouts_and_no_items(scan: Run, trained: Path, passes: 
     assert passes == []
 
 
-def test_the_same_soup_is_the_same_measurement(scan: Run, passes: list[str]) -> None:
+def test_the_same_soup_is_the_same_measurement(scan, passes):
     scan("ends", *GREEDY, "--soup", "both=mean(series-a+series-b)", code=0)
     # The soup is measured before the search, which finds it.
     assert passes == ["a", "b", "c", "a+b", "a+b+c alone"]
@@ -201,7 +196,7 @@ def test_the_same_soup_is_the_same_measurement(scan: Run, passes: list[str]) -> 
     assert "c alone" in passes
 
 
-def test_a_search_that_stays_at_one_member_says_so(scan: Run) -> None:
+def test_a_search_that_stays_at_one_member_says_so(scan):
     scan("ends", "--soup", "best=greedy(series-a+series-c)", code=0)
     audit = audit_of()
     assert "best" not in {s["label"] for s in audit["subjects"]}
@@ -213,7 +208,7 @@ def test_a_search_that_stays_at_one_member_says_so(scan: Run) -> None:
     assert _search()["members"] == ["series-a"]
 
 
-def test_a_recipe_may_ask_for_a_search(qaudit: Run, trained: Path, scan: Run) -> None:
+def test_a_recipe_may_ask_for_a_search(qaudit, trained, scan):
     text = {name: f"{name}.jsonl" for name in ("calibration", "evaluation")}
     recipe = {"targets": "ends", "schemes": "rtn-4bit", **text}
     twice = {"label": "best", "merge": "greedy:scheme=rtn-4bit", "of": ["series-*", "series-?"]}

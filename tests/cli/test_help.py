@@ -1,7 +1,5 @@
 """Every command's help: short, in groups, with an example that parses."""
 
-from __future__ import annotations
-
 import re
 import shlex
 
@@ -10,14 +8,13 @@ from typer.testing import CliRunner
 
 from qaudit.cli.app import app
 from tests.house.commands import OF_THE_SHELL, commands
-from tests.support.cli import Run
 
 run = CliRunner()
 COMMANDS = dict(commands())
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_help_is_short_with_an_example_and_variables_for_options(path: tuple[str, ...]) -> None:
+def test_help_is_short_with_an_example_and_variables_for_options(path):
     command = COMMANDS[path]
     options = [p for p in command.params if p.param_type_name == "option"]
     for option in options:
@@ -35,7 +32,7 @@ def test_help_is_short_with_an_example_and_variables_for_options(path: tuple[str
     command.make_context(path[-1], words[len(path) :], resilient_parsing=False)
 
 
-def test_commands_and_their_options_stand_in_groups() -> None:
+def test_commands_and_their_options_stand_in_groups():
     text = run.invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
     order = re.findall(r"^(?:  ([a-z]+)  |([A-Z][^:]+):$)", text, re.M)
     words = [name or title for name, title in order]
@@ -57,7 +54,7 @@ def test_commands_and_their_options_stand_in_groups() -> None:
     assert whole.count("QAUDIT_OUT=DIR") == 1
 
 
-def test_shells_complete_commands(qaudit: Run) -> None:
+def test_shells_complete_commands(qaudit):
     for shell, given in {
         "bash": {"COMP_WORDS": "qaudit re", "COMP_CWORD": "1"},
         "zsh": {"_TYPER_COMPLETE_ARGS": "qaudit re"},

@@ -1,13 +1,8 @@
 """From a name on the Hub to an audit: the whole command line, over real sockets."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -22,7 +17,6 @@ from tests.support.cli import (
     ROUNDED,
     STEPS,
     TEXT,
-    Run,
     audit_of,
     cells,
     refused,
@@ -30,7 +24,6 @@ from tests.support.cli import (
     weights_in,
 )  # fmt: skip
 from tests.support.gguf import write_gguf
-from tests.support.hub import Hub
 from tests.support.models import save_tokenizer, text
 from tests.support.quantized import quantized_copy
 
@@ -39,7 +32,7 @@ LABELS = [f"step{step}" for step in STEPS]
 
 
 @pytest.fixture
-def hub(place: Path, online: Path, serve_root: Callable[..., Hub]) -> Hub:
+def hub(place, online, serve_root):
     """Serve the tiny series of `place` as branches of one repository, and files of its first."""
     root, base = online / "root", place / "series/step10"
     quantized_copy(base, root / "lab/series-GPTQ" / "v1", "gptq")
@@ -53,12 +46,12 @@ def hub(place: Path, online: Path, serve_root: Callable[..., Hub]) -> Hub:
     return serve_root()
 
 
-def asked_of(hub: Hub, start: str = "") -> list[str]:
+def asked_of(hub, start=""):
     lines = (f"{entry['method']} {entry['path']}" for entry in hub.log)
     return [line for line in lines if line.startswith(start)]
 
 
-def numbers(row: dict[str, Any]) -> dict[str, Any]:
+def numbers(row):
     """Return a measurement without what it took, where it lies, and the Hub's git ids in hashes."""
     left_out = ("seconds", "evidence", "evidence_sha256", "sha256", "weights_sha256")
     hashes = row.get("weights_sha256", {}).items()
@@ -66,7 +59,7 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in row if key not in left_out} | {"weights": weights}
 
 
-def planned(text: str) -> list[str]:
+def planned(text):
     """Return the lines of a plan, without those that change from one moment to the next."""
     lines = text.splitlines()
     stop = next((k for k, line in enumerate(lines) if line.startswith("time ")), len(lines))
@@ -77,8 +70,8 @@ def planned(text: str) -> list[str]:
 
 
 def test_a_scan_is_planned_first_fetches_weights_once_and_asks_nothing_again(
-    hub: Hub, scan: Run, online: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub, scan, online, monkeypatch
+):
     plan = json.loads(scan(REPO, "--dry-run", "--json", "--set", "disk_budget=50MB").out)
     assert [subject["label"] for subject in plan["subjects"]] == [*LABELS, "main"]
     assert all(len(checkpoint["commit"]) == 40 for checkpoint in plan["checkpoints"])
@@ -118,17 +111,17 @@ def test_a_scan_is_planned_first_fetches_weights_once_and_asks_nothing_again(
 
 
 def test_a_lock_is_measured_elsewhere_and_a_subject_diagnosed_before_its_weights_leave(
-    hub: Hub, scan: Run, qaudit: Run, place: Path, online: Path
-) -> None:
+    hub, scan, qaudit, place, online
+):
     few = ("--checkpoints", "step10", "--checkpoints", "step200")
     tight = (REPO, *few, "--set", "disk_budget=1MB")
     assert scan(*tight).code == 0
     assert weights_in(online / "hf") == []  # measured, and not needed any more
     # Measured first, diagnosed by a later scan: fetched once more, and then never again.
-    first: Any = audit_of()["measurements"]
+    first = audit_of()["measurements"]
     assert scan(*tight, "--set", "diagnostics=weights").code == 0
     assert weights_in(online / "hf") == []
-    tables: Any = audit_of()["diagnostics"]
+    tables = audit_of()["diagnostics"]
     models = [row["subject"] for row in tables["weights"] if row["part"] == "model"]
     assert models == LABELS[:2]
     hub.log.clear()
@@ -149,7 +142,7 @@ def test_a_lock_is_measured_elsewhere_and_a_subject_diagnosed_before_its_weights
         assert list(map(numbers, rows)) == list(map(numbers, first))
 
 
-def test_a_lock_is_kept_refused_or_made_anew(hub: Hub, place: Path, qaudit: Run, scan: Run) -> None:
+def test_a_lock_is_kept_refused_or_made_anew(hub, place, qaudit, scan):
     asked = (REPO, "--checkpoints", "step10")
     assert scan(*asked).code == 0
     lock = OUT / "plan.json"
@@ -184,8 +177,8 @@ def test_a_lock_is_kept_refused_or_made_anew(hub: Hub, place: Path, qaudit: Run,
 
 
 def test_a_lock_over_folders_that_changed_is_refused_and_kept_weights_are_not_downloaded(
-    hub: Hub, place: Path, qaudit: Run, scan: Run, online: Path
-) -> None:
+    hub, place, qaudit, scan, online
+):
     both = (f"{REPO}@step10", "series/step200", "--schemes", ROUNDED, "--keep", ROUNDED)
     scan(*both, code=0)
     shutil.copy(place / "series/step1000/model.safetensors", place / "series/step200")
@@ -200,7 +193,7 @@ def test_a_lock_over_folders_that_changed_is_refused_and_kept_weights_are_not_do
     assert asked_of(hub) == []
 
 
-def write_c4(root: Path) -> None:
+def write_c4(root):
     """Lay a few documents where the files of C4 are."""
     folder = root / "datasets/allenai/c4/main/en"
     folder.mkdir(parents=True)
@@ -209,9 +202,7 @@ def write_c4(root: Path) -> None:
         (folder / f"c4-{name}.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
 
 
-def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(
-    place: Path, online: Path, qaudit: Run, serve_root: Callable[..., Hub]
-) -> None:
+def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(place, online, qaudit, serve_root):
     write_c4(online / "root")
     shutil.copytree(place / "series/step10", online / "root" / REPO / "step10")
     hub = serve_root()
@@ -231,8 +222,8 @@ def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(
 
 
 def test_what_cannot_be_fetched_is_refused_and_a_budget_that_does_is_proposed(
-    hub: Hub, scan: Run, place: Path, online: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub, scan, place, online, monkeypatch
+):
     sentence = "`lab/secret` does not exist, or is private"
     refused(scan("lab/secret"), 4, sentence, "`hf auth login` or set `HF_TOKEN`")
     (place / "mounts").write_text("server:/x / nfs4 rw 0 0\n")
@@ -248,7 +239,7 @@ def test_what_cannot_be_fetched_is_refused_and_a_budget_that_does_is_proposed(
     assert scan(*asked, f"disk_budget={proposed}").code == 0
 
 
-def test_a_revision_that_disappears_after_the_plan_is_skipped(hub: Hub, scan: Run) -> None:
+def test_a_revision_that_disappears_after_the_plan_is_skipped(hub, scan):
     assert scan(REPO, "--dry-run").code == 0  # names, trees and headers are known from here on
     gone = hub.repos[REPO].branches["step200"]
     missing = {"status": 404, "headers": {"X-Error-Code": "RevisionNotFound"}}
@@ -260,7 +251,7 @@ def test_a_revision_that_disappears_after_the_plan_is_skipped(hub: Hub, scan: Ru
     assert "skipped step200" in done.err
 
 
-def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(hub: Hub, scan: Run) -> None:
+def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(hub, scan):
     scan(REPO, "--dry-run", code=0)
     hub.log.clear()
     hub.faults.append({"match": "GET /cdn/", "skip": 1, "status": 503})
@@ -275,7 +266,7 @@ def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(hub: Hub,
     assert len(audit_of()["measurements"]) == 2 * 4
 
 
-def test_files_of_repositories_are_fetched_and_pinned(hub: Hub, scan: Run, online: Path) -> None:
+def test_files_of_repositories_are_fetched_and_pinned(hub, scan, online):
     gguf = "lab/series-GGUF@v1//files/series-{}.gguf"
     base = f"{REPO}@step10"
     missing = scan(base, "--shipped", gguf.format("Q5_0"))
@@ -283,7 +274,7 @@ def test_files_of_repositories_are_fetched_and_pinned(hub: Hub, scan: Run, onlin
     both = ("--shipped", "lab/series-GPTQ@v1", "--shipped", gguf.format("Q4_0"))
     refused(scan(base, *both, "--set", "disk_budget=90kB"), 4, "needs", "disk_budget=")
     scan(base, *both, "--set", "disk_budget=1MB", code=0)
-    rows: Any = audit_of()["measurements"]
+    rows = audit_of()["measurements"]
     assert [r["scheme"] for r in rows] == ["fp", "rtn-4bit", "series-GPTQ", "series-Q4_0"]
     assert "gguf" in rows[-1]["spec"]
     lock = json.loads((OUT / "plan.json").read_text())
@@ -302,8 +293,8 @@ def test_files_of_repositories_are_fetched_and_pinned(hub: Hub, scan: Run, onlin
 
 
 def test_members_of_a_soup_stay_until_it_is_made_within_a_budget_that_holds_them(
-    hub: Hub, qaudit: Run, place: Path, online: Path
-) -> None:
+    hub, qaudit, place, online
+):
     weights = online / "root" / REPO / "step10" / "model.safetensors"
     budget = 2 * weights.stat().st_size
     mix = (REPO, "--soup", "step200+step1000")
@@ -329,7 +320,7 @@ def test_members_of_a_soup_stay_until_it_is_made_within_a_budget_that_holds_them
 TOWERS, WORDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
-def shard(folder: Path, *, mixed: bool = False) -> None:
+def shard(folder, *, mixed=False):
     """Store the towers in one shard and the text in another; `mixed`: one tensor of them beside."""
     single = folder / "model.safetensors"
     # The tower's names in the release; transformers 5 saves shorter ones.
@@ -346,8 +337,8 @@ def shard(folder: Path, *, mixed: bool = False) -> None:
 
 
 def test_towers_in_shards_of_their_own_are_downloaded_only_to_be_written_again(
-    place: Path, qaudit: Run, online: Path, serve_root: Callable[..., Hub]
-) -> None:
+    place, qaudit, online, serve_root
+):
     repo = online / "root" / "lab" / "model"
     for seed, name in enumerate(("step1", "step2")):
         save_tokenizer(released.save(repo / name, "gemma3", seed))
@@ -359,7 +350,7 @@ def test_towers_in_shards_of_their_own_are_downloaded_only_to_be_written_again(
     qaudit("scan", "lab/model", *asked, "out", "--keep", ROUNDED, code=0)
     assert hub.asked(WORDS) and not hub.asked(TOWERS)
     assert {path.name for path in (online / "hf").rglob("*.safetensors")} == {WORDS}
-    notes: Any = [n for n in audit_of()["plan"]["notes"] if "not downloaded" in n]
+    notes = [n for n in audit_of()["plan"]["notes"] if "not downloaded" in n]
     assert notes and all(TOWERS in note and note in whole_at(OUT) for note in notes)
 
     assert qaudit("scan", "local", *asked, "of-local").code == 0

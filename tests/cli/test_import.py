@@ -1,17 +1,13 @@
 """`qaudit import`: answers of other tools become tasks of an audit, judged as its own are."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qaudit.audit import load
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, TEXT, Outcome, Run, audit_of, edited, refused
+from tests.support.cli import OUT, TEXT, audit_of, edited, refused
 from tests.support.parts import same_audit
 
 ANSWERS = Path(__file__).parents[1] / "items" / "answers" / "lm-eval"
@@ -22,13 +18,13 @@ SCAN = ("scan", "series/step10", *TEXT, "--schemes", SCHEMES, "--out", "out")
 
 
 @pytest.fixture(scope="module")
-def scanned(after: Callable[..., Path]) -> Path:
+def scanned(after):
     """Return a folder with a finished scan of one checkpoint."""
     return after(SCAN)
 
 
 @pytest.fixture
-def place(scanned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(scanned, tmp_path, monkeypatch):
     folder = shutil.copytree(scanned, tmp_path / "place")
     monkeypatch.chdir(folder)
     shutil.copytree(ANSWERS, folder / "answers")
@@ -36,17 +32,15 @@ def place(scanned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.fixture
-def imported(place: Path, qaudit: Run) -> Outcome:
+def imported(place, qaudit):
     return qaudit("import", "out", *FILES)
 
 
-def tasks() -> dict[tuple[str, str], Any]:
+def tasks():
     return {(row["scheme"], row["task"]): row for row in audit_of()["tasks"]}
 
 
-def test_imported_answers_are_rows_like_those_of_a_scan_and_gated_so(
-    imported: Outcome, place: Path, qaudit: Run
-) -> None:
+def test_imported_answers_are_rows_like_those_of_a_scan_and_gated_so(imported, place, qaudit):
     assert imported.code == 0, imported.err
     rows = tasks()
     row = rows["rtn-4bit", "choice"]
@@ -78,8 +72,8 @@ def test_imported_answers_are_rows_like_those_of_a_scan_and_gated_so(
 
 
 def test_a_scan_keeps_what_was_imported_until_it_is_imported_again_or_weights_are_others(
-    imported: Outcome, place: Path, qaudit: Run
-) -> None:
+    imported, place, qaudit
+):
     shutil.copytree(OUT, place / "before")
     before, files = tasks(), sorted(Path("out/evidence/imported").rglob("*.npz"))
     assert qaudit(*SCAN).code == 0
@@ -98,7 +92,7 @@ def test_a_scan_keeps_what_was_imported_until_it_is_imported_again_or_weights_ar
     assert tasks() == {}
 
 
-def test_several_schemes_are_compared_with_one_base(place: Path, qaudit: Run) -> None:
+def test_several_schemes_are_compared_with_one_base(place, qaudit):
     both = ("--quantized", "rtn-4bit=answers/base", "--quantized", "rtn-3bit:group=16=answers/q3")
     qaudit("import", "out", "--base", "answers/base", *both, "--metric", STRICT, code=0)
     rows = tasks()

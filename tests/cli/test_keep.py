@@ -1,25 +1,21 @@
 """What a scan keeps: weights for `export`, and a pass for a scan that was killed within it."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from qaudit.engine.kept_weights import kept_groups
 from qaudit.errors import SourceError
-from qaudit.model.blocks import Block, BlockModel
+from qaudit.model.blocks import BlockModel
 from qaudit.saved.exports import read_export
 from qaudit.support.sizes import size
 from qaudit.text.rollouts import Rollout
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support import released, toys
-from tests.support.cli import AUDITED, QUICK, ROUNDED, TEXT, Outcome, Run, audit_of, refused
+from tests.support.cli import AUDITED, QUICK, ROUNDED, TEXT, audit_of, refused
 from tests.support.filled import filled
 from tests.support.parts import lasting, start
 from tests.support.rollouts import written
@@ -30,20 +26,20 @@ FILES = ("model.safetensors", "config.json", "qaudit-export.json")
 KEPT = "written from the weights that the scan kept"
 
 
-def export(qaudit: Run, out: str, subject: str = "step200") -> Outcome:
+def export(qaudit, out, subject="step200"):
     done = qaudit("export", "out", "--subject", subject, "--scheme", GPTQ, "--out", out, code=0)
     return done
 
 
-def same(one: Path, other: Path) -> bool:
+def same(one, other):
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in FILES)
 
 
-def kept(out: Path) -> list[Path]:
+def kept(out):
     return sorted((out / "evidence" / "kept").rglob("*.safetensors"))
 
 
-def test_what_is_named_is_kept_and_exported_without_checkpoints(qaudit: Run, place: Path) -> None:
+def test_what_is_named_is_kept_and_exported_without_checkpoints(qaudit, place):
     done = qaudit(*SCAN, "--keep", f"{GPTQ},{RTN}", "--soup", "late=last:2", code=0)
     whole = place / "out" / "evidence" / "kept"
     assert len(list(whole.iterdir())) == 12  # of four subjects both schemes, and the rest
@@ -80,7 +76,7 @@ def test_what_is_named_is_kept_and_exported_without_checkpoints(qaudit: Run, pla
     assert not list(place.glob(".*.begun"))
 
 
-def test_damage_in_what_is_kept_ends_in_a_sentence(tmp_path: Path) -> None:
+def test_damage_in_what_is_kept_ends_in_a_sentence(tmp_path):
     os.mkfifo(tmp_path / "00000-00001.safetensors")  # which nothing may wait for
     for about in ('{"block": 0}', "[]", "null", '{"stored": {"a": {}}}'):
         save_file({}, tmp_path / "00000-00000.safetensors", metadata={"about": about})
@@ -89,8 +85,8 @@ def test_damage_in_what_is_kept_ends_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_without_keep_is_not_measured_again_and_a_disk_has_to_hold_the_rest(
-    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    qaudit, exported, monkeypatch
+):
     done = qaudit("scan", *AUDITED, "--keep", ROUNDED, code=0)
     assert f"at {ROUNDED} are not kept" in done.err
     assert not kept(Path("out"))
@@ -104,7 +100,7 @@ def test_what_was_measured_without_keep_is_not_measured_again_and_a_disk_has_to_
     refused(done, 4, "weights of `--keep`", "fewer schemes in `--keep`, or none")
 
 
-def test_parts_keep_and_copies_of_them_are_collected(qaudit: Run, place: Path) -> None:
+def test_parts_keep_and_copies_of_them_are_collected(qaudit, place):
     targets = ("series/step10", "series/step200")
     plan = ("plan", *targets, *TEXT, "--schemes", GPTQ, "--out", "out", "-q")
     qaudit(*plan, code=0)
@@ -135,8 +131,8 @@ main()
 """
 
 
-def numbers(folder: Path) -> Any:
-    audit: Any = audit_of(folder)
+def numbers(folder):
+    audit = audit_of(folder)
     rows = audit["measurements"] + audit["tasks"] + audit["diagnostics"].get("rollouts", [])
     return lasting(rows + audit["diagnostics"].get("routing", []))
 
@@ -144,8 +140,8 @@ def numbers(folder: Path) -> Any:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # lm-eval's own
 def test_a_subject_that_is_killed_goes_on_at_its_block_with_experts_tasks_and_rollouts(
-    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    place, qaudit, monkeypatch
+):
     model = released.save(place / "model", "olmoe", max_position_embeddings=1024)
     toys.tokenizer(adds_bos=False).save_pretrained(model)
     toys.write(place / "data", ("anatomy",), documents=6)
@@ -163,10 +159,10 @@ def test_a_subject_that_is_killed_goes_on_at_its_block_with_experts_tasks_and_ro
     process.communicate()
     passes = place / "out" / "evidence" / "passes"
     assert [path.suffix for path in passes.iterdir()] == [".kept"]
-    begun: list[int] = []
+    begun = []
     blocks_of = BlockModel.blocks
 
-    def blocks(self: Any, first: int = 0) -> Iterator[Block]:
+    def blocks(self, first=0):
         begun.append(first)
         return blocks_of(self, first)
 

@@ -1,10 +1,6 @@
 """Mixtures of bits through the commands: scan, card, export, verify, and what is killed between."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from compressed_tensors.quantization import QuantizationConfig
@@ -16,7 +12,7 @@ from qaudit.errors import QauditError
 from qaudit.export.folder import try_format
 from qaudit.formats.packing import format_named, patterns_of
 from qaudit.saved.exports import read_export, write_table
-from tests.support.cli import OUT, TEXT, Run, audit_of, refused
+from tests.support.cli import OUT, TEXT, audit_of, refused
 from tests.support.formats import weight
 
 MIX = "gptq-mix:budget=3.75:group=32"
@@ -24,11 +20,11 @@ SCAN = ("scan", "series/step200", *TEXT, "--schemes", MIX, "--out", "out", "-q")
 NAMED = ("--subject", "step200", "--scheme", MIX, "-q", "--out")
 
 
-def row_of(folder: Path = OUT) -> dict[str, Any]:
+def row_of(folder=OUT):
     return next(r for r in audit_of(folder)["measurements"] if r["scheme"] != "fp")
 
 
-def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Path) -> None:
+def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit, place):
     qaudit(*SCAN, code=0)
     row, (file,) = row_of(), (place / "out" / "evidence" / "tables").iterdir()
     table = json.loads(file.read_text())
@@ -74,7 +70,7 @@ def test_what_a_scan_chose_is_shown_exported_and_verified(qaudit: Run, place: Pa
         ("rtn-7bit", "mlx", "has 7 in groups of 128", "export it as `compressed-tensors`"),
     ],
 )
-def test_what_no_file_holds_is_refused(scheme: str, form: str, sentence: str, hint: str) -> None:
+def test_what_no_file_holds_is_refused(scheme, form, sentence, hint):
     parsed = parse_scheme(scheme)
     with pytest.raises(QauditError, match=sentence) as error:
         try_format(parsed, format_named(form, parsed))
@@ -82,7 +78,7 @@ def test_what_no_file_holds_is_refused(scheme: str, form: str, sentence: str, hi
     assert scheme != "rtn-7bit" or "group=64" not in error.value.hint
 
 
-def test_experts_of_several_widths_are_refused_where_runtimes_take_one() -> None:
+def test_experts_of_several_widths_are_refused_where_runtimes_take_one():
     form = format_named("compressed-tensors", parse_scheme("gptq-mix:tie=none"))
     form.mixed = {"layers.0.mlp.experts.0.up_proj": 3, "layers.1.mlp.experts.0.up_proj": 4}
     with pytest.raises(QauditError, match="has experts of several widths") as error:
@@ -92,10 +88,8 @@ def test_experts_of_several_widths_are_refused_where_runtimes_take_one() -> None
     assert len(form.config((), symmetric=True)["config_groups"]) == 2
 
 
-def test_a_scan_that_is_interrupted_goes_on_with_the_table_that_it_kept(
-    qaudit: Run, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write(table: dict[str, str], path: Path) -> None:
+def test_a_scan_that_is_interrupted_goes_on_with_the_table_that_it_kept(qaudit, place, monkeypatch):
+    def write(table, path):
         write_table(dict.fromkeys(table, "35"), path)  # which no choice makes
         raise KeyboardInterrupt
 
@@ -106,7 +100,7 @@ def test_a_scan_that_is_interrupted_goes_on_with_the_table_that_it_kept(
     assert set(row_of()["mixture"].values()) == {"35"}
 
 
-def test_a_table_of_another_audit_is_pinned_by_its_content(qaudit: Run, place: Path) -> None:
+def test_a_table_of_another_audit_is_pinned_by_its_content(qaudit, place):
     names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
     table = dict.fromkeys((*names, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), "38")
     (place / "table.json").write_text(json.dumps(table))
@@ -122,7 +116,7 @@ def test_a_table_of_another_audit_is_pinned_by_its_content(qaudit: Run, place: P
         refused(done, 2, sentence, hint)
 
 
-def test_files_of_llama_cpp_have_a_type_for_each_linear() -> None:
+def test_files_of_llama_cpp_have_a_type_for_each_linear():
     scheme = parse_scheme("gguf-mix:budget=5")
     weights = {name: weight(k, 32, 256) for k, name in enumerate("ab")}
     quantized = scheme.quantize(Linears(weights, bits={"a": 3, "b": 6}))

@@ -6,21 +6,16 @@ which finds every target, soup and option. What can only be done at length is ma
 needs a repository that no test has is parsed, by `tests/house/test_docs.py`.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.house.source import PACKAGE, ROOT
 from tests.house.test_docs import shown
-from tests.support.cli import Run
 from tests.support.hub import Hub
 from tests.support.saved_audits import stub_pictures
 
@@ -45,11 +40,11 @@ WRITING = ("plan", "fetch", "part", "collect")
 """Commands whose result is in files: stdout may stay empty."""
 
 
-def words_of(line: str) -> list[str]:
+def words_of(line):
     return shlex.split(line, comments=True)[1:]
 
 
-def is_run(words: list[str]) -> bool:
+def is_run(words):
     """Say whether a test has what a command needs: its repository, its files, and the time."""
     names = [
         word.partition("@")[0] for word in words[1:] if re.match(r"[\w.-]+/[\w.-]+(@|$)", word)
@@ -63,14 +58,14 @@ def is_run(words: list[str]) -> bool:
     return not (elsewhere or absent or signed)
 
 
-def planned(words: list[str]) -> list[str]:
+def planned(words):
     """Let what measures, or opens a pull request, only say what it would do."""
     costly = words[0] in ("scan", "publish")
     return [*words, "--dry-run"] if costly and "--dry-run" not in words else words
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+def hub(tmp_path_factory):
     """Serve the repositories that the pages name, with checkpoints of the demo in them."""
     root = tmp_path_factory.mktemp("hub")
     for revision, checkpoint in REVISIONS.items():
@@ -87,7 +82,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def place(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(hub, tmp_path, monkeypatch):
     """Return an empty folder to work in, but for checkpoints of one's own."""
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -103,7 +98,7 @@ def place(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def furnish(place: Path) -> None:
+def furnish(place):
     """Lay what was measured, and the policy of its page, where the other pages have them."""
     for name in ("qaudit-out/olmo", "qaudit-out/mine", "qaudit-out/new", "audits/candidate",
                  "audits/released", "qaudit-out/allenai-OLMo-2-1124-7B"):  # fmt: skip
@@ -116,7 +111,7 @@ def furnish(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_pages_run(place: Path, qaudit: Run, subtests: pytest.Subtests) -> None:
+def test_the_commands_of_the_pages_run(place, qaudit, subtests):
     for line in shown(TUTORIAL):
         with subtests.test(page=TUTORIAL.name, line=line):
             done = qaudit(*words_of(line))
@@ -135,6 +130,6 @@ def test_the_commands_of_the_pages_run(place: Path, qaudit: Run, subtests: pytes
                 assert done.out.strip() or "--into" in words or words[0] in WRITING
 
 
-def test_most_commands_of_the_pages_are_run() -> None:
+def test_most_commands_of_the_pages_are_run():
     lines = [line for page in OTHERS for line in shown(page)]
     assert sum(is_run(words_of(line)) for line in lines) > 0.7 * len(lines)

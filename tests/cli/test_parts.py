@@ -1,7 +1,5 @@
 """A plan measured in parts: the same audit as one machine's, whatever is killed on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,17 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qaudit.executors import measuring as measuring_module
 from qaudit.executors import records
 from tests.house.test_without_torch import BLOCK
-from tests.support.cli import OUT, TEXT, Run, audit_of, edited, flipped, refused, run_in, weights_in
-from tests.support.hub import Hub
+from tests.support.cli import OUT, TEXT, audit_of, edited, flipped, refused, run_in, weights_in
 from tests.support.models import write_documents
 from tests.support.parts import MAIN, ROOT, ended, losses, same_audit, start, until
 from tests.support.quantized import quantized_copy
@@ -35,7 +30,7 @@ BOTH = ["step200", "mean(step10+step200)"]
 
 
 @pytest.fixture(scope="module")
-def measured(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(shipped, tmp_path_factory):
     """Return a folder with a plan that one part measured in `out`, and one process in `whole`."""
     folder = shutil.copytree(shipped, tmp_path_factory.mktemp("measured") / "place")
     write_documents(folder / "calibration.jsonl", range(100, 108))
@@ -46,7 +41,7 @@ def measured(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def planned(measured: Path, place: Path, qaudit: Run) -> Path:
+def planned(measured, place, qaudit):
     """Return a folder with a plan for parts, whose calibration text has eight documents."""
     shutil.copy(measured / "calibration.jsonl", place)
     assert qaudit("plan", *ASKED, "--out", "out").code == 0
@@ -54,17 +49,17 @@ def planned(measured: Path, place: Path, qaudit: Run) -> Path:
 
 
 @pytest.fixture
-def once(measured: Path, place: Path) -> Path:
+def once(measured, place):
     """Return a copy of a plan of which one part measured the first round."""
     shutil.copy(measured / "calibration.jsonl", place)
     return shutil.copytree(measured / "out", place / "out")
 
 
-def parts(qaudit: Run, out: object, count: int) -> set[int]:
+def parts(qaudit, out, count):
     return {qaudit("part", out, "--part", f"{k}/{count}").code for k in range(count)}
 
 
-def finish(qaudit: Run, out: Path, count: int = 1) -> Path:
+def finish(qaudit, out, count=1):
     """Run rounds until nothing is due."""
     for _ in range(4):
         assert parts(qaudit, out, count) <= {0}
@@ -73,13 +68,13 @@ def finish(qaudit: Run, out: Path, count: int = 1) -> Path:
     raise AssertionError("rounds do not end")
 
 
-def status(qaudit: Run, out: Path) -> dict[str, Any]:
+def status(qaudit, out):
     return json.loads(qaudit("status", out, "--json").out)
 
 
 def test_parts_give_the_audit_of_one_process_that_a_scan_afterwards_finds(
-    measured: Path, planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    measured, planned, qaudit, monkeypatch
+):
     with monkeypatch.context() as patched:
         patched.setattr(records.time, "sleep", None)  # nothing is waited for
         due = qaudit("collect", planned)
@@ -100,9 +95,7 @@ def test_parts_give_the_audit_of_one_process_that_a_scan_afterwards_finds(
     assert sorted(path.name for path in (planned / "evidence").glob("*.npz")) == files
 
 
-def test_what_is_not_fit_for_a_plan_is_refused_before_weights(
-    planned: Path, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_fit_for_a_plan_is_refused_before_weights(planned, place, qaudit, monkeypatch):
     qaudit("plan", *ASKED, "--out", "other", "--set", "context=16", code=0)
     done = qaudit("collect", planned, "other")
     refused(done, 2, "was measured by another plan", "copy the folder of the plan")
@@ -119,7 +112,7 @@ def test_what_is_not_fit_for_a_plan_is_refused_before_weights(
     assert not (planned / "evidence").exists()
 
 
-def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> None:
+def test_a_search_is_a_round_behind_its_candidates(place, qaudit):
     asked = ("series", *TEXT, "--schemes", "rtn-3bit:group=16", "--checkpoints", "step10")
     asked = (*asked, "--set", "diagnostics=weights", "--soup", "greedy(step10+step200+step1000)")
     assert qaudit("plan", *asked, "--out", "out").code == 0
@@ -134,14 +127,12 @@ def test_a_search_is_a_round_behind_its_candidates(place: Path, qaudit: Run) -> 
         assert first[name] == second[name]
 
 
-def test_collect_waits_for_what_a_log_names_and_not_for_ever(
-    once: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collect_waits_for_what_a_log_names_and_not_for_ever(once, qaudit, monkeypatch):
     record = next((once / "parts" / "units").glob("step10-*.json"))
     evidence = next((once / "evidence").glob("step200--*.npz"))
     hidden = {path: path.rename(path.with_suffix(".hidden")) for path in (record, evidence)}
 
-    def a_moment_later(_: float) -> None:
+    def a_moment_later(_):
         path, place = hidden.popitem()
         place.rename(path)
 
@@ -163,7 +154,7 @@ def test_collect_waits_for_what_a_log_names_and_not_for_ever(
     assert status(qaudit, once)["failed"] == []
 
 
-def test_a_part_stopped_while_it_is_imported_says_so(planned: Path) -> None:
+def test_a_part_stopped_while_it_is_imported_says_so(planned):
     stopped_at_import = (
         "import os, signal, sys\n"
         "class Stop:\n"
@@ -179,7 +170,7 @@ def test_a_part_stopped_while_it_is_imported_says_so(planned: Path) -> None:
 # ----------------------------------------------------------- small files that decide numbers
 
 
-EDITS: list[tuple[str, str, Callable[[Path], object]]] = [
+EDITS = [
     ("config.json", "has", lambda file: edited(file, rms_norm_eps=0.5)),
     ("tokenizer_config.json", "has changed", lambda file: edited(file, eos_token="a")),
     ("added_tokens.json", "", lambda file: file.write_text("{}")),
@@ -189,8 +180,8 @@ EDITS: list[tuple[str, str, Callable[[Path], object]]] = [
 
 
 def test_a_part_refuses_a_small_file_that_is_not_the_plans_and_another_plan_measures_it(
-    measured: Path, planned: Path, qaudit: Run
-) -> None:
+    measured, planned, qaudit
+):
     shutil.copytree(STEP200, "kept")
     for name, state, change in EDITS:
         change(STEP200 / name)
@@ -202,7 +193,7 @@ def test_a_part_refuses_a_small_file_that_is_not_the_plans_and_another_plan_meas
         shutil.copytree("kept", STEP200)
     assert (status(qaudit, planned)["failed"], status(qaudit, planned)["missing"]) == (BOTH, [])
     assert qaudit("collect", planned).code == 3
-    audit: Any = audit_of(planned)
+    audit = audit_of(planned)
     assert [row["subject"] for row in audit["skipped"]] == BOTH  # it is a member
     assert sentence in audit["skipped"][0]["reason"]
     assert {row["subject"] for row in audit["measurements"]} == {"step10", "step1000"}
@@ -216,7 +207,7 @@ def test_a_part_refuses_a_small_file_that_is_not_the_plans_and_another_plan_meas
     same_audit(measured / "whole", finish(qaudit, planned))
 
 
-def test_a_file_that_ships_is_the_one_of_the_plan(place: Path, qaudit: Run) -> None:
+def test_a_file_that_ships_is_the_one_of_the_plan(place, qaudit):
     quantized_copy(place / "series/step10", place / "model-GPTQ", "gptq")
     asked = ("series/step10", "--shipped", "model-GPTQ", *TEXT, "--schemes", "rtn-4bit:group=32")
     assert qaudit("plan", *asked, "--set", "context=32", "--out", "out").code == 0
@@ -230,12 +221,10 @@ def test_a_file_that_ships_is_the_one_of_the_plan(place: Path, qaudit: Run) -> N
     refused(done, 4, "`quantize_config.json` of `model-GPTQ` was added", "plan again")
 
 
-def test_an_audit_has_the_hashes_of_small_files_and_an_export_refuses_others(
-    place: Path, scan: Run, qaudit: Run
-) -> None:
+def test_an_audit_has_the_hashes_of_small_files_and_an_export_refuses_others(place, scan, qaudit):
     scheme = "rtn-4bit:group=32"
     assert scan("series", "--soup", "late=last:2", "--schemes", scheme).code == 0
-    audit: Any = audit_of()
+    audit = audit_of()
     for checkpoint in audit["plan"]["checkpoints"]:
         names = {file["name"] for file in checkpoint["settings"]}
         assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names
@@ -252,8 +241,8 @@ def test_an_audit_has_the_hashes_of_small_files_and_an_export_refuses_others(
 
 @pytest.mark.slow
 def test_a_subject_is_given_up_where_its_part_is_killed_twice_and_never_where_it_is_stopped(
-    measured: Path, planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    measured, planned, qaudit, monkeypatch
+):
     for stop in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # as schedulers do
         with monkeypatch.context() as patched:
             patched.setattr(measuring_module, "measure", lambda *_: signal.raise_signal(stop))  # noqa: B023
@@ -279,8 +268,8 @@ def test_a_subject_is_given_up_where_its_part_is_killed_twice_and_never_where_it
 
 @pytest.mark.slow
 def test_a_node_that_is_gone_leaves_parts_that_any_other_of_its_kind_measures(
-    measured: Path, planned: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    measured, planned, qaudit, monkeypatch
+):
     """What a node leaves: a log without an end, an attempt, a half-written file."""
     qaudit("part", planned, "--part", "0/2", code=0)
     with monkeypatch.context() as patched:
@@ -298,8 +287,8 @@ def test_a_node_that_is_gone_leaves_parts_that_any_other_of_its_kind_measures(
 
 @pytest.mark.slow
 def test_copies_of_a_folder_are_merged_by_content_on_a_login_node_without_torch(
-    measured: Path, place: Path, planned: Path, qaudit: Run
-) -> None:
+    measured, place, planned, qaudit
+):
     shutil.copytree(planned, place / "far")
     assert qaudit("part", planned, "--part", "0/2").code == 0
     assert qaudit("part", place / "far", "--part", "1/2").code == 0
@@ -308,9 +297,7 @@ def test_copies_of_a_folder_are_merged_by_content_on_a_login_node_without_torch(
 
 
 @pytest.mark.slow
-def test_a_whole_node_runs_the_parts_of_its_gpus_by_the_script_of_the_docs(
-    place: Path, planned: Path, qaudit: Run
-) -> None:
+def test_a_whole_node_runs_the_parts_of_its_gpus_by_the_script_of_the_docs(place, planned, qaudit):
     page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
     (script,) = [s for s in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "for gpu in" in s]
     function = f'qaudit() {{ {shlex.join([sys.executable, "-c", MAIN])} "$@"; }}\n'
@@ -350,7 +337,7 @@ np.savez_compressed = slow
 """
 
 
-def why_not() -> str:
+def why_not():
     """Return why there are no namespaces here; empty where there are."""
     if shutil.which("unshare") is None:
         return "`unshare` is not installed"
@@ -359,13 +346,13 @@ def why_not() -> str:
     return "" if done.returncode == 0 else f"no namespaces here: {done.stderr.strip()}"
 
 
-def host(name: str, place: Path, *arguments: object, main: str = MAIN) -> subprocess.Popen[str]:
+def host(name, place, *arguments, main=MAIN):
     """Start a command on a host of its own: its name and its process numbers are no others'."""
     shell = ["sh", "-c", 'hostname "$0" && exec "$@"', name]
     return start(place, *arguments, main=main, before=[*NAMESPACES, *shell])
 
 
-def without_costs(value: Any) -> Any:
+def without_costs(value):
     """Return a plan without what it costs: that is the host's, and known better by now."""
     if isinstance(value, list):
         return [without_costs(item) for item in value]
@@ -376,8 +363,8 @@ def without_costs(value: Any) -> Any:
 
 @pytest.mark.slow
 def test_two_hosts_with_equal_process_numbers_plan_the_same_and_leave_each_others_files(
-    measured: Path, planned: Path, place: Path, qaudit: Run
-) -> None:
+    measured, planned, place, qaudit
+):
     if reason := why_not():
         pytest.skip(reason)
     slow = host("n1", place, "part", planned, "--part", "0/1", main=SLOW + MAIN)
@@ -407,16 +394,16 @@ OF_HUB = ("lab/series", *TEXT, "--schemes", "rtn-3bit:group=16", *OF_SCAN)
 
 
 @pytest.fixture
-def hub(place: Path, online: Path, serve_root: Callable[..., Hub]) -> Hub:
+def hub(place, online, serve_root):
     quantized_copy(place / "series/step10", online / "root" / SHIPPED / "v1", "gptq")
     shutil.move(place / "series", online / "root" / "lab/series")
     return serve_root(main=None)
 
 
 def test_what_was_not_fetched_or_was_edited_is_named_and_the_next_run_fixes_it(
-    hub: Hub, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def offline(code: int, *command: str) -> Any:
+    hub, qaudit, online, monkeypatch
+):
+    def offline(code, *command):
         with monkeypatch.context() as patched:
             patched.setenv("HF_HUB_OFFLINE", "1")
             return qaudit(*command, code=code)
@@ -446,8 +433,8 @@ def test_what_was_not_fetched_or_was_edited_is_named_and_the_next_run_fixes_it(
 
 @pytest.mark.slow
 def test_parts_run_without_a_network_once_a_login_node_has_fetched(
-    hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub, place, qaudit, online, monkeypatch
+):
     asked = (*OF_HUB, "--shipped", f"{SHIPPED}@v1", "--checkpoints", "step10")
     asked = tuple(word for word in asked if word not in OF_SCAN[:2])
     for words, out, shown in ((OF_HUB, "out", "3 of 3"), (asked, "files", "2 of 2")):
@@ -469,8 +456,8 @@ def test_parts_run_without_a_network_once_a_login_node_has_fetched(
 
 @pytest.mark.slow
 def test_caches_of_nodes_fetch_what_each_part_needs_and_the_checkpoint_before(
-    hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub, place, qaudit, online, monkeypatch
+):
     asked = (*OF_HUB, "--set", "diagnostics=weights", "--set", "repeats=1")
     assert qaudit("plan", *asked, "--out", "out").code == 0
     fetched = []
@@ -490,8 +477,8 @@ def test_caches_of_nodes_fetch_what_each_part_needs_and_the_checkpoint_before(
 
 @pytest.mark.slow
 def test_a_part_with_a_disk_budget_evicts_what_it_fetched_itself(
-    hub: Hub, place: Path, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub, place, qaudit, online, monkeypatch
+):
     assert qaudit("plan", *OF_HUB, "--out", "out").code == 0
     budget = ("--set", "disk_budget=1MB")
     (place / "mounts").write_text("scratch:/ / lustre rw 0 0\n")

@@ -1,29 +1,26 @@
 """`qaudit pick`: one thing to ship from saved audits, by what matters to who ships."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from qaudit.core.statistics import BINS
-from qaudit.types import Fidelity, Measurement
+from qaudit.types import Fidelity
 from tests.support import sample, saved_audits
-from tests.support.cli import ROUNDED, Run, audit_of
+from tests.support.cli import ROUNDED, audit_of
 from tests.support.saved_audits import save
 
 pytestmark = pytest.mark.usefixtures("exported")
 
 
-def picked(qaudit: Run, *more: str) -> Any:
+def picked(qaudit, *more):
     return json.loads(qaudit("pick", "out", *more, "--json").out)
 
 
-def test_a_pick_says_what_and_why_and_card_pick_and_gate_have_one_verdict(qaudit: Run) -> None:
+def test_a_pick_says_what_and_why_and_card_pick_and_gate_have_one_verdict(qaudit):
     done = qaudit("pick", "out", "--objective", "loss@rtn-3bit:group=32")
     assert done.code in (0, 3)
     assert "at rtn-3bit:group=32 has the lowest quantized loss" in " ".join(done.out.split())
@@ -47,7 +44,7 @@ def test_a_pick_says_what_and_why_and_card_pick_and_gate_have_one_verdict(qaudit
     assert json.loads(eight.out)["classes"][0]["subject"] is None
 
 
-def test_a_target_is_scanned_first(qaudit: Run, place: Path) -> None:
+def test_a_target_is_scanned_first(qaudit, place):
     recipe = "targets: series/step10\nschemes: rtn-4bit\ncalibration: calibration.jsonl\n"
     (place / "mine.yaml").write_text(recipe + "evaluation: evaluation.jsonl\n")
     done = qaudit("pick", "mine.yaml", "-q")
@@ -62,7 +59,7 @@ def test_a_target_is_scanned_first(qaudit: Run, place: Path) -> None:
     assert {pick["subject"], pick["runner_up"]} == {"stage2-ingredient3-step1000", "soup"}
 
 
-def test_small_divergences_are_a_tie(qaudit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_divergences_are_a_tie(qaudit, monkeypatch):
     found, kl = sample.measurements(64, 0), {"gptq-4bit": 0.02, "bnb-nf4": 0.03}
     monkeypatch.setattr(saved_audits, "SCHEMES", ("fp", *kl))
     for factor, code in ((1.0, 0), (0.01, 3)):
@@ -74,7 +71,7 @@ def test_small_divergences_are_a_tie(qaudit: Run, monkeypatch: pytest.MonkeyPatc
         assert (done.code, bool(only["contenders"])) == (code, code == 3)
 
 
-def with_kl(measurement: Measurement, kl: float) -> Measurement:
+def with_kl(measurement, kl):
     """Return a measurement with about this divergence at every token."""
     evidence = measurement.evidence
     noise_D = 1 + 0.05 * np.sin(np.arange(len(evidence.tokens)))

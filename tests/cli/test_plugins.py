@@ -1,12 +1,9 @@
 """Plug-ins of other distributions: a small package, built, installed, used and judged."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +19,14 @@ from qaudit.errors import ConfigurationError, MachineError
 from qaudit.formats.packing import format_named
 from qaudit.formats.weights import QuantizedFolder, format_of
 from qaudit.support.plugins import entries_of
-from tests.support.cli import OUT, Run, audit_of, cells, refused
+from tests.support.cli import OUT, audit_of, cells, refused
 
 PACKAGE = Path(__file__).parents[1] / "support" / "plugin"
 ORIGIN = {"distribution": "qaudit-ternary", "version": "0.1.0"}
-Install = Callable[[], None]
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     """Build the package and install it into a folder, without a network."""
     target = tmp_path_factory.mktemp("site")
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir", "--target")
@@ -39,7 +35,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def forget() -> None:
+def forget():
     for one in (entries_of, diagnostics.names, diagnostics.broken, diagnostics.diagnostics):
         one.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "qaudit_ternary"]:
@@ -47,19 +43,19 @@ def forget() -> None:
 
 
 @pytest.fixture
-def clean() -> Iterator[None]:
+def clean():
     forget()
     yield
     forget()
 
 
 @pytest.fixture
-def installed(built: Path, clean: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed(built, clean, monkeypatch):
     monkeypatch.syspath_prepend(built)
     return built
 
 
-def distribution(folder: Path, entries: str) -> None:
+def distribution(folder, entries):
     info = folder / "other_one-2.5.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-one\nVersion: 2.5\n")
@@ -67,8 +63,8 @@ def distribution(folder: Path, entries: str) -> None:
 
 
 def test_what_is_installed_is_measured_and_judged_without_it(
-    installed: Path, scan: Run, place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    installed, scan, place, qaudit, monkeypatch
+):
     for kind, name in (("schemes", "ternary"), ("merges", "middle"), ("diagnostics", "zeros")):
         assert name in qaudit("list", kind, "-q").out.split()
     soup = "soup=middle(step10+step200+step1000)"
@@ -101,7 +97,7 @@ def test_what_is_installed_is_measured_and_judged_without_it(
     assert qaudit("gate", "out", "--policy", "any.yaml", "--format", "json").out == anywhere.out
 
 
-def test_files_in_a_format_of_others_name_their_reader(installed: Path, tmp_path: Path) -> None:
+def test_files_in_a_format_of_others_name_their_reader(installed, tmp_path):
     scheme = parse_scheme("ternary")
     weight_RC = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
     quantized = scheme.quantize(Linears({"a": weight_RC}))
@@ -121,9 +117,7 @@ def test_files_in_a_format_of_others_name_their_reader(installed: Path, tmp_path
         QuantizedFolder(tmp_path)
 
 
-def test_what_is_no_reader_is_refused_where_a_file_needs_it(
-    clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_reader_is_refused_where_a_file_needs_it(clean, tmp_path, monkeypatch):
     distribution(tmp_path / "site", "[qaudit.readers]\nodd = math:pi\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
     no_reader = "`math:pi` of other-one 2.5 is no Reader named `odd`"
@@ -138,9 +132,7 @@ def test_what_is_no_reader_is_refused_where_a_file_needs_it(
         assert hint in str(refusal.value.hint)
 
 
-def test_two_schemes_of_one_name_are_refused(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qaudit: Run
-) -> None:
+def test_two_schemes_of_one_name_are_refused(installed, tmp_path, monkeypatch, qaudit):
     monkeypatch.syspath_prepend(tmp_path / "site")
     for name, other in (("ternary", "qaudit-ternary 0.1.0"), ("rtn", "qaudit-llm ")):
         shutil.rmtree(tmp_path / "site", ignore_errors=True)
@@ -151,9 +143,7 @@ def test_two_schemes_of_one_name_are_refused(
         assert other in done.err and "other-one 2.5" in done.err
 
 
-def test_a_broken_plug_in_is_refused_where_it_is_used(
-    clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qaudit: Run, scan: Run
-) -> None:
+def test_a_broken_plug_in_is_refused_where_it_is_used(clean, tmp_path, monkeypatch, qaudit, scan):
     monkeypatch.syspath_prepend(tmp_path / "site")
     for value, sentence in (
         ("absent_module:One", "the scheme `broken` of other-one 2.5 cannot be imported: No module"),
@@ -174,9 +164,7 @@ def test_a_broken_plug_in_is_refused_where_it_is_used(
         assert "worse" in qaudit("list", "diagnostics").out
 
 
-def test_a_plug_in_that_ends_the_process_is_an_error(
-    installed: Path, scan: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plug_in_that_ends_the_process_is_an_error(installed, scan, monkeypatch):
     monkeypatch.setattr(schemes()["ternary"], "quantize", lambda *_: sys.exit(0))
     done = scan("series/step10", "--schemes", "ternary")
     refused(done, 4, "ended the process with exit code 0", "measured results are kept")

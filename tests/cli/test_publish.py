@@ -1,7 +1,5 @@
 """`qaudit publish` and `export --push`: what a person sees, and what is asked of a Hub."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -12,23 +10,22 @@ from huggingface_hub import ModelCard
 
 from qaudit.saved.exports import read_export
 from tests.house.test_without_torch import COMMAND, run
-from tests.support.cli import ROUNDED, TEXT, Run, refused
+from tests.support.cli import ROUNDED, TEXT, refused
 from tests.support.filled import filled
-from tests.support.hub import Hub, Serve
 from tests.support.saved_audits import save
 
 TOKEN = "hf_bobs_own_secret"
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved") / "out"
     save(folder)
     return folder
 
 
 @pytest.fixture
-def hub(serve: Serve, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+def hub(serve, shipped, tmp_path, monkeypatch):
     main = tmp_path / "root" / "alice" / "m" / "main"
     main.mkdir(parents=True)
     (main / "README.md").write_text("---\nlicense: mit\n---\n# M\x1b[31m\n")
@@ -46,15 +43,13 @@ def hub(serve: Serve, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     return hub
 
 
-def files_of(hub: Hub, branch: str) -> dict[str, bytes]:
+def files_of(hub, branch):
     repo = hub.repos["alice/m"]
     files = repo.commits[repo.branches[branch]].files
     return {path: one.whole() for path, one in files.items()}
 
 
-def test_a_dry_run_lists_files_writes_nothing_and_needs_no_account(
-    hub: Hub, saved: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_lists_files_writes_nothing_and_needs_no_account(hub, saved, qaudit, monkeypatch):
     done = qaudit("publish", saved, "alice/m", "--dry-run", code=0)
     lines = done.out.splitlines()
     assert lines[0] == f"would open a pull request at {hub.url}/alice/m/discussions"
@@ -81,8 +76,8 @@ def test_a_dry_run_lists_files_writes_nothing_and_needs_no_account(
 
 
 def test_the_address_goes_to_stdout_a_second_run_finds_it_and_the_token_is_only_in_requests(
-    hub: Hub, saved: Path, qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub, saved, qaudit, tmp_path, monkeypatch
+):
     hub.faults = [{"match": "PUT /cdn", "status": 503, "times": 1, "headers": {"Retry-After": "0"}}]
     url = f"{hub.url}/alice/m/discussions/1"
     done = qaudit("publish", saved, "alice/m")
@@ -110,7 +105,7 @@ def test_the_address_goes_to_stdout_a_second_run_finds_it_and_the_token_is_only_
     assert {f["state"] for f in json.loads(done.out)["files"]} == {"unchanged"}
 
 
-def test_publishing_needs_no_torch(hub: Hub, saved: Path) -> None:
+def test_publishing_needs_no_torch(hub, saved):
     done = run(COMMAND, "publish", str(saved), "alice/m", "--dry-run")
     assert (done.returncode, "would open" in done.stdout) == (0, True), done.stderr
 
@@ -121,12 +116,12 @@ PUSH = f"export out --subject step200 --scheme {ROUNDED} --out again --push".spl
 
 
 @pytest.fixture
-def written(hub: Hub, exported: Path) -> Path:
+def written(hub, exported):
     """Return the folder that is written and pushed, of an audit beside it."""
     return exported.parent / "again"
 
 
-def test_an_export_becomes_one_pull_request(hub: Hub, written: Path, qaudit: Run) -> None:
+def test_an_export_becomes_one_pull_request(hub, written, qaudit):
     url = f"{hub.url}/alice/m/discussions/1"
     done = qaudit(*PUSH, "alice/m")
     assert (done.code, done.out) == (0, f"again\nopened: {url}\n"), done.err
@@ -147,8 +142,8 @@ def test_an_export_becomes_one_pull_request(hub: Hub, written: Path, qaudit: Run
 
 @pytest.mark.slow
 def test_a_push_that_was_refused_keeps_the_export_and_goes_on_without_quantizing_again(
-    hub: Hub, written: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub, written, qaudit, monkeypatch
+):
     with monkeypatch.context() as patched:
         patched.setenv("HF_TOKEN", "hf_reader")
         refused(qaudit(*PUSH, "alice/m"), 4, "", "")
@@ -164,9 +159,7 @@ def test_a_push_that_was_refused_keeps_the_export_and_goes_on_without_quantizing
     assert (done.code, done.out.splitlines()[1].split(":")[0]) == (0, "opened"), done.err
 
 
-def test_what_cannot_be_pushed_is_refused_before_any_work(
-    hub: Hub, written: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_pushed_is_refused_before_any_work(hub, written, qaudit, monkeypatch):
     for repo, code, sentence, hint in (
         ("alice", 2, "no name of a repository", "org/name"),
         ("alice/m@main", 2, "names a revision", "org/name"),
@@ -179,9 +172,7 @@ def test_what_cannot_be_pushed_is_refused_before_any_work(
         assert not list(written.parent.glob("*again*"))
 
 
-def test_a_checkpoint_of_the_hub_is_exported(
-    hub: Hub, place: Path, qaudit: Run, audited: Path
-) -> None:
+def test_a_checkpoint_of_the_hub_is_exported(hub, place, qaudit, audited):
     done = qaudit("export", "alice/base", *TEXT, "--scheme", ROUNDED, "--out", "of-hub", "-q")
     assert done.code == 0, done.err
     local, remote = read_export(audited / "new"), read_export(place / "of-hub")

@@ -1,9 +1,6 @@
 """The key `reference`: one of the subjects is what all others are compared with."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qaudit.saved.evidence import read_saved
 from tests.support.cards import section, table, whole_at
-from tests.support.cli import QUICK, Run, audit_of, cells, refused
+from tests.support.cli import QUICK, audit_of, cells, refused
 from tests.support.models import save_model, save_tokenizer, swap_words
 from tests.support.parts import same_audit
 
@@ -19,7 +16,7 @@ PARENT, CHILD = "series/step10", "series/step200"
 REFERENCE = (PARENT, CHILD, "--set", f"reference={PARENT}")
 
 
-def divergence(place: Path, out: Path) -> float:
+def divergence(place, out):
     """Return the KL divergence of the parent's predictions to the child's, by the library."""
     tokenizer = AutoTokenizer.from_pretrained(place / PARENT)
     parent, child = (
@@ -39,7 +36,7 @@ def divergence(place: Path, out: Path) -> float:
     return total / count
 
 
-def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) -> None:
+def test_every_subject_is_compared_with_the_reference(place, scan):
     items = [{"context": f"{k} and", "choices": [" a", " the", " of"], "answer": k % 3}
              for k in range(12)]  # fmt: skip
     (place / "items.jsonl").write_text("\n".join(map(json.dumps, items)))
@@ -78,7 +75,7 @@ def test_every_subject_is_compared_with_the_reference(place: Path, scan: Run) ->
 
 
 @pytest.mark.slow
-def test_parts_compare_with_the_reference(place: Path, qaudit: Run, scan: Run) -> None:
+def test_parts_compare_with_the_reference(place, qaudit, scan):
     assert qaudit("plan", *QUICK, *REFERENCE, "--out", "parts").code == 0
     for part in ("0/2", "1/2"):
         assert qaudit("part", "parts", "--part", part).code == 0
@@ -87,7 +84,7 @@ def test_parts_compare_with_the_reference(place: Path, qaudit: Run, scan: Run) -
     same_audit(place / "out", place / "parts")
 
 
-def test_a_soup_is_the_reference_that_its_own_file_is(place: Path, qaudit: Run, scan: Run) -> None:
+def test_a_soup_is_the_reference_that_its_own_file_is(place, qaudit, scan):
     targets = (PARENT, CHILD)
     assert qaudit("soup", *targets, "--soup", "step10+step200", "--out", "merged").code == 0
     soup = ("--soup", "step10+step200", "--set", "reference=mean(step10+step200)", "--out", "soup")

@@ -1,17 +1,14 @@
 """What strangers ask of every command but a scan: a sentence, a hint, and nothing is written."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
-from pathlib import Path
 
 import pytest
 
 from qaudit.saved.audits import to_json
 from tests.support import sample
-from tests.support.cli import ROUNDED, TEXT, Run, edited, flipped, refused
+from tests.support.cli import ROUNDED, TEXT, edited, flipped, refused
 from tests.support.saved_audits import save
 
 WORDS = " ".join(TEXT)
@@ -35,7 +32,7 @@ CONTENTS = {
 
 
 @pytest.fixture(scope="module")
-def shelf(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shelf(audited, tmp_path_factory):
     """Return a folder with what commands read: an audit and its export, and what is wrong."""
     place = shutil.copytree(audited, tmp_path_factory.mktemp("shelf") / "place")
     for name, documents in (("saved", 16), ("fewer", 12), ("bad", 12)):
@@ -66,7 +63,7 @@ def shelf(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-REFUSED: list[tuple[str, int, str, str]] = [
+REFUSED = [
     # what a first user gets wrong
     ("report card.md", 2, "`card.md` is not an audit", "an output folder"),
     ("gate card.md", 2, "`card.md` is not an audit", "an output folder"),
@@ -174,9 +171,7 @@ REFUSED: list[tuple[str, int, str, str]] = [
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=[f"{c[0][:40]}: {c[2][:20]}" for c in REFUSED])
-def test_what_is_wrong_is_refused_in_words(
-    shelf: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch, case: tuple[str, int, str, str]
-) -> None:
+def test_what_is_wrong_is_refused_in_words(shelf, qaudit, monkeypatch, case):
     words, code, sentence, hint = case
     monkeypatch.chdir(shelf)
     if words.startswith(CELL):  # refused before the target is read

@@ -9,10 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,8 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support import released, tiny
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, QUICK, Run, audit_of
-from tests.support.hub import Hub
+from tests.support.cli import OUT, QUICK, audit_of
 from tests.support.models import VOCABULARY, save_tokenizer
 
 
@@ -35,7 +31,7 @@ class Release:
     shards: bool = False
     dtype: torch.dtype = torch.bfloat16
     pickled: bool = False
-    changes: tuple[tuple[str, Any], ...] = ()
+    changes: tuple = ()
 
 
 TIED, CLIPPED = (("tie_word_embeddings", True),), (("clip_qkv", 8.0),)
@@ -65,7 +61,7 @@ FAST = ("apertus-8b", "olmoe", "pythia")
 EACH = [f if f in FAST else pytest.param(f, marks=pytest.mark.slow) for f in RELEASES]
 
 
-def write(folder: Path, release: Release, seed: int, tokenizer: Path) -> None:
+def write(folder, release, seed, tokenizer):
     """Save a tiny model as the release's checkpoints are stored."""
     kind, changes = release.model_type, {**dict(release.changes), "vocab_size": VOCABULARY}
     if kind in released.RELEASED:
@@ -104,9 +100,7 @@ def write(folder: Path, release: Release, seed: int, tokenizer: Path) -> None:
 
 
 @pytest.mark.parametrize("family", EACH)
-def test_a_family_is_audited_along_its_schedule(
-    family: str, place: Path, qaudit: Run, online: Path, serve_root: Callable[..., Hub]
-) -> None:
+def test_a_family_is_audited_along_its_schedule(family, place, qaudit, online, serve_root):
     release, root = RELEASES[family], online / "root"
     for seed, revision in enumerate(release.rates):
         write(root / release.repo / revision, release, seed, place / "series/step10")
@@ -114,7 +108,7 @@ def test_a_family_is_audited_along_its_schedule(
     targets = [f"{release.repo}@{revision}" for revision in release.rates]
     options = ["--set", "context=32", *(["--allow-pickle"] if release.pickled else [])]
     qaudit("scan", *targets, *QUICK, *options, code=0)
-    audit: Any = audit_of()
+    audit = audit_of()
     label = audit["subjects"][0]["label"]
     first = [row for row in audit["measurements"] if row["subject"] == label]
     cells = [(row["scheme"], row["kl"] is None) for row in first]
@@ -131,14 +125,12 @@ LAYOUTS = ["gemma3", "olmoe", *(pytest.param(name, marks=pytest.mark.slow) for n
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
-def test_a_release_is_audited_from_the_hub_and_exported(
-    family: str, place: Path, qaudit: Run, online: Path, serve_root: Callable[..., Hub]
-) -> None:
+def test_a_release_is_audited_from_the_hub_and_exported(family, place, qaudit, online, serve_root):
     folder = released.save(online / "root" / "org" / "model" / "main", family)
     save_tokenizer(folder)
     serve_root()
     qaudit("scan", "org/model", *QUICK, "--set", "context=32", "--schemes", SCHEMES, code=0)
-    rows: Any = audit_of()["measurements"]
+    rows = audit_of()["measurements"]
     full, rtn, gptq = (next(r for r in rows if r["scheme"].startswith(s)) for s in ("fp", "r", "g"))
     assert full["ce"] == pytest.approx(released.plain_loss(folder, family), abs=1e-5)
     assert math.isfinite(rtn["ce"]) and math.isfinite(gptq["ce"]) and rtn["ce"] != full["ce"]
@@ -156,8 +148,8 @@ def test_a_release_is_audited_from_the_hub_and_exported(
 
 
 def test_a_model_that_cannot_be_opened_is_refused_before_its_weights_come(
-    qaudit: Run, place: Path, online: Path, serve_root: Callable[..., Hub]
-) -> None:
+    qaudit, place, online, serve_root
+):
     save_tokenizer(released.save(online / "root" / "org" / "model" / "main", "jetmoe"))
     serve_root()
     done = qaudit("series", "org/model", "--check", code=0)

@@ -1,7 +1,5 @@
 """Saved audits on the command line: rendered, compared, explained, and refused when damaged."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -13,12 +11,12 @@ from qaudit.core.registry import merges, schemes
 from qaudit.saved.audits import to_json
 from qaudit.version import __version__
 from tests.support import sample
-from tests.support.cli import ROUNDED, TEXT, Run, audit_of
+from tests.support.cli import ROUNDED, TEXT, audit_of
 from tests.support.saved_audits import stub_pictures
 
 
 @pytest.fixture
-def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def saved(tmp_path, monkeypatch):
     """Return a working directory with a saved audit in `out`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
@@ -26,7 +24,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_scan_and_its_report_say_the_same(scan: Run, qaudit: Run, place: Path) -> None:
+def test_a_scan_and_its_report_say_the_same(scan, qaudit, place):
     summary = scan("series/step10", "series/step200").out
     assert qaudit("report", "out", "--format", "terminal").out == summary
     card = (place / "out" / "card.md").read_text(encoding="utf-8")
@@ -35,9 +33,7 @@ def test_a_scan_and_its_report_say_the_same(scan: Run, qaudit: Run, place: Path)
     assert qaudit("report", "out", "--format", "json").out == document
 
 
-def test_without_matplotlib_the_page_has_the_saved_pictures(
-    saved: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_the_page_has_the_saved_pictures(saved, qaudit, monkeypatch):
     monkeypatch.setattr("qaudit.cli.report.find_spec", lambda name: None)
     monkeypatch.setattr("qaudit.report.folder.find_spec", lambda name: None)
     stub_pictures(sample.audit(), saved / "out" / "plots")
@@ -48,7 +44,7 @@ def test_without_matplotlib_the_page_has_the_saved_pictures(
     assert "no picture was drawn" in qaudit("report", "out", "--format", "html").out
 
 
-def test_what_is_registered_is_listed_one_a_line(qaudit: Run) -> None:
+def test_what_is_registered_is_listed_one_a_line(qaudit):
     for kind, names in (("schemes", schemes()), ("merges", merges())):
         done = qaudit("list", kind)
         assert [line.split()[0] for line in done.out.splitlines()] == list(names)
@@ -64,7 +60,7 @@ def test_what_is_registered_is_listed_one_a_line(qaudit: Run) -> None:
     assert done.code in (0, 2)
 
 
-def test_a_card_goes_into_a_readme_and_is_replaced_there(saved: Path, qaudit: Run) -> None:
+def test_a_card_goes_into_a_readme_and_is_replaced_there(saved, qaudit):
     readme = saved / "model" / "README.md"
     readme.parent.mkdir()
     readme.write_bytes(b"---\r\nlicense: mit\r\n---\r\n# A model\r\n")
@@ -82,7 +78,7 @@ def test_a_card_goes_into_a_readme_and_is_replaced_there(saved: Path, qaudit: Ru
     assert [path.name for path in readme.parent.iterdir() if path.is_file()] == ["README.md"]
 
 
-def test_a_readme_has_lines_of_text_until_pictures_are_drawn(saved: Path, qaudit: Run) -> None:
+def test_a_readme_has_lines_of_text_until_pictures_are_drawn(saved, qaudit):
     done = qaudit("report", "out", "--into", "NEW.md")
     assert "no pictures in out/plots" in done.err
     text = (saved / "NEW.md").read_text(encoding="utf-8")
@@ -95,7 +91,7 @@ def test_a_readme_has_lines_of_text_until_pictures_are_drawn(saved: Path, qaudit
     assert qaudit("report", "out", "--plots", "file/pictures").code == 4
 
 
-def test_two_scans_are_compared_and_the_exit_code_is_0(qaudit: Run, exported: Path) -> None:
+def test_two_scans_are_compared_and_the_exit_code_is_0(qaudit, exported):
     scan = ("scan", "series/step10", *TEXT, "--schemes", ROUNDED, "--out", "before", "-q")
     assert qaudit(*scan).code == 0
     done = qaudit("diff", "before", "out", code=0)
@@ -112,7 +108,7 @@ def test_two_scans_are_compared_and_the_exit_code_is_0(qaudit: Run, exported: Pa
     assert qaudit("diff", "before", "before").code == 4
 
 
-def test_a_name_is_explained(qaudit: Run, tmp_path: Path) -> None:
+def test_a_name_is_explained(qaudit, tmp_path):
     rule = "{name: ours, metric: kl, subjects: '@ships', margin: 0.1 nats}"
     (tmp_path / "ours.yaml").write_text(f"rules: [{rule}]")
     for names, words in (

@@ -1,7 +1,5 @@
 """The same command again goes on after a kill, an interrupt or a full disk, and never twice."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -10,10 +8,8 @@ import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +18,7 @@ from safetensors.torch import load_file, save_file
 import qaudit.saved.results
 from qaudit.cli.progress import Progress
 from qaudit.engine import measure
-from tests.support.cli import OUT, QUICK, TEXT, Run, audit_of, cells, edited, refused
-from tests.support.hub import Hub
+from tests.support.cli import OUT, QUICK, TEXT, audit_of, cells, edited, refused
 from tests.support.models import write_documents
 from tests.support.parts import lasting
 
@@ -34,12 +29,12 @@ SOUP = ("--soup", "step10+step200", "--schemes", "rtn-4bit,gptq-4bit:group=16")
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+def passes(monkeypatch):
     """Return a list that grows by every pass: its subject, and the schemes measured in it."""
-    seen: list[tuple[str, ...]] = []
+    seen = []
     really = measure.send
 
-    def watched(task: Any, *rest: Any) -> Any:
+    def watched(task, *rest):
         seen.append((task.subject.label, *(scheme.short for scheme in task.schemes)))
         return really(task, *rest)
 
@@ -47,7 +42,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return seen
 
 
-def must_be_killed(run: Callable[[], object]) -> None:
+def must_be_killed(run):
     """Run something in a child of this process, which must kill itself in it."""
     with warnings.catch_warnings(action="ignore"):  # about threads of other tests
         child = os.fork()
@@ -58,7 +53,7 @@ def must_be_killed(run: Callable[[], object]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def numbers(audit: dict[str, Any]) -> dict[str, Any]:
+def numbers(audit):
     """Return an audit without when it was made, how fast, and how much memory was free."""
     of_the_machine = ("seconds_low", "seconds_high", "nbytes_memory_available", "presets")
     plan = {name: value for name, value in audit["plan"].items() if name not in of_the_machine}
@@ -66,16 +61,16 @@ def numbers(audit: dict[str, Any]) -> dict[str, Any]:
     return {**audit, "environment": None, "plan": plan, "measurements": rows}
 
 
-def times(folder: Path) -> dict[str, int]:
+def times(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
 
 
 def test_a_killed_scan_goes_on_and_ends_as_if_nothing_had_happened(
-    scanned: Path, scan: Run, passes: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scanned, scan, passes, monkeypatch
+):
     draw = Progress.block
 
-    def block(self: Progress, done: int, total: int, what: str) -> None:
+    def block(self, done, total, what):
         draw(self, done, total, what)
         if len(passes) == 2 and done:  # in the middle of the second subject
             os.kill(os.getpid(), signal.SIGKILL)
@@ -93,7 +88,7 @@ def test_a_killed_scan_goes_on_and_ends_as_if_nothing_had_happened(
     assert numbers(audit_of()) == numbers(audit_of(scanned / "out"))
 
 
-def test_interrupts_end_in_words(place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupts_end_in_words(place, scan, monkeypatch):
     for where in (
         "planning.prepare.make_plan",
         "executors.part.read_corpus",
@@ -110,7 +105,7 @@ def test_interrupts_end_in_words(place: Path, scan: Run, monkeypatch: pytest.Mon
     assert scan("series/step10").code == 0
 
 
-def test_what_is_new_is_measured(place: Path, scan: Run, passes: list[tuple[str, ...]]) -> None:
+def test_what_is_new_is_measured(place, scan, passes):
     assert scan("series/step10").code == 0
     passes.clear()
     done = scan("series/step10", "--schemes", "rtn-3bit")  # beside rtn-4bit
@@ -135,8 +130,8 @@ def test_what_is_new_is_measured(place: Path, scan: Run, passes: list[tuple[str,
 
 @pytest.mark.usefixtures("finished")
 def test_other_weights_and_evidence_that_is_not_whole_are_measured_anew(
-    place: Path, scan: Run, passes: list[tuple[str, ...]], qaudit: Run
-) -> None:
+    place, scan, passes, qaudit
+):
     first = audit_of()
     scan("series", code=0)
     assert (passes, numbers(audit_of())) == ([], numbers(first))
@@ -181,7 +176,7 @@ LACKING = [
 
 
 @pytest.mark.usefixtures("finished")
-def test_an_audit_is_replaced_by_none_that_lacks_what_it_has(place: Path, scan: Run) -> None:
+def test_an_audit_is_replaced_by_none_that_lacks_what_it_has(place, scan):
     write_documents(place / "further.jsonl", range(300, 312))
     assert scan("series", "--schemes", "rtn-3bit", "--set", "diagnostics=weights").code == 0
     raw = (OUT / "audit.json").read_bytes()
@@ -195,12 +190,10 @@ def test_an_audit_is_replaced_by_none_that_lacks_what_it_has(place: Path, scan: 
 # --------------------------------------------------------------------------------- full disks
 
 
-def test_a_disk_that_fills_up_keeps_what_was_measured(
-    place: Path, scan: Run, passes: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_keeps_what_was_measured(place, scan, passes, monkeypatch):
     really, written = qaudit.saved.results.np.savez_compressed, []
 
-    def write(file: Any, **arrays: Any) -> None:
+    def write(file, **arrays):
         written.append(file.name)
         if len(written) > 3:
             file.write(b"half")
@@ -227,7 +220,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
 
 
 @contextmanager
-def files_of_at_most(nbytes: int) -> Iterator[None]:
+def files_of_at_most(nbytes):
     """Let this process write no longer file, as a quota does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
@@ -237,15 +230,13 @@ def files_of_at_most(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_hidden_states_that_find_no_place_on_disk(
-    place: Path, scan: Run, scanned: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_states_that_find_no_place_on_disk(place, scan, scanned, monkeypatch):
     temporary = place / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     really = measure.send
 
-    def limited(*arguments: Any) -> Any:
+    def limited(*arguments):
         with files_of_at_most(1000):
             return really(*arguments)
 
@@ -264,11 +255,11 @@ NOT_FINISHED = "`out` is not finished: 1 of 3 subjects; run it again"
 
 
 def test_a_scan_that_is_not_finished_says_so_and_shows_what_is_measured_so_far(
-    scan: Run, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scan, qaudit, monkeypatch
+):
     really = measure.send
 
-    def send(task: Any, *rest: Any) -> Any:
+    def send(task, *rest):
         if task.subject.label == "step200":
             signal.raise_signal(signal.SIGINT)
         return really(task, *rest)
@@ -305,14 +296,14 @@ def test_a_scan_that_is_not_finished_says_so_and_shows_what_is_measured_so_far(
     assert qaudit("report", "out").code == 0
 
 
-def killed_at(root: Path, allowed: int) -> Callable[[str, tuple[Any, ...]], None]:
+def killed_at(root, allowed):
     """Return a hook that kills this process before it changes one file more below a folder.
 
     A file that is opened to be written is empty then.
     """
     changes = 0
 
-    def count(event: str, arguments: tuple[Any, ...]) -> None:
+    def count(event, arguments):
         nonlocal changes
         opens = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if (not opens and event != "os.rename") or isinstance(arguments[0], int):
@@ -331,8 +322,8 @@ def killed_at(root: Path, allowed: int) -> Callable[[str, tuple[Any, ...]], None
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["series", "lab/tiny"])
 def test_kills_before_random_changes_of_files_change_nothing(
-    target: str, place: Path, qaudit: Run, serve_root: Callable[..., Hub], online: Path
-) -> None:
+    target, place, qaudit, serve_root, online
+):
     """Each is later than the one before; then the scan is left to end."""
     if target != "series":
         shutil.copytree(place / "series", online / "root" / target)

@@ -1,7 +1,5 @@
 """A scan as its user sees it: what is printed where, what is written, and what it exits with."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from qaudit.planning.prepare import LONGEST_NAME, default_folder, folder_name
-from tests.support.cli import OUT, QUICK, STEPS, Run, audit_of, cells, must_be_close
+from tests.support.cli import OUT, QUICK, STEPS, audit_of, cells, must_be_close
 from tests.support.models import write_documents
 from tests.support.parts import ended, start
 from tests.support.pretended_device import pretended
@@ -22,12 +20,12 @@ from tests.support.quantized import quantized_copy
 LABELS = [f"step{step}" for step in STEPS]
 
 
-def labels(audit: dict) -> list[str]:
+def labels(audit):
     return [subject["label"] for subject in audit["subjects"]]
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_scan_measures_everything_and_exits_with_zero(scan: Run) -> None:
+def test_a_scan_measures_everything_and_exits_with_zero(scan):
     done = scan("series")
     audit = audit_of()
     measured = [(row["subject"], row["scheme"]) for row in audit["measurements"]]
@@ -44,7 +42,7 @@ def test_a_scan_measures_everything_and_exits_with_zero(scan: Run) -> None:
     assert done.code == 0
 
 
-def test_json_alone_goes_to_stdout_when_asked_for(scan: Run) -> None:
+def test_json_alone_goes_to_stdout_when_asked_for(scan):
     done = scan("series", "--checkpoints", "step*0?", "--json")
     assert json.loads(done.out) == audit_of()
     assert done.out == (OUT / "audit.json").read_text(encoding="utf-8")
@@ -57,7 +55,7 @@ def test_json_alone_goes_to_stdout_when_asked_for(scan: Run) -> None:
     assert (done.code, done.err, "step1000" in done.out) == (0, "", True)
 
 
-def test_choices_become_accuracy_of_every_subject_and_scheme(place: Path, scan: Run) -> None:
+def test_choices_become_accuracy_of_every_subject_and_scheme(place, scan):
     items = [
         {"question": f"which {k}", "choices": ["fox", "dog", "night"], "answer": k % 3}
         for k in range(6)
@@ -72,9 +70,7 @@ def test_choices_become_accuracy_of_every_subject_and_scheme(place: Path, scan: 
     assert audit_of()["plan"]["protocol"]["choices"] == 6
 
 
-def test_options_come_from_recipes_and_the_environment_too_and_win(
-    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_come_from_recipes_and_the_environment_too_and_win(place, qaudit, monkeypatch):
     (place / "audit.yaml").write_text(
         "targets: [series]\nschemes: [rtn-4bit, rtn-3bit]\ncheckpoints: step10\n"
         "calibration: calibration.jsonl\nevaluation: evaluation.jsonl\ncontext: 32\n",
@@ -99,8 +95,8 @@ def test_options_come_from_recipes_and_the_environment_too_and_win(
 
 
 def test_a_tokenizer_that_is_missing_and_pickles_that_are_trusted_change_no_number(
-    place: Path, scan: Run, scanned: Path
-) -> None:
+    place, scan, scanned
+):
     for file in (place / "series" / "step10").glob("token*"):
         file.unlink()  # it is read with that of the others
     folder = place / "series" / "step200"
@@ -111,7 +107,7 @@ def test_a_tokenizer_that_is_missing_and_pickles_that_are_trusted_change_no_numb
     assert [row["ce"] for row in rows] == [row["ce"] for row in meant]
 
 
-def test_a_dry_run_writes_nothing_and_few_documents_are_named(place: Path, scan: Run) -> None:
+def test_a_dry_run_writes_nothing_and_few_documents_are_named(place, scan):
     done, as_json = scan("series", "--dry-run"), scan("series", "--dry-run", "--json")
     assert "3 checkpoints" in done.out
     assert labels(json.loads(as_json.out)) == LABELS
@@ -128,7 +124,7 @@ def test_a_dry_run_writes_nothing_and_few_documents_are_named(place: Path, scan:
     assert json.loads(done.out)["measurements"][0]["documents"] == 3
 
 
-def test_every_scheme_has_its_divergence_from_what_was_measured_before(scan: Run) -> None:
+def test_every_scheme_has_its_divergence_from_what_was_measured_before(scan):
     scan("series/step10", code=0)
     scan("series/step10", "--schemes", "rtn-2bit", code=0)  # beside rtn-4bit
     full, four, two = audit_of()["measurements"]
@@ -141,7 +137,7 @@ def test_every_scheme_has_its_divergence_from_what_was_measured_before(scan: Run
     assert 0 < two["rms_dp"] < 1
 
 
-def test_a_plan_is_a_target_that_status_and_collect_read(finished: Path, qaudit: Run) -> None:
+def test_a_plan_is_a_target_that_status_and_collect_read(finished, qaudit):
     qaudit("scan", "out/plan.json", "--out", "again", code=0)
     rows = [audit_of(folder)["measurements"] for folder in (finished, Path("again"))]
     assert [row["ce"] for row in rows[0]] == [row["ce"] for row in rows[1]]
@@ -152,7 +148,7 @@ def test_a_plan_is_a_target_that_status_and_collect_read(finished: Path, qaudit:
 
 
 @pytest.mark.slow
-def test_a_local_scan_never_loads_the_client_of_the_hub(place: Path) -> None:
+def test_a_local_scan_never_loads_the_client_of_the_hub(place):
     code = """
 import sys
 from qaudit.cli import main
@@ -182,7 +178,7 @@ BASE = "series/step10"
     ],
     ids=["files", "diagnostics"],
 )
-def test_a_pretended_gpu_has_the_cpus_numbers(chosen: str, place: Path, scan: Run) -> None:
+def test_a_pretended_gpu_has_the_cpus_numbers(chosen, place, scan):
     quantized_copy(place / BASE, place / "model-GPTQ", "gptq")
     quantized_copy(place / BASE, place / "model-AWQ", "awq", scale=2.0)
     words = (BASE, *chosen.split(), "--schemes", "gptq-3bit", "--set", "dtype=float32")
@@ -201,7 +197,7 @@ WORDS = st.text("abcxyz", min_size=1, max_size=20)
 TARGETS = st.builds("{}/{}".format, WORDS, WORDS)
 
 
-def test_the_folder_is_named_after_all_targets(place: Path) -> None:
+def test_the_folder_is_named_after_all_targets(place):
     names = {
         "org/name": "org-name",
         "hf://org/name": "org-name",
@@ -222,7 +218,7 @@ def test_the_folder_is_named_after_all_targets(place: Path) -> None:
 
 
 @given(st.lists(TARGETS, min_size=1, max_size=9))
-def test_other_targets_have_another_folder_and_no_name_is_too_long(targets: list[str]) -> None:
+def test_other_targets_have_another_folder_and_no_name_is_too_long(targets):
     name = folder_name(targets)
     assert 0 < len(name) <= LONGEST_NAME
     assert "/" not in name
@@ -231,7 +227,7 @@ def test_other_targets_have_another_folder_and_no_name_is_too_long(targets: list
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-IN_PLACE: list[tuple[str, str, tuple[int, ...]]] = [
+IN_PLACE = [
     *(("named", f"{BASE} --set {key}=named", (2,)) for key in ("policy", "evaluation", "choices")),
     ("recipe.yaml", "recipe.yaml", (2,)),
     *((f"{BASE}/{name}", BASE, (4,)) for name in (CONFIG, WEIGHTS)),
@@ -247,7 +243,7 @@ IN_PLACE: list[tuple[str, str, tuple[int, ...]]] = [
 ]
 
 
-def test_a_fifo_in_place_of_a_file_is_not_waited_for(place: Path, scan: Run) -> None:
+def test_a_fifo_in_place_of_a_file_is_not_waited_for(place, scan):
     quantized_copy(place / BASE, place / "files", "gptq", bits=4)
     for name, words, codes in IN_PLACE:
         path = place / name

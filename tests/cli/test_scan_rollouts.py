@@ -1,11 +1,8 @@
 """A scan that scores rollouts as its user sees it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from qaudit.text.rollouts import Rollout, TokenMarker, read_rollouts, roles_of
 from qaudit.text.tokenizer import tokenizer_sha256
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, QUICK, Run, audit_of, refused, run_in
+from tests.support.cli import OUT, QUICK, audit_of, refused, run_in
 from tests.support.models import text
 from tests.support.rollouts import written
 
@@ -22,7 +19,7 @@ ROLLOUTS = ("series/step10", "--set", "rollouts=rolls")
 WRITTEN = 16
 
 
-def greedy(folder: Path, prompts: int = 12) -> list[Rollout]:
+def greedy(folder, prompts=12):
     """Return what a model writes behind random prompts, and samples that are none of its own."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts_BT = torch.randint(3, 250, (prompts, 6), generator=torch.Generator().manual_seed(1))
@@ -37,7 +34,7 @@ def greedy(folder: Path, prompts: int = 12) -> list[Rollout]:
 
 
 @pytest.fixture(scope="module")
-def scored(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scored(shipped, tmp_path_factory):
     """Return a folder with rollouts and a scan that scored them."""
     root = tmp_path_factory.mktemp("scored") / "place"
     shutil.copytree(shipped, root)
@@ -48,30 +45,28 @@ def scored(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def rolls(scored: Path, place: Path) -> Path:
+def rolls(scored, place):
     return shutil.copytree(scored / "rolls", place / "rolls")
 
 
 @pytest.fixture
-def audited(scored: Path, rolls: Path, place: Path) -> Path:
+def audited(scored, rolls, place):
     return shutil.copytree(scored / "out", place / "out")
 
 
 @pytest.mark.usefixtures("audited")
-def test_rollouts_are_scored_once_beside_documents(
-    place: Path, scan: Run, rolls: Path, audited: Path, qaudit: Run
-) -> None:
+def test_rollouts_are_scored_once_beside_documents(place, scan, rolls, audited, qaudit):
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npz")}
     assert before and scan(*ROLLOUTS).code == 0
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npz")} == before
     assert scan("series/step10", "--out", "plain").code == 0
-    audit: Any = audit_of()
+    audit = audit_of()
     rows = {row["scheme"]: row for row in audit["diagnostics"]["rollouts"]}
     assert rows.keys() == {"fp", "rtn-4bit"}
     assert rows["fp"]["never_diverges"] == 1.0
     assert rows["rtn-4bit"]["sequence_kl"] == pytest.approx(WRITTEN * rows["rtn-4bit"]["kl"])
     assert "12 rollouts of 12 prompts, 192 tokens" in whole_at(OUT)
-    plain: Any = audit_of(place / "plain")
+    plain = audit_of(place / "plain")
     for a, b in zip(plain["measurements"], audit["measurements"], strict=True):
         for key in ("ce", "relative_error", "kl"):
             assert a.get(key) == b.get(key)
@@ -92,7 +87,7 @@ def test_rollouts_are_scored_once_beside_documents(
     assert gated.code in (0, 3), gated.err  # few documents
 
 
-def test_rollouts_are_told_by_role_and_by_place(place: Path, rolls: Path, scan: Run) -> None:
+def test_rollouts_are_told_by_role_and_by_place(place, rolls, scan):
     (place / "chat.jinja").write_text("{{ messages[0].content }}", "utf-8")
     tokenizer = AutoTokenizer.from_pretrained(place / "series" / "step10")
     samples = read_rollouts(rolls).samples
@@ -112,9 +107,7 @@ def test_rollouts_are_told_by_role_and_by_place(place: Path, rolls: Path, scan: 
     assert {r["role"]: r["tokens"] for r in roles} == counts
 
 
-def test_marks_of_written_rollouts_become_expected_scores(
-    place: Path, scan: Run, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marks_of_written_rollouts_become_expected_scores(place, scan, qaudit, monkeypatch):
     lines = [json.dumps({"prompt": text(seed, 3)}) for seed in range(30, 42)]
     (place / "prompts.jsonl").write_text("\n".join(lines), "utf-8")
     how = ("--prompts", "prompts.jsonl", "--samples", 12, "--max-tokens", 4, "--out", "rolls")
@@ -123,7 +116,7 @@ def test_marks_of_written_rollouts_become_expected_scores(
     samples = [s for s in read_rollouts(place / "rolls").samples if not s.greedy]
     right = [s.new_ids[0] % 2 == 0 for s in samples]
 
-    def mark(correct: list[bool]) -> None:
+    def mark(correct):
         marks = [
             {"prompt": s.prompt, "sample": s.sample, "correct": one, "reads": 1}
             for s, one in zip(samples, correct, strict=True)
@@ -133,7 +126,7 @@ def test_marks_of_written_rollouts_become_expected_scores(
 
     mark([not one for one in right])
     assert scan(*ROLLOUTS).code == 0
-    first: Any = audit_of()
+    first = audit_of()
     score = first["diagnostics"]["rollouts"][0]["expected_score"]
     assert score == pytest.approx(1 - sum(right) / len(right))
     mark(right)
@@ -141,7 +134,7 @@ def test_marks_of_written_rollouts_become_expected_scores(
         patch.setattr("qaudit.engine.measure.send", None)
         done = scan(*ROLLOUTS)
     assert done.code == 0, done.err
-    audit: Any = audit_of()
+    audit = audit_of()
     rows = {row["scheme"]: row for row in audit["diagnostics"]["rollouts"]}
     assert rows["fp"]["expected_score"] == pytest.approx(sum(right) / len(right))
     assert rows["fp"]["effective_samples"] == pytest.approx(144)
@@ -157,7 +150,7 @@ def test_marks_of_written_rollouts_become_expected_scores(
         assert row["unweighed"] == "they are answers of other weights than those of `step200`"
 
 
-def test_rollouts_that_cannot_be_scored_end_the_plan(place: Path, scan: Run) -> None:
+def test_rollouts_that_cannot_be_scored_end_the_plan(place, scan):
     own = tokenizer_sha256([place / "series" / "step10"])
     long = Rollout(prompt=0, prompt_sha256="a", ids=(1,), new_ids=(5,) * 100)
     for tokenizer, sentence, hint in (

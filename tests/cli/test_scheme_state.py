@@ -5,14 +5,10 @@ matrices, a rounded cache) has to be the same in every process that continues. O
 is run three times for all tests: by one process, by one that is interrupted, and in two parts.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,15 +34,13 @@ SETTINGS = (
     "--set", "calibration_documents=2", "--set", "context=32",
 )  # fmt: skip
 
-Stream = tuple[str, str, str]  # the subject, which pass of it, and the scheme
 
-
-def run(code: int, *arguments: object, interrupted_at: str | None = None) -> list[Stream]:
+def run(code, *arguments, interrupted_at=None):
     """Run the command line, which ends with a code; return every stream that it measured."""
-    streams: list[Stream] = []
+    streams = []
     send = qaudit.engine.measure.send
 
-    def recorded(task: Any, *rest: Any) -> Any:
+    def recorded(task, *rest):
         if task.subject.label == interrupted_at:
             raise KeyboardInterrupt
         measured = send(task, *rest)
@@ -64,9 +58,7 @@ def run(code: int, *arguments: object, interrupted_at: str | None = None) -> lis
 
 
 @pytest.fixture(scope="module")
-def streams(
-    shipped: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[list[Stream]]]:
+def streams(shipped, tmp_path_factory):
     """Return what one process measured, and what two did before and after an interrupt.
 
     The working directory has the audits: `whole`, `resumed`, and `collected` from two parts.
@@ -86,7 +78,7 @@ def streams(
         yield [every, before, after]
 
 
-def of_scheme(audit: Path, spec: str) -> tuple[dict[Any, bytes], list[str]]:
+def of_scheme(audit, spec):
     """Return the losses of a scheme's documents, to the bit, and its other numbers."""
     rows = [row for row in audit_of(audit)["measurements"] if row["spec"] == spec]
     documents = {key: value for key, value in losses(audit).items() if key[1] == spec}
@@ -96,8 +88,8 @@ def of_scheme(audit: Path, spec: str) -> tuple[dict[Any, bytes], list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("text", (*CALIBRATED, *DATA_FREE))
 def test_interrupted_scans_and_parts_give_the_numbers_of_one_process_and_draw_what_calibrates(
-    streams: list[list[Stream]], text: str
-) -> None:
+    streams, text
+):
     spec = parse_scheme(text).spec
     every, before, after = (Counter(one for one in run if one[2] == spec) for run in streams)
     assert {subject for subject, *_ in before} == {LABELS[0]}

@@ -1,20 +1,15 @@
 """`qaudit series`: what it shows, what it asks of the Hub, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qaudit.errors import UnreachableError
 from qaudit.hub.listing import Listing
 from tests.support import released, sample
-from tests.support.cli import Run, refused
-from tests.support.hub import Hub, write_headers
+from tests.support.cli import refused
+from tests.support.hub import write_headers
 from tests.support.names import names_of
 from tests.support.saved_audits import save
 
@@ -27,7 +22,7 @@ NAMES = [*STEPS, "main"]
 
 
 @pytest.fixture
-def hub(online: Path, serve_root: Callable[..., Hub]) -> Hub:
+def hub(online, serve_root):
     hub = serve_root()
     write_headers(online / "one", {"w": ("BF16", (2, 2))}, 100)
     sizes = {"pretend_nbytes": 5_000_000}
@@ -36,19 +31,19 @@ def hub(online: Path, serve_root: Callable[..., Hub]) -> Hub:
     return hub
 
 
-def row_of(label: str, text: str) -> list[str]:
+def row_of(label, text):
     """Return the words of a checkpoint's line."""
     (row,) = [line for line in text.splitlines() if line.lstrip("* ").startswith(f"{label} ")]
     return row.split()
 
 
-def calls(hub: Hub) -> dict[str, int]:
+def calls(hub):
     paths = [e["path"].partition("/api/models/o/run/")[2] for e in hub.asked("/api/")]
     kinds = [path.partition("/")[0] for path in paths]
     return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
 
-def test_only_trees_that_are_selected_or_asked_for_are_read_and_kept(hub: Hub, qaudit: Run) -> None:
+def test_only_trees_that_are_selected_or_asked_for_are_read_and_kept(hub, qaudit):
     shown = qaudit("series", "o/run", "--checkpoints", "*").out
     assert calls(hub) == {"refs": 1}
     assert "41 selected, 0 checked" in shown
@@ -74,7 +69,7 @@ def test_only_trees_that_are_selected_or_asked_for_are_read_and_kept(hub: Hub, q
     assert "the same weights: step7000" in qaudit("series", "o/run").out
 
 
-def test_a_thousand_names_are_folded_into_a_page(hub: Hub, online: Path, qaudit: Run) -> None:
+def test_a_thousand_names_are_folded_into_a_page(hub, online, qaudit):
     names = [name for name in names_of(REPO) if name != "main"]
     hub.add_names(REPO, names, online / "one", main=None, pretend_nbytes=9)
     done = qaudit("series", REPO, "--set", "last=1")
@@ -88,11 +83,11 @@ def test_a_thousand_names_are_folded_into_a_page(hub: Hub, online: Path, qaudit:
     assert len(whole.out.splitlines()) > 965
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
-    real: Callable[..., Any] = Listing.files
-    asked: list[int] = []
+def stop_at(monkeypatch, number, error):
+    real = Listing.files
+    asked = []
 
-    def files(self: Listing, *args: Any) -> Any:
+    def files(self, *args):
         asked.append(1)
         if len(asked) == number:
             raise error
@@ -101,7 +96,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) 
     monkeypatch.setattr(Listing, "files", files)
 
 
-def test_a_stopped_walk_keeps_trees(hub: Hub, qaudit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_walk_keeps_trees(hub, qaudit, monkeypatch):
     silent = UnreachableError("the Hub does not answer", hint="try later")
     again = "run the same command again: qaudit series"
     with monkeypatch.context() as patch:
@@ -117,7 +112,7 @@ def test_a_stopped_walk_keeps_trees(hub: Hub, qaudit: Run, monkeypatch: pytest.M
     assert calls(hub) == {"refs": 3, "tree": 41}
 
 
-def test_a_tree_that_is_refused_leaves_the_others(hub: Hub, qaudit: Run) -> None:
+def test_a_tree_that_is_refused_leaves_the_others(hub, qaudit):
     commit = hub.repos["o/run"].branches["step3000"]
     hub.faults.append({"match": f"tree/{commit}", "status": 404, "times": 99})
     done = qaudit("series", "o/run", "--check", "--all", code=3)
@@ -136,7 +131,7 @@ def test_a_tree_that_is_refused_leaves_the_others(hub: Hub, qaudit: Run) -> None
 # ------------------------------------------------------------------------------- folders and JSON
 
 
-def test_folders_need_no_hub_and_equal_ones_are_found(place: Path, qaudit: Run) -> None:
+def test_folders_need_no_hub_and_equal_ones_are_found(place, qaudit):
     done = qaudit("series", "demo", code=0)
     assert ("* stage2-ingredient3-step1000" in done.out, done.err) == (True, "")
     shutil.copytree(place / "series" / "step10", place / "series" / "step3000")
@@ -152,7 +147,7 @@ def test_folders_need_no_hub_and_equal_ones_are_found(place: Path, qaudit: Run) 
     assert "would not be quantized" in json.loads(done.out)["refusals"][0]
 
 
-def test_json_has_every_row_and_a_recipe_its_selection(hub: Hub, online: Path, qaudit: Run) -> None:
+def test_json_has_every_row_and_a_recipe_its_selection(hub, online, qaudit):
     done = qaudit("series", "o/run", "--json", "--checkpoints", "@7k", "--checkpoints", "@40k")
     found = json.loads(done.out)
     rows = {row["label"]: row for row in found["checkpoints"]}
@@ -170,7 +165,7 @@ def test_json_has_every_row_and_a_recipe_its_selection(hub: Hub, online: Path, q
 
 
 @pytest.fixture
-def audit(tmp_path: Path) -> Path:
+def audit(tmp_path):
     """Return an audit of nine checkpoints of the demo's run of twelve."""
     left = ("stage1-step1750", "stage1-step4000", "stage2-ingredient1-step750")
     few = tuple(s for s in sample.series() if s.kind == "checkpoint" and s.label not in left)
@@ -178,7 +173,7 @@ def audit(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_unmeasured_checkpoints_have_predictions(qaudit: Run, audit: Path, place: Path) -> None:
+def test_unmeasured_checkpoints_have_predictions(qaudit, audit, place):
     done = qaudit("series", "demo", "--after", audit, "--json", code=0)
     found = json.loads(done.out)
     names = {row["label"] for row in found["prospects"]}

@@ -1,13 +1,9 @@
 """`qaudit scan --shipped`: files that are quantized already, measured beside their base."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -15,14 +11,12 @@ import pytest
 import safetensors.torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
-from torch import Tensor
 
 from qaudit.checkpoints.configuration import read_configuration
 from tests.support import released
 from tests.support.cards import section, table, whole_at
-from tests.support.cli import OUT, QUICK, TEXT, Run, audit_of, edited, refused, weights_in
+from tests.support.cli import OUT, QUICK, TEXT, audit_of, edited, refused, weights_in
 from tests.support.gguf import write_gguf
-from tests.support.hub import Hub
 from tests.support.models import save_tokenizer, swap_words
 from tests.support.parts import same_audit
 from tests.support.quantized import quantized_copy
@@ -31,16 +25,16 @@ from tests.support.torchao import INSTALLED
 BASE = "series/step10"
 
 
-def rows_of(out: Path = OUT) -> dict[str, dict[str, Any]]:
+def rows_of(out=OUT):
     return {row["scheme"]: row for row in audit_of(out)["measurements"]}
 
 
-def copy(place: Path, name: str, kind: str = "gptq", **options: object) -> Path:
+def copy(place, name, kind="gptq", **options):
     quantized_copy(place / BASE, place / name, kind, **options)
     return place / name
 
 
-def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
+def test_files_are_measured_beside_their_base(place, scan):
     copy(place, "model-GPTQ")
     copy(place, "model-AWQ", "awq", scale=2.0)
     both = ("--shipped", "model-GPTQ", "--shipped", "model-AWQ")
@@ -72,7 +66,7 @@ def test_files_are_measured_beside_their_base(place: Path, scan: Run) -> None:
 
 
 @pytest.mark.skipif(not INSTALLED, reason="qaudit-torchao is not installed")
-def test_the_same_codes_diverge_alike_in_any_format(place: Path, qaudit: Run) -> None:
+def test_the_same_codes_diverge_alike_in_any_format(place, qaudit):
     copy(place, "model-GPTQ")
     copy(place, "model-torchao", "torchao")
     qaudit(*ALONE, "--shipped", "model-GPTQ", "--shipped", "model-torchao", code=0)
@@ -83,7 +77,7 @@ def test_the_same_codes_diverge_alike_in_any_format(place: Path, qaudit: Run) ->
 ALONE = ("scan", *TEXT, "--out", "out", "--schemes", "none", BASE)
 
 
-def changed(folder: Path, suffix: str, change: Callable[[Tensor], Tensor | None]) -> None:
+def changed(folder, suffix, change):
     """Change every tensor that ends so, or remove it."""
     path = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
@@ -92,17 +86,17 @@ def changed(folder: Path, suffix: str, change: Callable[[Tensor], Tensor | None]
     safetensors.torch.save_file(kept, path)
 
 
-def renamed(folder: Path, old: str, new: str) -> None:
+def renamed(folder, old, new):
     path = folder / "config.json"
     path.write_text(path.read_text().replace(old, new))
 
 
-def reordered(folder: Path) -> None:
+def reordered(folder):
     changed(folder, ".g_idx", lambda t: t.roll(32))
     renamed(folder, '"desc_act": false', '"desc_act": true')
 
 
-def test_a_changed_file_is_measured_again_and_a_broken_one_skipped(place: Path, scan: Run) -> None:
+def test_a_changed_file_is_measured_again_and_a_broken_one_skipped(place, scan):
     folder = copy(place, "model-GPTQ")
     assert scan(BASE, "--shipped", "model-GPTQ").code == 0
     before = audit_of()["measurements"][-1]["kl"]
@@ -128,9 +122,7 @@ def test_a_changed_file_is_measured_again_and_a_broken_one_skipped(place: Path, 
     ],
     ids=["zeros", "zeros-8bit", "groups", "codes"],
 )
-def test_a_broken_file_is_named_with_what_was_seen(
-    bits: int, breakage: Callable[[Path], None], sign: str, place: Path, qaudit: Run
-) -> None:
+def test_a_broken_file_is_named_with_what_was_seen(bits, breakage, sign, place, qaudit):
     copy(place, "whole", bits=bits)
     breakage(copy(place, "broken", bits=bits))
     qaudit(*ALONE, "--shipped", "broken", "--shipped", "whole", code=0)
@@ -146,7 +138,7 @@ def test_a_broken_file_is_named_with_what_was_seen(
     assert re.search(r"\d+ of \d+ linears are far", shown)
 
 
-def test_a_base_may_be_quantized_itself_and_measured_in_parts(place: Path, qaudit: Run) -> None:
+def test_a_base_may_be_quantized_itself_and_measured_in_parts(place, qaudit):
     copy(place, "model-GPTQ")
     asked = (*TEXT, "model-GPTQ", "--schemes", "none", "--out")
     qaudit("scan", *asked, "alone", code=0)
@@ -175,14 +167,14 @@ def test_a_base_may_be_quantized_itself_and_measured_in_parts(place: Path, qaudi
     assert (list(rows), rows["model-AWQ"]["kl"] > 0) == (["fp", "rtn-4bit", "model-AWQ"], True)
 
 
-def gguf_copy(place: Path, name: str = "model-Q4_0.gguf", kind: str = "Q4_0") -> Path:
+def gguf_copy(place, name="model-Q4_0.gguf", kind="Q4_0"):
     write_gguf(place / BASE, place / name, lambda n: kind if n.endswith("_proj.weight") else "F32")
     return place / name
 
 
 def test_a_gguf_file_is_the_scheme_whose_bytes_it_has_in_the_class_that_it_claims(
-    place: Path, qaudit: Run, scan: Run
-) -> None:
+    place, qaudit, scan
+):
     gguf_copy(place)
     scan(BASE, "--schemes", "gguf-q4_0", "--shipped", "model-Q4_0.gguf", code=0)
     own, file = (
@@ -203,7 +195,7 @@ def test_a_gguf_file_is_the_scheme_whose_bytes_it_has_in_the_class_that_it_claim
     assert "5.50" in done.out
 
 
-def test_files_are_picked_gated_and_compared_as_schemes_are(place: Path, qaudit: Run) -> None:
+def test_files_are_picked_gated_and_compared_as_schemes_are(place, qaudit):
     copy(place, "model-GPTQ", bits=8)
     copy(place, "model-3bit", bits=3)
     files = ("--shipped", "model-GPTQ", "--shipped", "model-3bit")
@@ -225,11 +217,11 @@ def test_files_are_picked_gated_and_compared_as_schemes_are(place: Path, qaudit:
 # ------------------------------------------------------------------------------- refusals
 
 
-def with_key(**values: object) -> Callable[[], object]:
+def with_key(**values):
     return lambda: edited(Path("model-GPTQ/config.json"), **values)
 
 
-def of_gguf(change: Callable[[bytes], bytes]) -> Callable[[], object]:
+def of_gguf(change):
     path = Path("model-Q4_0.gguf")
     return lambda: path.write_bytes(change(path.read_bytes()))
 
@@ -261,9 +253,7 @@ MADE_FROM = "the model that the file was made"
         (lambda: swap_words(Path(BASE)), GGUF, 2, "another vocabulary", "was made from"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_measured_beside_its_base_is_refused(
-    place: Path, qaudit: Run, case: tuple[Callable[[], object], str, int, str, str]
-) -> None:
+def test_what_cannot_be_measured_beside_its_base_is_refused(place, qaudit, case):
     copy(place, "model-GPTQ")
     gguf_copy(place)
     edit, words, code, sentence, hint = case
@@ -273,7 +263,7 @@ def test_what_cannot_be_measured_beside_its_base_is_refused(
     assert not (OUT / "audit.json").exists()
 
 
-def repacked(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def repacked(blocks, scales):
     """Order codes as ggml does: behind the scale of 32 columns, column j beside column j + 16."""
     codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
     both = codes[..., :16] | codes[..., 16:] << 4
@@ -290,7 +280,7 @@ OF_CONFIG = """
 """
 
 
-def write_gpt_oss(folder: Path, path: Path) -> None:
+def write_gpt_oss(folder, path):
     config, tensors = read_configuration(folder), load_file(folder / "model.safetensors")
     writer = gguf.GGUFWriter(path, "gpt-oss")
     for words in OF_CONFIG.split():
@@ -328,7 +318,7 @@ def write_gpt_oss(folder: Path, path: Path) -> None:
     writer.close()
 
 
-def test_the_codes_of_a_release_are_those_of_its_gguf_file(place: Path, qaudit: Run) -> None:
+def test_the_codes_of_a_release_are_those_of_its_gguf_file(place, qaudit):
     ships, _ = released.write_quantized(place, "gpt-oss", place / BASE)
     write_gpt_oss(ships, place / "gpt-oss.gguf")
     options = ("--schemes", "none", "--shipped", "gpt-oss.gguf", "--out", "out")
@@ -339,7 +329,7 @@ def test_the_codes_of_a_release_are_those_of_its_gguf_file(place: Path, qaudit: 
     assert not any("broken" in note for note in rows["gpt-oss"]["notes"])
 
 
-def test_a_gguf_file_of_a_wrapper_s_text_is_measured(place: Path, qaudit: Run) -> None:
+def test_a_gguf_file_of_a_wrapper_s_text_is_measured(place, qaudit):
     wrapper = released.save(place / "wrapper", "gemma3", **released.FOR_LLAMA_CPP)
     save_tokenizer(wrapper)
     text = released.text_of_wrapper(wrapper, place / "text")
@@ -356,7 +346,7 @@ def test_a_gguf_file_of_a_wrapper_s_text_is_measured(place: Path, qaudit: Run) -
 
 
 @pytest.mark.slow
-def test_an_exported_file_is_measured_beside_its_wrapper(place: Path, qaudit: Run) -> None:
+def test_an_exported_file_is_measured_beside_its_wrapper(place, qaudit):
     save_tokenizer(released.save(place / "wrapper", "gemma3"))
     scheme = "gptq-4bit:group=32"
     options = (*TEXT, "--set", "context=32", "-q")
@@ -376,7 +366,7 @@ MEASURED = ("ce", "kl", "relative_error", "bits_per_weight")
 
 
 @pytest.mark.parametrize("layout", released.LAYOUTS)
-def test_a_quantized_base_is_what_it_means(layout: str, place: Path, qaudit: Run) -> None:
+def test_a_quantized_base_is_what_it_means(layout, place, qaudit):
     ships, means = released.write_quantized(place, layout, place / BASE)
     for folder in (ships, means):
         done = qaudit("scan", *TEXT, "--schemes", "rtn-4bit", "--out", f"out-{folder.name}", folder)
@@ -395,8 +385,8 @@ def test_a_quantized_base_is_what_it_means(layout: str, place: Path, qaudit: Run
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["deepseek", "kimi"])
 def test_a_base_that_ships_quantized_is_diagnosed_and_exported_as_what_it_means(
-    layout: str, place: Path, qaudit: Run
-) -> None:
+    layout, place, qaudit
+):
     ships, means = released.write_quantized(place, layout, place / BASE)
     scheme = "gptq-4bit:group=-1"
     setting = f"--schemes {scheme} --set dtype=bfloat16 --set diagnostics=weights -q"
@@ -414,9 +404,7 @@ def test_a_base_that_ships_quantized_is_diagnosed_and_exported_as_what_it_means(
     assert run["agrees"] and run["difference"] == 0
 
 
-def test_a_base_of_the_hub_is_priced_as_what_it_means(
-    place: Path, scan: Run, online: Path, serve_root: Callable[..., Hub]
-) -> None:
+def test_a_base_of_the_hub_is_priced_as_what_it_means(place, scan, online, serve_root):
     ships, means = released.write_quantized(place, "gpt-oss", place / BASE)
     for folder, name in ((ships, "oss"), (means, "dense")):
         shutil.copytree(folder, online / "root" / "lab" / name / "v1")

@@ -1,33 +1,26 @@
 """Evidence that is not what its record says is found, and what renews hashes by a signature."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from qaudit.saved.results import SEAL, seal_of, sha256_of
-from tests.support.cli import QUICK, TEXT, Run, audit_of, edited, refused
-
-Row = dict[str, Any]
-Change = Callable[[Row, Row], object]
+from tests.support.cli import QUICK, TEXT, audit_of, edited, refused
 
 KEY = "0123456789abcdef" * 2
 NAMED = ("--subject", "step10", "--scheme", "rtn-4bit:group=32")
 
 
 @pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def key(monkeypatch):
     monkeypatch.setenv("QAUDIT_SIGNING_KEY", KEY)
 
 
 @pytest.fixture(scope="module")
-def scanned(after: Callable[..., Path]) -> Path:
+def scanned(after):
     options = ("--schemes", "rtn-4bit:group=32", "--set", "sign=true", "-q")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QAUDIT_SIGNING_KEY", KEY)
@@ -35,11 +28,11 @@ def scanned(after: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def signed(scanned: Path, place: Path, key: None) -> Path:
+def signed(scanned, place, key):
     return shutil.copytree(scanned, place / "out")
 
 
-def forged(folder: Path) -> None:
+def forged(folder):
     """Lower a loss, and renew the seal of its file and its hash in the audit."""
     path = folder / audit_of(folder)["measurements"][1]["evidence"]
     columns = dict(np.load(path))
@@ -52,13 +45,11 @@ def forged(folder: Path) -> None:
     edited(folder / "audit.json", lambda audit: audit["measurements"][1].update(hashed))
 
 
-def with_another_name(folder: Path) -> None:
+def with_another_name(folder):
     edited(folder / "audit.json", lambda audit: audit["environment"].update(processor="another"))
 
 
-def test_a_signed_audit_is_gated_in_any_folder_and_holds_no_key(
-    place: Path, signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signed_audit_is_gated_in_any_folder_and_holds_no_key(place, signed, qaudit, monkeypatch):
     shutil.copytree(signed, place / "copy")
     plain, done = qaudit("gate", "out"), qaudit("gate", "copy", "--signed")
     assert (done.code, done.err) == (plain.code, "")
@@ -72,9 +63,7 @@ def test_a_signed_audit_is_gated_in_any_folder_and_holds_no_key(
 
 
 @pytest.mark.parametrize("change", [forged, with_another_name])
-def test_an_edit_that_renews_every_hash_is_refused(
-    signed: Path, qaudit: Run, change: Callable[[Path], None]
-) -> None:
+def test_an_edit_that_renews_every_hash_is_refused(signed, qaudit, change):
     change(signed)
     assert "error: " not in qaudit("gate", signed).err  # the promise of hashes ends here
     export = ("export", signed, *NAMED, "--out", "new", "-q")
@@ -84,9 +73,7 @@ def test_an_edit_that_renews_every_hash_is_refused(
     assert not Path("new").exists()
 
 
-def test_a_key_that_cannot_sign_is_refused_before_anything_is_planned(
-    place: Path, scan: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_cannot_sign_is_refused_before_anything_is_planned(place, scan, monkeypatch):
     for value, state in (("", "is not set"), ("short", "has 5 characters")):
         monkeypatch.setenv("QAUDIT_SIGNING_KEY", value)
         for more in ((), ("--dry-run",)):
@@ -96,10 +83,8 @@ def test_a_key_that_cannot_sign_is_refused_before_anything_is_planned(
             assert not (place / "out").exists()
 
 
-def test_a_signed_export_is_what_was_audited_without_the_audit(
-    signed: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def verified(key: str) -> tuple[str, int]:
+def test_a_signed_export_is_what_was_audited_without_the_audit(signed, qaudit, monkeypatch):
+    def verified(key):
         monkeypatch.setenv("QAUDIT_SIGNING_KEY", key)
         done = qaudit("verify", "new")
         return " ".join((done.out + done.err).split()), done.code
@@ -133,29 +118,29 @@ ASKED = (
 )  # fmt: skip
 
 
-def halved(path: Path) -> None:
+def halved(path):
     """Halve the losses in a file of evidence, and leave what it says of itself."""
     columns = dict(np.load(path))
     np.savez_compressed(path, **{**columns, "nll_sum": columns["nll_sum"] / 2})
 
 
 @pytest.fixture(scope="module")
-def part(after: Callable[..., Path]) -> Path:
+def part(after):
     """Return the folder of a plan whose one part is measured."""
     return after(("plan", *ASKED), ("part", "out", "--part", "0/1")) / "out"
 
 
 @pytest.fixture
-def measured(part: Path, place: Path) -> Path:
+def measured(part, place):
     return shutil.copytree(part, place / "out")
 
 
-def test_what_parts_measured_is_signed_by_collect(measured: Path, qaudit: Run, key: None) -> None:
+def test_what_parts_measured_is_signed_by_collect(measured, qaudit, key):
     qaudit("collect", "out", "--set", "sign=true", code=0)
     assert "error: " not in qaudit("gate", "out", "--signed").err
 
     # A scheme that failed in a part is skipped with its reason.
-    def change(one: Row, other: Row) -> None:
+    def change(one, other):
         scheme = one["results"].pop(1)["scheme"]
         one["failed_schemes"] = {scheme: {"message": "it ran out of scales", "hint": ""}}
 
@@ -165,7 +150,7 @@ def test_what_parts_measured_is_signed_by_collect(measured: Path, qaudit: Run, k
     assert (skipped["subject"], skipped["reason"]) == ("step10", "it ran out of scales")
 
 
-def with_records(out: Path, change: Change) -> None:
+def with_records(out, change):
     """Change the records of the two subjects."""
     one, other = sorted((out / "parts" / "units").glob("*.json"))
     records = {path: json.loads(path.read_text()) for path in (one, other)}
@@ -174,18 +159,18 @@ def with_records(out: Path, change: Change) -> None:
         path.write_text(json.dumps(record))
 
 
-def exchange(a: Row, b: Row, *names: str) -> None:
+def exchange(a, b, *names):
     for name in names:
         a[name], b[name] = b[name], a[name]
 
 
-def with_a_renewed_hash(one: Row, other: Row) -> None:
+def with_a_renewed_hash(one, other):
     path = Path("out", one["results"][1]["evidence"])
     halved(path)
     one["results"][1]["sha256"] = sha256_of(path)
 
 
-def test_a_record_of_another_unit_is_not_measured_yet(part: Path, place: Path, qaudit: Run) -> None:
+def test_a_record_of_another_unit_is_not_measured_yet(part, place, qaudit):
     for change in (
         lambda one, other: exchange(one, other, "results"),
         lambda one, other: exchange(*one["results"][1:3], "evidence", "sha256"),
@@ -202,11 +187,11 @@ def test_a_record_of_another_unit_is_not_measured_yet(part: Path, place: Path, q
 
 
 def test_what_was_edited_in_an_audit_is_found_and_measured_again(
-    place: Path, measured: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    place, measured, qaudit, monkeypatch
+):
     qaudit("collect", "out", code=0)
 
-    def change(audit: Row) -> None:
+    def change(audit):
         rows = {(row["subject"], row["scheme"]): row for row in audit["measurements"]}
         exchange(rows["step10", "fp"], rows["step200", "fp"], "evidence", "evidence_sha256")
 

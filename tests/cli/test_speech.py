@@ -3,8 +3,6 @@
 Where something outside qaudit goes wrong, no process ends as a breach does, with 1.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -16,7 +14,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -33,7 +30,7 @@ from qaudit.saved.audits import to_json
 from tests.house.test_without_torch import BLOCK, COMMAND
 from tests.support import sample
 from tests.support.cards import whole_at
-from tests.support.cli import QUICK, SEVERAL, Run, audit_of, refused
+from tests.support.cli import QUICK, SEVERAL, audit_of, refused
 from tests.support.models import write_documents
 from tests.support.parts import ended, start
 from tests.support.saved_audits import save
@@ -45,13 +42,11 @@ ROOT = Path(__file__).parents[2]
 class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def terminal(
-    monkeypatch: pytest.MonkeyPatch, stream: str = "stderr", columns: int = 120
-) -> Terminal:
+def terminal(monkeypatch, stream="stderr", columns=120):
     """Let a terminal stand for a stream."""
     screen = Terminal()
     monkeypatch.setattr(sys, stream, screen)
@@ -60,7 +55,7 @@ def terminal(
     return screen
 
 
-def piped(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+def piped(monkeypatch):
     """Let a file stand for stderr."""
     pipe = io.StringIO()
     monkeypatch.setattr(sys, "stderr", pipe)
@@ -68,11 +63,11 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return pipe
 
 
-def controls(text: str) -> set[str]:
+def controls(text):
     return {c for c in text if not c.isprintable() and c != "\n"}
 
 
-def test_bars_are_drawn_on_a_terminal_below_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_are_drawn_on_a_terminal_below_what_is_said(monkeypatch):
     screen = terminal(monkeypatch)
     with Progress() as bars:
         bars.subject(0, 2, f"[/red]{RED}step10")  # neither markup nor a colour
@@ -97,7 +92,7 @@ def test_bars_are_drawn_on_a_terminal_below_what_is_said(monkeypatch: pytest.Mon
     assert max(k for k, line in enumerate(lines) if "subjects" in line) > said
 
 
-def test_a_quiet_scan_draws_no_bar_and_fetches_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_scan_draws_no_bar_and_fetches_in_silence(monkeypatch):
     for stream in (terminal, piped):
         screen = stream(monkeypatch)
         with Progress(quiet=True) as bars:
@@ -108,7 +103,7 @@ def test_a_quiet_scan_draws_no_bar_and_fetches_in_silence(monkeypatch: pytest.Mo
         assert screen.getvalue() == ""
 
 
-def test_the_time_left_counts_what_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_counts_what_takes_time(monkeypatch):
     clock = iter([0.0, 30.0, 60.0, 70.0, 80.0])
     monkeypatch.setattr("qaudit.cli.progress.time.monotonic", lambda: next(clock))
     rates = Rates()
@@ -131,9 +126,7 @@ def test_the_time_left_counts_what_takes_time(monkeypatch: pytest.MonkeyPatch) -
     assert left == ["", "", "80 s left", "3 min left", "4 min left", "2 min left", "2 min left"]
 
 
-def test_without_a_terminal_there_is_a_line_for_each_checkpoint_and_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_terminal_there_is_a_line_for_each_checkpoint_and_now_and_then(monkeypatch):
     pipe = piped(monkeypatch)
     with Progress() as bars:
         bars.subject(0, 2, "step10")
@@ -174,7 +167,7 @@ def test_without_a_terminal_there_is_a_line_for_each_checkpoint_and_now_and_then
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_a_row_fits_the_terminal(width: int) -> None:
+def test_a_row_fits_the_terminal(width):
     name = "stage2-ingredient3-step1000-tokens3B-of-some-run"
     console = Console(width=width, file=io.StringIO(), force_terminal=True)
     bars = Bars(console)
@@ -192,7 +185,7 @@ def test_a_row_fits_the_terminal(width: int) -> None:
     assert [name in row for row in rows] == [False, width > 80, width > 80]
 
 
-def test_threads_may_all_talk_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_may_all_talk_at_once(monkeypatch):
     screen = terminal(monkeypatch)
     with Progress() as bars, ThreadPoolExecutor(4) as pool:
         for k in range(200):
@@ -202,7 +195,7 @@ def test_threads_may_all_talk_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(screen.getvalue().count(f"line {k};") == 1 for k in range(200))
 
 
-def test_no_control_character_of_a_name_is_printed(place: Path, scan: Run, qaudit: Run) -> None:
+def test_no_control_character_of_a_name_is_printed(place, scan, qaudit):
     shutil.copytree(place / "series" / "step10", place / "series" / f"step20{RED}\a")
     broken = place / "series" / f"step30{RED}\r"
     shutil.copytree(place / "series" / "step10", broken)
@@ -217,10 +210,7 @@ def test_no_control_character_of_a_name_is_printed(place: Path, scan: Run, qaudi
     assert any(RED in subject["label"] for subject in audit_of(place / "out")["subjects"])
 
 
-Process = subprocess.CompletedProcess[str]
-
-
-def process(place: Path, code: str, *arguments: str, shell: str = "", **how: Any) -> Process:
+def process(place, code, *arguments, shell="", **how):
     """Run a command, in a shell if a line of one follows it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **how.pop("env", {})}
     del environment["HF_HUB_DISABLE_PROGRESS_BARS"]  # as nobody outside these tests has it
@@ -230,7 +220,7 @@ def process(place: Path, code: str, *arguments: str, shell: str = "", **how: Any
     return subprocess.run(command, cwd=place, env=environment, text=True, check=False, **streams)
 
 
-def test_plans_gates_and_what_is_wrong_with_them_need_no_torch(place: Path) -> None:
+def test_plans_gates_and_what_is_wrong_with_them_need_no_torch(place):
     save(place / "saved")
     plan = f"scan series {' '.join(QUICK)} --dry-run"
     wrong = ("scan nowhere", "scan series --schemes gtpq-4bit")
@@ -249,7 +239,7 @@ def test_plans_gates_and_what_is_wrong_with_them_need_no_torch(place: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_real_process_is_as_quiet_as_it_was_asked_to_be(place: Path) -> None:
+def test_a_real_process_is_as_quiet_as_it_was_asked_to_be(place):
     every = ("--schemes", "gptq-4bit,awq-4bit,bnb-nf4,bnb-int8")
     write_documents(place / "calibration.jsonl", range(400, 408))
     options = ("--json", "-q")
@@ -258,9 +248,7 @@ def test_a_real_process_is_as_quiet_as_it_was_asked_to_be(place: Path) -> None:
     assert len(json.loads(done.stdout)["measurements"]) == 6
 
 
-def test_no_message_and_no_result_starts_a_workflow_command_or_holds_a_control_character(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_message_and_no_result_starts_a_workflow_command_or_holds_a_control_character(capsys):
     say("::error::a\n  ::b\nc ##[d")
     print_result("::error::a\n\t::b\nc ##[d")
     print_result("::error::a", workflow_commands=True)
@@ -287,9 +275,7 @@ HOSTILE_WORDS = (
 )  # fmt: skip
 
 
-def test_foreign_text_in_a_refusal_is_one_line(
-    qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_text_in_a_refusal_is_one_line(qaudit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for command in HOSTILE_WORDS:
         done = qaudit(*(word.replace("HOSTILE", HOSTILE) for word in command.split()))
@@ -302,13 +288,13 @@ def test_foreign_text_in_a_refusal_is_one_line(
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
     return tmp_path
 
 
-def test_whoever_stops_reading_early_causes_no_error(saved: Path) -> None:
+def test_whoever_stops_reading_early_causes_no_error(saved):
     for command, stream, code in (("gate nowhere", "stderr", 2), ("report out", "stdout", 0)):
         reader, writer = os.pipe()
         os.close(reader)
@@ -325,7 +311,7 @@ def test_whoever_stops_reading_early_causes_no_error(saved: Path) -> None:
     assert "Exception ignored" not in done.stderr
 
 
-def test_a_terminal_of_ascii_alone_gets_every_command(saved: Path) -> None:
+def test_a_terminal_of_ascii_alone_gets_every_command(saved):
     """All in one process: each says something beyond ASCII somewhere."""
     forms = [f"report out --format {form}" for form in FORMATS]
     lists = [f"list {kind}" for kind in ("schemes", "families", "recipes", "rules")]
@@ -339,9 +325,7 @@ def test_a_terminal_of_ascii_alone_gets_every_command(saved: Path) -> None:
     assert re.search(r"gptq-4bit +_[_.:;=+*#]+# ", done.stdout)
 
 
-def test_lists_come_as_lines_names_and_json_and_fit_a_terminal(
-    qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lists_come_as_lines_names_and_json_and_fit_a_terminal(qaudit, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")  # a line is never broken: `grep` finds all of an entry
     for kind in ("schemes", "sets", "rules", "policies", "diagnostics"):
         told = json.loads(qaudit("list", kind, "--json").out)
@@ -355,9 +339,7 @@ def test_lists_come_as_lines_names_and_json_and_fit_a_terminal(
         assert " ".join(lines).split() == " ".join(f"{k} {v}" for k, v in told.items()).split()
 
 
-def test_lines_break_between_words_and_the_verdict_has_a_colour_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_break_between_words_and_the_verdict_has_a_colour_on_a_terminal(monkeypatch):
     screen = terminal(monkeypatch, columns=20)
     monkeypatch.setenv("NO_COLOR", "1")
     complain(UsageError("there is no policy `my policy`", hint="again: qaudit scan a b c d e f"))
@@ -404,8 +386,8 @@ LIBCUDART = "libcudart.so.12: cannot open shared object file"
     ids=["missing", "broken"],
 )
 def test_a_torch_that_is_missing_or_broken_is_reported_by_doctor_and_scan(
-    place: Path, code: str, by_doctor: list[str], by_scan: list[str]
-) -> None:
+    place, code, by_doctor, by_scan
+):
     commands = "doctor", f"scan series {' '.join(QUICK)}"
     process = start(place, *commands, main=code + SEVERAL, PYTHONWARNINGS="error")
     out, err = process.communicate()
@@ -416,23 +398,21 @@ def test_a_torch_that_is_missing_or_broken_is_reported_by_doctor_and_scan(
     assert "bug of qaudit" not in said and "Traceback" not in said
 
 
-def test_what_stops_a_command_is_no_breach(qaudit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stops_a_command_is_no_breach(qaudit, monkeypatch):
     qaudit("gate", "out", code=2)  # imports what keeps the real `say`
     for error, code, sentence, hint in (
         (MemoryError(), 4, "memory ran out", "ulimit -v"),
         (KeyboardInterrupt(), 130, "interrupted", "qaudit gate out"),
         (ZeroDivisionError("of nothing"), 4, "this is a bug of qaudit", "report it"),
     ):
-        shown: list[object] = []
+        shown = []
         monkeypatch.setattr("qaudit.cli.terminal.say", shown.append)
         monkeypatch.setattr("qaudit.cli.gate.classes_named", Mock(side_effect=error))
         refused(qaudit("gate", "out"), code, sentence, hint)
         assert ("ZeroDivisionError: of nothing" in str(shown)) == ("bug" in sentence)
 
 
-def test_a_message_that_cannot_be_printed_ends_with_4(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_message_that_cannot_be_printed_ends_with_4(monkeypatch, capfd):
     for name in ("_run", "terminal.complain"):
         monkeypatch.setattr(f"qaudit.cli.{name}", Mock(side_effect=MemoryError))
     with pytest.raises(SystemExit) as left:
@@ -442,14 +422,14 @@ def test_a_message_that_cannot_be_printed_ends_with_4(
 
 
 @pytest.mark.parametrize("megabytes", [60, 200])
-def test_no_limit_on_memory_looks_like_a_breach(tmp_path: Path, megabytes: int) -> None:
+def test_no_limit_on_memory_looks_like_a_breach(tmp_path, megabytes):
     limited = ("/bin/bash", "-c", f'ulimit -v {megabytes * 1024}; exec "$0" "$@"')
     child = start(tmp_path, "gate", "nowhere", before=limited, OPENBLAS_NUM_THREADS="1")
     _, said = child.communicate()
     assert child.returncode != 1, said
 
 
-def test_a_signal_ends_with_130_and_a_way_on(qaudit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_with_130_and_a_way_on(qaudit, monkeypatch):
     for number in (signal.SIGINT, signal.SIGTERM):
         sent = lambda *_, number=number: signal.raise_signal(number)  # noqa: E731
         monkeypatch.setattr("qaudit.planning.prepare.prepare", sent)
@@ -457,7 +437,7 @@ def test_a_signal_ends_with_130_and_a_way_on(qaudit: Run, monkeypatch: pytest.Mo
         refused(done, 130, "interrupted; nothing is kept yet", "run the same command again: qaudit")
 
 
-def test_a_signal_while_modules_load_prints_no_traceback(tmp_path: Path) -> None:
+def test_a_signal_while_modules_load_prints_no_traceback(tmp_path):
     code = (
         "import os, signal, sys\nfrom qaudit.cli import main\n"
         "class Find:\n"

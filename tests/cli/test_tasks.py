@@ -1,13 +1,9 @@
 """Tasks from their names to a card: data of the Hub, failures of one task, resume, bad names."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,8 +12,7 @@ from qaudit.items import harness
 from qaudit.saved.evidence import read_saved
 from tests.support import toys
 from tests.support.cards import whole_at
-from tests.support.cli import OUT, TEXT, Run, audit_of, edited, must_be_close, refused
-from tests.support.hub import Hub
+from tests.support.cli import OUT, TEXT, audit_of, edited, must_be_close, refused
 from tests.support.models import save_model, write_documents
 from tests.support.parts import same_audit
 from tests.support.pretended_device import pretended
@@ -29,7 +24,7 @@ TASKS = "piqa,arc_easy,pubmedqa"
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shipped(tmp_path_factory):
     """Return a folder with a model of long positions, text, and data sets as org/name."""
     root = tmp_path_factory.mktemp("tasks")
     save_model(root / "model", 1, max_position_embeddings=1024)
@@ -41,14 +36,14 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(shipped: Path, online: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(shipped, online, monkeypatch):
     shutil.copytree(shipped, online / "place")
     monkeypatch.chdir(online / "place")
     return online / "place"
 
 
 @pytest.fixture
-def hub(place: Path, online: Path, serve_root: Callable[..., Hub]) -> Hub:
+def hub(place, online, serve_root):
     """Serve the data sets, and nothing else."""
     for folder in (place / "data").glob("*/*"):
         inside = folder.relative_to(place / "data")
@@ -57,22 +52,22 @@ def hub(place: Path, online: Path, serve_root: Callable[..., Hub]) -> Hub:
 
 
 @pytest.fixture
-def scan(place: Path, qaudit: Run, without_pictures: None) -> Run:
+def scan(place, qaudit, without_pictures):
     return partial(qaudit, "scan", "model", *TEXT, "--schemes", "rtn-3bit", "--out", "out")
 
 
-def rows(folder: Path = OUT) -> dict[tuple[str, str], Any]:
+def rows(folder=OUT):
     return {(row["scheme"], row["task"]): row for row in audit_of(folder)["tasks"]}
 
 
-def fetched(hub: Hub) -> list[str]:
+def fetched(hub):
     return [entry["path"] for entry in hub.log if "/resolve/" in entry["path"]]
 
 
 @pytest.mark.slow
 def test_only_the_splits_that_are_read_come_from_the_hub_and_other_runs_and_parts_ask_for_none(
-    hub: Hub, scan: Run, qaudit: Run, online: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub, scan, qaudit, online, monkeypatch
+):
     scan("--tasks", TASKS, code=0)
     paths = {path.partition("/resolve/")[2].partition("/")[2] for path in fetched(hub)}
     wanted = {"data/train-", "data/validation-", "ARC-Easy/train-", "ARC-Easy/test-"}
@@ -98,7 +93,7 @@ def test_only_the_splits_that_are_read_come_from_the_hub_and_other_runs_and_part
 
 
 @pytest.mark.slow
-def test_tasks_have_the_cpus_numbers_on_a_pretended_gpu(hub: Hub, scan: Run) -> None:
+def test_tasks_have_the_cpus_numbers_on_a_pretended_gpu(hub, scan):
     chosen = ("--tasks", "piqa,arc_easy", "--set", "dtype=float32", "--out")
     assert scan(*chosen, "cpu", "--device", "cpu").code == 0
     with pretended():
@@ -108,15 +103,15 @@ def test_tasks_have_the_cpus_numbers_on_a_pretended_gpu(hub: Hub, scan: Run) -> 
     must_be_close(audit_of(Path("gpu"))["tasks"], audit_of(Path("cpu"))["tasks"], 1e-5)
 
 
-def skipped(folder: Path = OUT) -> dict[str, str]:
+def skipped(folder=OUT):
     return {row["subject"]: row["reason"] for row in audit_of(folder)["skipped"]}
 
 
-def written() -> dict[Path, int]:
+def written():
     return {path: path.stat().st_mtime_ns for path in Path("out/evidence").rglob("*.npz")}
 
 
-def test_tasks_whose_data_fail_are_skipped_and_cost_no_others(hub: Hub, scan: Run) -> None:
+def test_tasks_whose_data_fail_are_skipped_and_cost_no_others(hub, scan):
     hub.faults.append({"match": r"piqa/resolve/.*validation", "status": 404})
     hub.faults.append({"match": r"pqal.zip", "reset": 0})
     scan("--tasks", TASKS, code=3)
@@ -134,7 +129,7 @@ def test_tasks_whose_data_fail_are_skipped_and_cost_no_others(hub: Hub, scan: Ru
 
 
 @pytest.mark.slow
-def test_shipped_files_answer_the_same_items(place: Path, scan: Run, qaudit: Run) -> None:
+def test_shipped_files_answer_the_same_items(place, scan, qaudit):
     quantized_copy(place / "model", place / "model-GPTQ", "gptq", bits=2)
     data = ("--tasks", "arc_easy,mmlu_anatomy", "--set", "task_data=data", "--set", "task_items=4")
     scan(*data, "--shipped", "model-GPTQ", code=0)
@@ -153,14 +148,14 @@ def test_shipped_files_answer_the_same_items(place: Path, scan: Run, qaudit: Run
 
 
 @pytest.fixture
-def few_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few_files(monkeypatch):
     """Let lm-eval read the files of four tasks: all 14,000 of its files take seven seconds."""
     from lm_eval.tasks._index import TaskIndex
 
     every = TaskIndex._iter_yaml_files
     few = ("gsm8k", "wikitext", "truthfulqa", "blimp")
 
-    def chosen(root: Path) -> Iterator[Path]:
+    def chosen(root):
         for name in few if root.name == "tasks" else ("",):
             yield from every(root / name)
 
@@ -171,7 +166,7 @@ def few_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_every_task_of_lm_eval_is_listed_and_found(qaudit: Run, scan: Run) -> None:
+def test_every_task_of_lm_eval_is_listed_and_found(qaudit, scan):
     names = qaudit("list", "lm-eval", "-q").out.split()
     assert len(names) > 10_000
     assert {"gsm8k", "arc_easy", "mmlu"} <= set(names)
@@ -181,8 +176,8 @@ def test_every_task_of_lm_eval_is_listed_and_found(qaudit: Run, scan: Run) -> No
 
 @pytest.mark.usefixtures("few_files")
 def test_what_cannot_be_scored_is_refused_and_items_without_a_context_need_bos_or_eos(
-    scan: Run, place: Path, qaudit: Run
-) -> None:
+    scan, place, qaudit
+):
     for tasks, sentence, hint in (
         ("piqa --set task_items=some", "`some` is no number", ""),
         ("piqa --set task_data=nowhere", "there is no folder `nowhere`", "org/name"),
@@ -214,7 +209,7 @@ def test_what_cannot_be_scored_is_refused_and_items_without_a_context_need_bos_o
 
 
 @pytest.fixture
-def wrong(place: Path) -> None:
+def wrong(place):
     """Leave a split out of one data set, and a script of another."""
     readme = place / "data/baber/piqa/README.md"
     split = {"split": "validation", "path": "data/validation-00000-of-00001.parquet"}
@@ -225,8 +220,8 @@ def wrong(place: Path) -> None:
 
 
 def test_a_split_that_is_missing_and_a_script_are_refused_or_leave_the_other_tasks(
-    wrong: None, hub: Hub, scan: Run
-) -> None:
+    wrong, hub, scan
+):
     no_split, no_script = "has no split `validation`: it has train", "needs a script, which is not"
     refused(scan("--tasks", "piqa"), 4, no_split, "leave")
     refused(scan("--tasks", "sciq"), 4, no_script, "task_data=")
@@ -235,14 +230,14 @@ def test_a_split_that_is_missing_and_a_script_are_refused_or_leave_the_other_tas
     assert {task for _, task in rows()} == {"arc_easy"}
     assert no_split in skipped()["task piqa"]
     assert no_script in skipped()["task sciq"]
-    plan: Any = audit_of()["plan"]
+    plan = audit_of()["plan"]
     assert "task `piqa` is left out" in " ".join(plan["notes"])
 
 
-def test_items_are_published_and_their_lost_beginnings_counted(scan: Run, tmp_path: Path) -> None:
+def test_items_are_published_and_their_lost_beginnings_counted(scan, tmp_path):
     options = ("--set", "task_data=data", "--set", "context=64")
     scan("--tasks", "arc_easy,piqa", *options, code=0)
-    plan: Any = audit_of()["plan"]
+    plan = audit_of()["plan"]
     notes = " ".join(plan["protocol"]["notes"])
     assert "piqa: 12 of 12 options lost the beginning of their context" in notes
     files = read_for_publishing(Path("out")).files

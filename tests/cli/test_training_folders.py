@@ -1,25 +1,20 @@
 """Folders as training leaves them: adapters of Trainer and PEFT, DCP folders of torch."""
 
-from __future__ import annotations
-
 import shutil
 import warnings
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
 from qaudit.checkpoints.configuration import FSDP_FOLDER
-from tests.support.cli import OUT, TEXT, Run, cells, edited, refused
-from tests.support.hub import Hub
+from tests.support.cli import OUT, TEXT, cells, edited, refused
 
 BASE, SCHEME, MIXTURE = "series/step10", "rtn-4bit:group=32", "gptq-mix:budget=3.75:group=32"
 
 
 @pytest.fixture(scope="module")
-def trained(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(shipped, tmp_path_factory):
     """Train an adapter for two steps with Trainer, which saves each with its optimizer."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
@@ -45,7 +40,7 @@ def trained(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(place: Path, trained: Path) -> Path:
+def run(place, trained):
     """Return a copy of the run beside its base, which it names by a path."""
     shutil.copytree(trained, place / "run")
     rename(place / "run", BASE)
@@ -53,21 +48,21 @@ def run(place: Path, trained: Path) -> Path:
 
 
 @pytest.fixture
-def scan(place: Path, qaudit: Run) -> Run:
+def scan(place, qaudit):
     return partial(qaudit, "scan", *TEXT, "--schemes", SCHEME, "--out", "out")
 
 
-def rename(folder: Path, base: str | None, **more: object) -> None:
+def rename(folder, base, **more):
     """Name another base, and change what else an adapter says of itself."""
     for file in folder.rglob("adapter_config.json"):
         edited(file, base_model_name_or_path=base, **more)
 
 
-def losses(folder: Path = OUT) -> dict[tuple[str, str], float]:
+def losses(folder=OUT):
     return {cell: row["ce"] for cell, row in cells(folder).items()}
 
 
-def export_is_what_was_audited(qaudit: Run, out: str, label: str, scheme: str = SCHEME) -> None:
+def export_is_what_was_audited(qaudit, out, label, scheme=SCHEME):
     shutil.rmtree("exported", ignore_errors=True)
     chosen = ("--subject", label, "--scheme", scheme, "--out", "exported")
     assert qaudit("export", out, *chosen).code == 0
@@ -75,9 +70,7 @@ def export_is_what_was_audited(qaudit: Run, out: str, label: str, scheme: str = 
     assert (verified.code, "This is what was audited" in verified.out + verified.err) == (0, True)
 
 
-def test_adapters_of_a_run_are_a_series_that_is_merged_as_peft_merges(
-    scan: Run, qaudit: Run, place: Path, run: Path
-) -> None:
+def test_adapters_of_a_run_are_a_series_that_is_merged_as_peft_merges(scan, qaudit, place, run):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -108,7 +101,7 @@ def test_adapters_of_a_run_are_a_series_that_is_merged_as_peft_merges(
     assert losses(place / "again")["checkpoint-1", "fp"] != ours["checkpoint-1", "fp"]
 
 
-def test_a_mixture_of_a_soup_with_an_adapter_is_exported(qaudit: Run, run: Path, scan: Run) -> None:
+def test_a_mixture_of_a_soup_with_an_adapter_is_exported(qaudit, run, scan):
     half = ("--soup", "half=step10+checkpoint-2", "--checkpoints", "step10", "--out", "out")
     assert qaudit("scan", "run", BASE, *half, *TEXT, "--schemes", MIXTURE).code == 0
     assert len(set("".join(cells()["half", MIXTURE]["mixture"].values()))) > 1
@@ -127,9 +120,7 @@ def test_a_mixture_of_a_soup_with_an_adapter_is_exported(qaudit: Run, run: Path,
     refused(scan("run/checkpoint-2"), 4, "no weights of an adapter", "adapter_model.safetensors")
 
 
-def test_an_adapter_and_its_base_may_be_on_the_hub(
-    scan: Run, qaudit: Run, place: Path, run: Path, online: Path, serve_root: Callable[..., Hub]
-) -> None:
+def test_an_adapter_and_its_base_may_be_on_the_hub(scan, qaudit, place, run, online, serve_root):
     assert scan("run").code == 0
     here, root = losses(), online / "root" / "lab"
     shutil.copytree(place / "series", root / "series")
@@ -152,7 +143,7 @@ def test_an_adapter_and_its_base_may_be_on_the_hub(
     export_is_what_was_audited(qaudit, out, label)
 
 
-def test_a_distributed_checkpoint_is_its_safetensors(scan: Run, qaudit: Run, place: Path) -> None:
+def test_a_distributed_checkpoint_is_its_safetensors(scan, qaudit, place):
     import torch.distributed.checkpoint as dcp
     from transformers import AutoModelForCausalLM
 

@@ -1,18 +1,14 @@
 """`qaudit verify`: a folder that was exported holds and runs as audited; an edited one does not."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,11 +18,11 @@ from qaudit.engine.kept_weights import sha256_of
 from qaudit.export import runs
 from qaudit.export.contents import hashes_in
 from qaudit.export.folder import measured_of
-from qaudit.export.runs import AsItRuns, Loaded
+from qaudit.export.runs import AsItRuns
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.saved.exports import read_export
 from qaudit.types import Interval, Tolerances
-from tests.support.cli import ROUNDED, TEXT, Run, cells, edited, refused
+from tests.support.cli import ROUNDED, TEXT, cells, edited, refused
 
 FORMATS = [
     ("compressed-tensors", "rtn-3bit:group=32:sym=false"),
@@ -38,22 +34,21 @@ FORMATS = [
     ("bnb", "bnb-nf4:blocksize=32"),
     ("bnb", "bnb-int8"),
 ]
-Edit = Callable[[Path], None]
 
 
-def of(scheme: str) -> tuple[str, ...]:
+def of(scheme):
     """Return options that name what is exported: these documents decide nothing."""
     return ("--subject", "step200", "--scheme", scheme)
 
 
 @pytest.fixture(scope="module")
-def formats(after: Callable[..., Path]) -> Path:
+def formats(after):
     """Return an audit of every scheme of `FORMATS`."""
     schemes = ("--schemes", ",".join(scheme for _, scheme in FORMATS))
     return after(("scan", "series/step200", *TEXT, *schemes, "--out", "out", "-q")) / "out"
 
 
-def run_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def run_card(folder, capsys):
     """Run what the card of a folder shows, which writes some text."""
     card = (folder / "README.md").read_text()
     with warnings.catch_warnings(action="ignore"):  # of libraries
@@ -61,17 +56,15 @@ def run_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "quick brown fox" in capsys.readouterr().out
 
 
-def changed(folder: Path, name: str, change: Any) -> None:
+def changed(folder, name, change):
     """Change one tensor of a folder in place."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors, name)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_an_export_is_what_was_audited_and_runs_so(
-    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def whole(*_: object, **__: object) -> None:
+def test_an_export_is_what_was_audited_and_runs_so(qaudit, exported, monkeypatch, capsys):
+    def whole(*_, **__):
         raise AssertionError("the original was loaded as a whole")
 
     run_card(exported, capsys)
@@ -96,10 +89,7 @@ def test_an_export_is_what_was_audited_and_runs_so(
 
 
 @pytest.mark.parametrize(("form", "scheme"), FORMATS)
-def test_other_formats_run_as_audited(
-    qaudit: Run, formats: Path, place: Path, form: str, scheme: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_other_formats_run_as_audited(qaudit, formats, place, form, scheme, capsys):
     shutil.copytree(formats, "o")
     assert qaudit("export", "o", *of(scheme), "--format", form, "--out", "new").code == 0
     config = json.loads(Path("new/config.json").read_text())["quantization_config"]
@@ -113,7 +103,7 @@ def test_other_formats_run_as_audited(
     assert ("This is what was audited." in done.out, done.code) == (True, 0), done.out
 
 
-def bits_of(folder: Path) -> float:
+def bits_of(folder):
     """Return the bits of a weight that a folder is recorded to have: those of its bytes."""
     read, bits = QuantizedFolder(folder), read_export(folder).bits_per_weight
     weights = sum(layout.shape[0] * layout.shape[1] for layout in read.linears.values())
@@ -122,7 +112,7 @@ def bits_of(folder: Path) -> float:
     return bits
 
 
-def test_without_its_runtime_files_are_compared_all_the_same(qaudit: Run, exported: Path) -> None:
+def test_without_its_runtime_files_are_compared_all_the_same(qaudit, exported):
     for form, package in (("gptq", "gptqmodel"), ("awq", "gptqmodel"), ("mlx", "mlx-lm")):
         runtime = package.partition("-")[0]
         qaudit("export", "out", *of(ROUNDED), "--format", form, "--out", form, code=0)
@@ -135,12 +125,10 @@ def test_without_its_runtime_files_are_compared_all_the_same(qaudit: Run, export
         refused(named, 4, f"{package} is not installed", f"qaudit-llm[{runtime}]")
 
 
-def test_a_policy_says_how_far_losses_may_differ(
-    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_says_how_far_losses_may_differ(qaudit, exported, monkeypatch):
     (one,) = (one for one in runs.RUNTIMES if one.name == "transformers")
 
-    def load(folder: Path, dtype: torch.dtype) -> Loaded:
+    def load(folder, dtype):
         loaded = one.load(folder, dtype)
         return replace(loaded, logits=lambda tokens_BT: loaded.logits(tokens_BT) * 1.01)
 
@@ -164,12 +152,12 @@ def test_a_policy_says_how_far_losses_may_differ(
 class _Engine:
     """vLLM's interface over transformers: log-probabilities of prompts, no logits."""
 
-    def __init__(self, model: str, dtype: str, **_: object) -> None:
+    def __init__(self, model, dtype, **_):
         assert dtype == "bfloat16"
         (one,) = (one for one in runs.RUNTIMES if one.name == "transformers")
         self._loaded = one.load(Path(model), torch.float32)
 
-    def generate(self, prompts: list[dict[str, Any]], *_: object, **__: object) -> list[object]:
+    def generate(self, prompts, *_, **__):
         rows = [prompt["prompt_token_ids"] for prompt in prompts]
         logits_BTV = self._loaded.logits(torch.tensor(rows)).log_softmax(-1)
         return [
@@ -181,11 +169,9 @@ class _Engine:
         ]  # fmt: skip
 
 
-def test_vllm_tells_losses_and_no_divergence(
-    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_tells_losses_and_no_divergence(qaudit, exported, monkeypatch):
     module = ModuleType("vllm")
-    module.LLM, module.SamplingParams = _Engine, SimpleNamespace  # type: ignore[attr-defined]
+    module.LLM, module.SamplingParams = _Engine, SimpleNamespace
     module.__spec__ = ModuleSpec("vllm", None)
     monkeypatch.setitem(sys.modules, "vllm", module)
     done = qaudit("verify", "new", "--audit", "out", "--runtime", "vllm", "--json", "-q")
@@ -195,15 +181,15 @@ def test_vllm_tells_losses_and_no_divergence(
     assert (run["tolerance"], done.code) == (5e-3, 0)  # in bfloat16, of an audit in float32
 
 
-def _flip(tensors: dict[str, torch.Tensor], name: str) -> None:
+def _flip(tensors, name):
     tensors[name].view(torch.uint8).view(-1)[0] ^= 1
 
 
-def _cut(tensors: dict[str, torch.Tensor], name: str) -> None:
+def _cut(tensors, name):
     tensors[name] = tensors[name][:, :-1].contiguous()
 
 
-def test_what_was_changed_is_named(qaudit: Run, exported: Path) -> None:
+def test_what_was_changed_is_named(qaudit, exported):
     linear, norm = "model.layers.1.mlp.up_proj", "model.norm.weight"
     for name, edit, sentence in (
         (f"{linear}.weight_packed", _flip, f"`{linear}.weight` holds other weights"),
@@ -221,7 +207,7 @@ def test_what_was_changed_is_named(qaudit: Run, exported: Path) -> None:
         assert "This is not what was exported." in done.out
         shutil.rmtree("changed")
 
-    def widen(config: Any) -> None:
+    def widen(config):
         config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = 8
 
     edited(exported / "config.json", widen)
@@ -229,15 +215,15 @@ def test_what_was_changed_is_named(qaudit: Run, exported: Path) -> None:
     assert "`quantization_config` of `config.json` is not that of" in done.out
 
 
-def _keys(name: str, **values: object) -> Edit:
+def _keys(name, **values):
     return lambda folder: edited(folder / name, **values)
 
 
-def _added(name: str, text: str = "x") -> Edit:
+def _added(name, text="x"):
     return lambda folder: (folder / name).write_text(text)
 
 
-def _index_of_others(folder: Path) -> None:
+def _index_of_others(folder):
     tensors = load_file(folder / "model.safetensors")
     others = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     save_file(others, folder / "part.safetensors", metadata={"format": "pt"})
@@ -245,7 +231,7 @@ def _index_of_others(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def _fifo(folder: Path) -> None:
+def _fifo(folder):
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
 
@@ -273,7 +259,7 @@ FURTHER = {
 }
 
 
-def test_every_file_that_a_runtime_reads_is_compared(qaudit: Run, exported: Path) -> None:
+def test_every_file_that_a_runtime_reads_is_compared(qaudit, exported):
     folder, path = Path("changed"), Path("changed/qaudit-export.json")
     for name, (edit, sentence) in {**EDITS, **FURTHER}.items():
         shutil.copytree(exported, folder, symlinks=True)
@@ -292,7 +278,7 @@ def test_every_file_that_a_runtime_reads_is_compared(qaudit: Run, exported: Path
         shutil.rmtree(folder)
 
 
-def test_without_an_audit_the_folder_agrees_with_itself_alone(qaudit: Run, exported: Path) -> None:
+def test_without_an_audit_the_folder_agrees_with_itself_alone(qaudit, exported):
     for name in ("README.md", "LICENSE", ".gitattributes"):
         (exported / name).write_text("# Mine")
     done = qaudit("verify", "new", code=3)
@@ -310,7 +296,7 @@ def test_without_an_audit_the_folder_agrees_with_itself_alone(qaudit: Run, expor
     refused(qaudit("verify", "new"), 2, "cannot be read", "export it again")
 
 
-def test_a_difference_is_judged_by_its_interval() -> None:
+def test_a_difference_is_judged_by_its_interval():
     limit = runs.Limit(2e-3, 2e-3, "")
     for low, high, agrees in ((-1e-3, 1e-3, True), (1e-3, 3e-3, None), (3e-3, 4e-3, False)):
         middle = Interval((low + high) / 2, low, high)
@@ -342,9 +328,8 @@ _PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
     ],
 )  # fmt: skip
 def test_a_runtime_s_arithmetic_says_how_far_it_may_differ(
-    runtime: str, config: dict[str, Any], dtype: str, experts: bool,
-    allowed: float, why: str, tmp_path: Path,
-) -> None:  # fmt: skip
+    runtime, config, dtype, experts, allowed, why, tmp_path
+):
     whole = {"quantization_config": {"config_groups": _GROUP, **config}}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     (one,) = (one for one in runs.RUNTIMES if one.name == runtime)
@@ -354,8 +339,8 @@ def test_a_runtime_s_arithmetic_says_how_far_it_may_differ(
 
 
 def test_tensors_and_record_that_were_edited_together_are_not_what_the_audit_measured(
-    qaudit: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    qaudit, exported, monkeypatch
+):
     linear, norm = "model.layers.0.self_attn.q_proj", "model.norm.weight"
     folder, path = Path("changed"), Path("changed/qaudit-export.json")
     for name, stored, read, part, sentence in (

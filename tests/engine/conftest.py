@@ -1,7 +1,5 @@
 """A tiny checkpoint of each of two architectures, a pass over it, and a folder for results."""
 
-from pathlib import Path
-
 import pytest
 
 from qaudit.saved.results import ResultStore
@@ -19,5 +17,5 @@ def finished(checkpoint, once):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ResultStore:
+def store(tmp_path):
     return ResultStore(tmp_path / "evidence")

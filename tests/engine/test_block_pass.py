@@ -180,7 +180,7 @@ def test_the_drift_is_that_of_two_whole_models_and_for_schemes_that_ask(checkpoi
 # ---------------------------------------------------------------- rounded keys and values
 
 
-def by_hand(x: torch.Tensor, kv: str, clip: float = 1.0) -> torch.Tensor:
+def by_hand(x, kv, clip=1.0):
     """Round heads in double precision, one vector at a time."""
     out = torch.empty_like(x, dtype=torch.float64)
     for place in np.ndindex(*x.shape[:-1]):
@@ -225,7 +225,7 @@ def test_heads_are_rounded_as_their_formula_says_and_zeros_are_kept(kv):
 class _Attention:
     """Attention in double precision whose keys and values are rounded by hand."""
 
-    def __init__(self, kv: str, *, rotated: bool) -> None:
+    def __init__(self, kv, *, rotated):
         self._kv, self._rotated = kv, rotated
 
     def __call__(self, module, query, key, value, attention_mask, scaling=None, **_):

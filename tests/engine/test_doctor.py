@@ -1,9 +1,6 @@
 """The doctor looks at what is there, multiplies on a GPU, and never shows a token."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -22,7 +19,7 @@ run = CliRunner()
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+def hub(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("TRANSFORMERS_OFFLINE", "0")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
@@ -33,8 +30,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def test_a_hub_is_reached_whatever_it_answers_none_is_no_fault_and_each_scheme_quantizes(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hub, monkeypatch
+):
     with hub.running():
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         facts = {fact.name: fact for fact in examine()}
@@ -67,7 +64,7 @@ def test_a_scheme_that_does_not_run_is_a_fault_and_the_exit_code(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     monkeypatch.setattr(doctor, "_SIDE", 16)
 
 
@@ -92,7 +89,7 @@ def test_doctor_says_what_a_7b_would_take_or_what_is_wrong(seconds, state, value
     assert (fact.state, fact.value) == (state, value)
 
 
-def test_a_gpu_is_priced_by_its_name() -> None:
+def test_a_gpu_is_priced_by_its_name():
     for name, dtype, rate in (
         ("NVIDIA H100 80GB HBM3", "bfloat16", 4.9e14),
         ("NVIDIA GeForce RTX 4090", "bfloat16", 0.8e14),

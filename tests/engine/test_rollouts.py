@@ -1,7 +1,5 @@
 """Rollouts in the pass: sums against plain logits, divergence against real generation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

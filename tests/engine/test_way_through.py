@@ -1,13 +1,9 @@
 """The way from `scan` to a scheme is short, and CONTRIBUTING lists it."""
 
-from __future__ import annotations
-
 import inspect
 import re
-from typing import Any
 
 import qaudit
-from qaudit.core.linears import Linears, Quantized
 from qaudit.core.schemes.nearest import RoundToNearest
 from tests.house.source import PACKAGE, ROOT
 from tests.support.parts import demo
@@ -19,11 +15,11 @@ FRAMES = 11
 def test_the_way_from_scan_to_a_scheme_is_listed_and_short(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     series, _, calibration, _, evaluation, *_ = demo(tmp_path)
-    frames: list[str] = []
+    frames = []
     quantize = RoundToNearest.quantize
 
-    def watched(self: RoundToNearest, linears: Linears) -> Quantized:
-        stack: list[Any] = [one for one in inspect.stack()[1:] if str(PACKAGE) in one.filename]
+    def watched(self, linears):
+        stack = [one for one in inspect.stack()[1:] if str(PACKAGE) in one.filename]
         frames[:] = ["quantize", *(one.function for one in stack)]
         return quantize(self, linears)
 
