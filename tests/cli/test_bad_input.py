@@ -84,8 +84,7 @@ def add_vision_model():
     from transformers import ViTConfig, ViTForImageClassification
 
     small = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
-    config = ViTConfig(num_hidden_layers=1, **small)
-    ViTForImageClassification(config).save_pretrained("vit")
+    ViTForImageClassification(ViTConfig(num_hidden_layers=1, **small)).save_pretrained("vit")
     save_tokenizer(Path("vit"))
 
 

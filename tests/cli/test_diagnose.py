@@ -34,8 +34,7 @@ def test_a_scan_diagnoses_what_it_measured_before_and_says_so(scan):
 def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(scan, monkeypatch):
     fails = Mock(side_effect=ModelError("it is tied in knots"))
     monkeypatch.setattr(weights_part, "MEASURE", Measure(fails))
-    done = scan(*ONE, code=3)
-    assert "step1000 went without weights: it is tied in knots" in done.err
+    assert "step1000 went without weights: it is tied in knots" in scan(*ONE, code=3).err
     assert read_audit(OUT).skipped == ()
     # What ships is not diagnosed again where it is rounded otherwise.
     monkeypatch.setattr("qaudit.planning.price.ARITHMETIC", 1)  # of a long scan it is 10 %
@@ -65,8 +64,7 @@ def test_diagnoses_are_part_of_a_recipe_of_the_environment_and_of_the_price(
     monkeypatch.setenv("QAUDIT_DIAGNOSTICS", "weights:group=64,sensitivity")
     asked = json.loads(scan("series", "--dry-run", "--json").out)
     assert asked["recipe"]["diagnostics"] == ["weights:group=64", "sensitivity"]
-    assert asked["streams"] == plain["streams"] + 3 * 18
-    assert plain["diagnoses"] == []
+    assert (asked["streams"], plain["diagnoses"]) == (plain["streams"] + 3 * 18, [])
     # They are listed with what they are.
     lines = dict(line.split(maxsplit=1) for line in qaudit("list", "diagnostics").out.splitlines())
     assert set(lines) == set(diagnostics())

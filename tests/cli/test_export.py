@@ -315,8 +315,7 @@ def released_model(place, family):
     ("family", "scheme"), [("gemma3", GPTQ), ("llama4_text", GPTQ), ("olmoe", MIX), *SLOW]
 )
 def test_transformers_runs_what_was_audited(family, scheme, place, qaudit):
-    folder = released_model(place, family)
-    (folder / "preprocessor_config.json").write_text('{"size": 28}')
+    (released_model(place, family) / "preprocessor_config.json").write_text('{"size": 28}')
     options = f"--set context=32 --schemes {scheme} --set dtype=bfloat16 --out out -q".split()
     assert qaudit("scan", "model", *TEXT, *options).code == 0
     if scheme == MIX:  # all experts of a layer share a row

@@ -241,8 +241,7 @@ def test_a_scan_carries_the_checks_of_its_policy(place, qaudit):
     rule = "{name: any, metric: relative_error, margin: 0%, schemes: rtn-4bit, subjects: '@all'}"
     (place / "ours.yaml").write_text(f"minimum_documents: 10\nrules: [{rule}]\n", "utf-8")
     series = ("series", *QUICK, "--set", "last=1", "-q")
-    done = qaudit("scan", *series, "--policy", "ours.yml")
-    refused(done, 2, "there is no policy `ours.yml`", "")
+    refused(qaudit("scan", *series, "--policy", "ours.yml"), 2, "there is no policy `ours.yml`", "")
     assert not (place / "out").exists()
     qaudit("scan", *series, "--policy", "ours.yaml", code=0)
     document = audit_of(place / "out")

@@ -119,8 +119,7 @@ def test_a_search_that_was_interrupted_goes_on_to_a_subject_like_any_other_and_n
     assert (best["merge"], [m["label"] for m in best["members"]]) == ("mean", row["members"])
     names = {"series-a", "series-b", "series-c", "best"}
     assert {m["subject"] for m in audit["measurements"]} == names
-    assert passes == ["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"]
-    assert violations(audit) == []
+    assert (passes, violations(audit)) == (["a", "b", "c", "a+b alone", "a+b+c alone", "a+b"], [])
     (search,) = from_json((OUT / "audit.json").read_text()).diagnostics.greedy
     assert search.label == "best" and search.trials
 

@@ -61,8 +61,7 @@ def test_shells_complete_commands(qaudit):
         "fish": {"_TYPER_COMPLETE_ARGS": "qaudit re", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
     }.items():
         environment = {"_QAUDIT_COMPLETE": f"complete_{shell}", **given}
-        answer = run.invoke(app, [], prog_name="qaudit", env=environment)
-        assert "report" in answer.stdout
+        assert "report" in run.invoke(app, [], prog_name="qaudit", env=environment).stdout
     # The doctor fits a terminal.
     words = qaudit("doctor").out.splitlines()
     assert [line for line in words if len(line) > 80 and re.search(r"\S\s\S.*\s", line[22:])] == []

@@ -98,8 +98,7 @@ def test_a_scan_is_planned_first_fetches_weights_once_and_asks_nothing_again(
         assert "HF_HUB_OFFLINE" in done.err
     assert asked_of(hub) == []
 
-    done = scan(REPO, code=0)
-    assert done.err.splitlines()[0] == planned(dry.out)[0]
+    assert scan(REPO, code=0).err.splitlines()[0] == planned(dry.out)[0]
     lock = json.loads((OUT / "plan.json").read_text(encoding="utf-8"))["resolved"]
     pinned = {c["ref"]["revision"]: c["commit"] for c in lock["checkpoints"]}
     assert pinned["step200"] == hub.repos[REPO].branches["step200"]
@@ -122,8 +121,7 @@ def test_a_lock_is_measured_elsewhere_and_a_subject_diagnosed_before_its_weights
     assert scan(*tight, "--set", "diagnostics=weights").code == 0
     assert weights_in(online / "hf") == []
     tables = audit_of()["diagnostics"]
-    models = [row["subject"] for row in tables["weights"] if row["part"] == "model"]
-    assert models == LABELS[:2]
+    assert [row["subject"] for row in tables["weights"] if row["part"] == "model"] == LABELS[:2]
     hub.log.clear()
     assert scan(*tight, "--set", "diagnostics=weights").code == 0
     assert not hub.asked("safetensors")
@@ -162,8 +160,7 @@ def test_a_lock_is_kept_refused_or_made_anew(hub, place, qaudit, scan):
     lock.write_text(whole[:100], encoding="utf-8")
     refused(scan(*asked), 2, "cannot be read", "pass `--set update=true`")
     assert scan(*asked, "--set", "update=true").code == 0
-    again = json.loads(lock.read_text(encoding="utf-8"))
-    assert again["resolved"] == json.loads(whole)["resolved"]
+    assert json.loads(lock.read_text(encoding="utf-8"))["resolved"] == json.loads(whole)["resolved"]
 
     branches = hub.repos[REPO].branches
     was, branches["step10"] = branches["step10"], branches["step200"]
@@ -255,8 +252,7 @@ def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(hub, scan
     scan(REPO, "--dry-run", code=0)
     hub.log.clear()
     hub.faults.append({"match": "GET /cdn/", "skip": 1, "status": 503})
-    done = scan(REPO, code=4)
-    assert done.err.count("error: ") == 1
+    assert scan(REPO, code=4).err.count("error: ") == 1
     assert len(list((OUT / "evidence").glob("*.npz"))) > 0
     hub.faults.clear()
     fetched = asked_of(hub, "GET /cdn/")[0]

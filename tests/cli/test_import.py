@@ -50,14 +50,12 @@ def test_imported_answers_are_rows_like_those_of_a_scan_and_gated_so(imported, p
     assert row["imported"] == "lm-eval 0.4.13, acc,none, greedy"
     assert rows["rtn-4bit", "arguments"]["flips"] == pytest.approx(2 / 14)
     assert ("rtn-4bit", "mean") in rows
-    card = whole_at(OUT)
-    assert "`choice` (lm-eval 0.4.13, acc,none, greedy)" in card
+    assert "`choice` (lm-eval 0.4.13, acc,none, greedy)" in whole_at(OUT)
     assert "1 back, p 0.12" in imported.out
     # A gate reads them by their evidence and refuses what was edited.
     rule = '{name: answers, metric: flips, margin: "5%", tasks: worst}'
     (place / "policy.yaml").write_text(f"rules:\n  - {rule}\n", "utf-8")
-    gate = qaudit("gate", "out", "--policy", "policy.yaml", code=1)
-    assert "flips" in gate.out
+    assert "flips" in qaudit("gate", "out", "--policy", "policy.yaml", code=1).out
     whole, choice = (OUT / "audit.json").read_text("utf-8"), tasks()["rtn-4bit", "choice"]
     for name, value in (("imported", ""), ("right_to_wrong", 0)):
         rows = [{**row, name: value} if row == choice else row for row in audit_of()["tasks"]]

@@ -27,8 +27,7 @@ KEPT = "written from the weights that the scan kept"
 
 
 def export(qaudit, out, subject="step200"):
-    done = qaudit("export", "out", "--subject", subject, "--scheme", GPTQ, "--out", out, code=0)
-    return done
+    return qaudit("export", "out", "--subject", subject, "--scheme", GPTQ, "--out", out, code=0)
 
 
 def same(one, other):
@@ -52,8 +51,7 @@ def test_what_is_named_is_kept_and_exported_without_checkpoints(qaudit, place):
         tensors = load_file(path)
         tensors["model.norm.weight"][0] += 1
         save_file(tensors, path)
-    done = export(qaudit, "norm")
-    assert "are not, or not all, those that were judged" in done.err
+    assert "are not, or not all, those that were judged" in export(qaudit, "norm").err
     for name, change, sentence in (
         ("byte", lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), "are not, or not all, those that"),
         ("half", lambda raw: raw[: len(raw) // 2], "cannot be read"),
@@ -87,8 +85,7 @@ def test_damage_in_what_is_kept_ends_in_a_sentence(tmp_path):
 def test_what_was_measured_without_keep_is_not_measured_again_and_a_disk_has_to_hold_the_rest(
     qaudit, exported, monkeypatch
 ):
-    done = qaudit("scan", *AUDITED, "--keep", ROUNDED, code=0)
-    assert f"at {ROUNDED} are not kept" in done.err
+    assert f"at {ROUNDED} are not kept" in qaudit("scan", *AUDITED, "--keep", ROUNDED, code=0).err
     assert not kept(Path("out"))
     # The plan has what is kept and refuses what no disk holds.
     plan = qaudit(*SCAN, "--keep", GPTQ, "--dry-run")

@@ -137,8 +137,7 @@ def test_collect_waits_for_what_a_log_names_and_not_for_ever(once, qaudit, monke
         place.rename(path)
 
     monkeypatch.setattr(records.time, "sleep", a_moment_later)
-    done = qaudit("collect", once, code=0)
-    assert "waiting up to 60 s until `" in done.err
+    assert "waiting up to 60 s until `" in qaudit("collect", once, code=0).err
     assert hidden == {}
     record.unlink()
     monkeypatch.setattr(records, "LAG_SECONDS", 0.0)
@@ -411,8 +410,7 @@ def test_what_was_not_fetched_or_was_edited_is_named_and_the_next_run_fixes_it(
     part = ("part", "out", "--part", "0/1")
     qaudit("plan", *OF_HUB, "--out", "out", code=0)
     offline(3, *part)
-    said = offline(0, "status", "out").out
-    assert said.startswith("round 1: 0 of 4 subjects measured, 4 failed")
+    assert offline(0, "status", "out").out.startswith("round 1: 0 of 4 subjects measured, 4 failed")
     assert "HF_HUB_OFFLINE" in offline(4, "collect", "out").err
 
     hub.faults.append({"match": r"HEAD|GET .*resolve/.*\.safetensors", "status": 404, "times": 2})

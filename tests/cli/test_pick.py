@@ -30,8 +30,7 @@ def test_a_pick_says_what_and_why_and_card_pick_and_gate_have_one_verdict(qaudit
     assert front.out.startswith("On the front: nothing with fewer bits is better.")
     saved = audit_of(Path("out"))["verdict"]
     answer = picked(qaudit)
-    assert saved == answer["verdict"]
-    assert answer["pick"]["scheme"] == ROUNDED
+    assert (saved, answer["pick"]["scheme"]) == (answer["verdict"], ROUNDED)
     assert {one["scheme"] for one in answer["pareto"]} == {"fp", ROUNDED, "rtn-3bit:group=32"}
     gate = qaudit("gate", "out", "--format", "json")
     assert saved["classes"] == json.loads(gate.out)["classes"]

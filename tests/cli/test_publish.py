@@ -66,8 +66,7 @@ def test_a_dry_run_lists_files_writes_nothing_and_needs_no_account(hub, saved, q
     monkeypatch.delenv("HF_TOKEN")
     assert "not logged in" in qaudit("publish", saved, "alice/m", "--dry-run").out
     told = json.loads(qaudit("publish", saved, "alice/m", "--dry-run", "--json").out)
-    assert told["url"] is None
-    assert {f["state"] for f in told["files"]} == {"new", "changed"}
+    assert (told["url"], {f["state"] for f in told["files"]}) == (None, {"new", "changed"})
     proposed = {f["path"] for f in told["files"]}
     assert {f"qaudit/evidence/{path.name}" for path in evidence} <= proposed
     assert "+<!-- qaudit:begin -->" in told["readme_diff"].splitlines()
@@ -90,8 +89,7 @@ def test_the_address_goes_to_stdout_a_second_run_finds_it_and_the_token_is_only_
     told = qaudit("publish", saved, "alice/m", "--json", "-q")
     assert json.loads(told.out).items() >= {"state": "already open", "url": url}.items()
     assert not [one for one in (done, shown, told) if TOKEN in one.out + one.err]
-    assert hub.leaks == []
-    assert {entry["auth"] for entry in hub.log if entry["cdn"]} == {False}
+    assert (hub.leaks, {entry["auth"] for entry in hub.log if entry["cdn"]}) == ([], {False})
     for folder in (tmp_path, saved, Path(os.environ["QAUDIT_CACHE"])):
         for path in folder.rglob("*"):
             assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
@@ -133,8 +131,7 @@ def test_an_export_becomes_one_pull_request(hub, written, qaudit):
     assert "# M" in files_of(hub, "main")["README.md"].decode()
     again = qaudit(*PUSH, "hf://alice/m", "-q")
     assert (again.code, again.out) == (0, f"again\nalready open: {url}\n"), again.err
-    assert len(hub.repos["alice/m"].discussions) == 1
-    assert hub.leaks == []
+    assert (len(hub.repos["alice/m"].discussions), hub.leaks) == (1, [])
     assert TOKEN not in done.out + done.err + again.out + again.err
     for data in filled(files.values()):
         assert TOKEN.encode() not in data

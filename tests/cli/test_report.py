@@ -79,8 +79,7 @@ def test_a_card_goes_into_a_readme_and_is_replaced_there(saved, qaudit):
 
 
 def test_a_readme_has_lines_of_text_until_pictures_are_drawn(saved, qaudit):
-    done = qaudit("report", "out", "--into", "NEW.md")
-    assert "no pictures in out/plots" in done.err
+    assert "no pictures in out/plots" in qaudit("report", "out", "--into", "NEW.md").err
     text = (saved / "NEW.md").read_text(encoding="utf-8")
     assert "![" not in text
     assert "```text\nAlong the series" in text

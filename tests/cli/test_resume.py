@@ -111,8 +111,7 @@ def test_what_is_new_is_measured(place, scan, passes):
     done = scan("series/step10", "--schemes", "rtn-3bit")  # beside rtn-4bit
     assert passes == [("step10", "rtn-3bit")]
     schemes = [row["scheme"] for row in audit_of()["measurements"]]
-    assert schemes == ["fp", "rtn-4bit", "rtn-3bit"]
-    assert done.code == 0
+    assert (schemes, done.code) == (["fp", "rtn-4bit", "rtn-3bit"], 0)
     scan("series/step10", "--schemes", "rtn-3bit", "--set", "context=16")
     assert len(passes) == 2
     edited(place / "series" / "step10" / "config.json", rms_norm_eps=0.01)
@@ -124,8 +123,7 @@ def test_what_is_new_is_measured(place, scan, passes):
     scan("series/step10", "series/step20", "--out", "two", code=0)
     assert passes == [("step10", "rtn-4bit")]
     rows = cells(Path("two"))
-    assert len(rows) == 4
-    assert rows["step10", "rtn-4bit"]["ce"] == rows["step20", "rtn-4bit"]["ce"]
+    assert (len(rows), rows["step10", "rtn-4bit"]["ce"]) == (4, rows["step20", "rtn-4bit"]["ce"])
 
 
 @pytest.mark.usefixtures("finished")
@@ -161,8 +159,7 @@ def test_other_weights_and_evidence_that_is_not_whole_are_measured_anew(
             np.savez_compressed(file, **{**columns, "nll_sum": columns["nll_sum"] / 2})
             assert qaudit("gate", "out", "--policy", "explore").code == 4
         assert scan("series").code == 0
-        assert passes == [("step10", "rtn-4bit")]
-        assert numbers(audit_of()) == numbers(first)
+        assert (passes, numbers(audit_of())) == ([("step10", "rtn-4bit")], numbers(first))
 
 
 LACKING = [

@@ -38,8 +38,7 @@ def test_a_scan_measures_everything_and_exits_with_zero(scan):
     assert written - {".qaudit.lock"} == {
         "audit.json", "card.md", "report.html", "evidence", "plots", "plan.json", "parts",
     }  # fmt: skip
-    assert {path.suffix for path in (OUT / "plots").iterdir()} == {".png", ".svg"}
-    assert done.code == 0
+    assert ({path.suffix for path in (OUT / "plots").iterdir()}, done.code) == ({".png", ".svg"}, 0)
 
 
 def test_json_alone_goes_to_stdout_when_asked_for(scan):
@@ -90,8 +89,7 @@ def test_options_come_from_recipes_and_the_environment_too_and_win(place, qaudit
     assert labels(audit) == ["step10"]
     protocol = audit["plan"]["protocol"]
     assert (protocol["context"], protocol["bos"], protocol["packed"]) == (16, "never", True)
-    assert audit_of(place / "elsewhere") == audit
-    assert done.err == ""
+    assert (audit_of(place / "elsewhere"), done.err) == (audit, "")
 
 
 def test_a_tokenizer_that_is_missing_and_pickles_that_are_trusted_change_no_number(
@@ -114,8 +112,7 @@ def test_a_dry_run_writes_nothing_and_few_documents_are_named(place, scan):
     assert [(one.code, one.err) for one in (done, as_json)] == [(0, "")] * 2
     assert not OUT.exists()
     write_documents(place / "two.jsonl", range(300, 302))
-    done = scan("series/step10", "--evaluation", "two.jsonl", code=0)
-    assert "evaluate on at least" in done.out
+    assert "evaluate on at least" in scan("series/step10", "--evaluation", "two.jsonl", code=0).out
     # A folder of plain texts is as many documents.
     (place / "books").mkdir()
     for k in range(3):

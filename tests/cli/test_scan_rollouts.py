@@ -62,8 +62,7 @@ def test_rollouts_are_scored_once_beside_documents(place, scan, rolls, audited, 
     assert scan("series/step10", "--out", "plain").code == 0
     audit = audit_of()
     rows = {row["scheme"]: row for row in audit["diagnostics"]["rollouts"]}
-    assert rows.keys() == {"fp", "rtn-4bit"}
-    assert rows["fp"]["never_diverges"] == 1.0
+    assert (rows.keys(), rows["fp"]["never_diverges"]) == ({"fp", "rtn-4bit"}, 1.0)
     assert rows["rtn-4bit"]["sequence_kl"] == pytest.approx(WRITTEN * rows["rtn-4bit"]["kl"])
     assert "12 rollouts of 12 prompts, 192 tokens" in whole_at(OUT)
     plain = audit_of(place / "plain")

@@ -46,8 +46,7 @@ def test_files_are_measured_beside_their_base(place, scan):
     assert [one["label"] for one in audit["plan"]["shipped"]] == ["model-GPTQ", "model-AWQ"]
     card = section(whole_at(OUT), "Shipped files")
     (_, gptq, awq) = table(card)
-    assert gptq[:2] == ["`model-GPTQ`", "gptq, 4-bit"]
-    assert gptq[-1] == "-"
+    assert (gptq[:2], gptq[-1]) == (["`model-GPTQ`", "gptq, 4-bit"], "-")
     assert awq[-1].startswith(("rtn-4bit", "model-GPTQ"))
     assert [(r["scheme"], r["kl"], r["dominated_by"]) for r in audit["diagnostics"]["shipped"]] == [
         ("model-GPTQ", rows["model-GPTQ"]["kl"], []),

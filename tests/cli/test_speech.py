@@ -160,8 +160,7 @@ def test_without_a_terminal_there_is_a_line_for_each_checkpoint_and_now_and_then
         while pipe.getvalue().count("\n") < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
     first, second, third = pipe.getvalue().splitlines()[:3]
-    assert first == "[1/2] step10"
-    assert second == third
+    assert (first, second) == ("[1/2] step10", third)
     assert second.startswith("[1/2] step10: block 1/4, gptq-4bit, about ")
     assert second.endswith(" left")
 

@@ -187,8 +187,7 @@ def test_what_cannot_be_scored_is_refused_and_items_without_a_context_need_bos_o
         ("wikitext", "`wikitext` measures perplexity", "--evaluation"),
         ("truthfulqa_mc2", "marks answers by code of its own", "mmlu"),
     ):
-        done = scan("--set", "task_data=data", "--tasks", *tasks.split())
-        refused(done, 2, sentence, hint)
+        refused(scan("--set", "task_data=data", "--tasks", *tasks.split()), 2, sentence, hint)
     # Items without a context need BOS or EOS.
     options = [{"sentence_good": f"{w} is", "sentence_bad": f"is {w}"} for w in toys.WORDS[:4]]
     toys.write_data(place / "data/nyu-mll/blimp", "adjunct_island", {"train": options})

@@ -300,8 +300,7 @@ def test_a_difference_is_judged_by_its_interval():
     limit = runs.Limit(2e-3, 2e-3, "")
     for low, high, agrees in ((-1e-3, 1e-3, True), (1e-3, 3e-3, None), (3e-3, 4e-3, False)):
         middle = Interval((low + high) / 2, low, high)
-        run = AsItRuns("a", "b", limit, 9, middle, middle, middle, None, None)
-        assert run.agrees is agrees
+        assert AsItRuns("a", "b", limit, 9, middle, middle, middle, None, None).agrees is agrees
 
 
 _GROUP, _WITH_ZEROS = ({"group_0": {"weights": {"symmetric": s}}} for s in (True, False))
@@ -356,9 +355,6 @@ def test_tensors_and_record_that_were_edited_together_are_not_what_the_audit_mea
         assert qaudit("verify", "changed").code == 3  # they agree with each other
         done = qaudit("verify", "changed", "--audit", "out")
         assert (sentence in done.out, done.code) == (True, 1), done.out
-    monkeypatch.setattr(
-        "qaudit.export.verify.measured_of",
-        lambda choice: replace(measured_of(choice), linears_sha256={}),
-    )
-    done = qaudit("verify", "changed", "--audit", "out")
-    assert "the audit has no hashes of linears" in done.out
+    without = lambda choice: replace(measured_of(choice), linears_sha256={})  # noqa: E731
+    monkeypatch.setattr("qaudit.export.verify.measured_of", without)
+    assert "the audit has no hashes of linears" in qaudit("verify", "changed", "--audit", "out").out

@@ -56,8 +56,7 @@ def losses(spill, folder, schemes):
 
 
 def on(device, folder, schemes, states, device_limit=10**9, limit=10**9):
-    model = opened(folder, device=device)
-    return run(model, schemes, states, limit, device_limit=device_limit)[0]
+    return run(opened(folder, device=device), schemes, states, limit, device_limit=device_limit)[0]
 
 
 def must_be_equal(read, expected, tolerance=0.0):
@@ -179,8 +178,7 @@ def test_a_routine_has_the_cpus_numbers_without_a_wait(routine, given, waits):
     expected = routine(given.clone())
     with pretended() as device:
         made_there = routine(given.to("cuda"))
-        assert device.waits.total() == waits
-        assert (made_there is None) == (expected is None)
+        assert (device.waits.total(), made_there is None) == (waits, expected is None)
         for tensor, same in zip(made_there or (), expected or (), strict=True):
             assert torch.equal(tensor.cpu(), same)
 
@@ -190,8 +188,7 @@ def test_hashes_have_the_hosts_numbers_and_the_host_does_not_wait_for_them():
     with pretended() as device, LinearHashes() as hashes:
         hashes.observe(scheme, Linears({}), Quantized({"w": weight_RC.to("cuda")}, 0))
         main = [line for line in device.waits if "kept_weights" not in line]
-    assert main == []
-    assert hashes.of(scheme.spec) == {"0.w": sha256_of(weight_RC)}
+    assert (main, hashes.of(scheme.spec)) == ([], {"0.w": sha256_of(weight_RC)})
 
 
 @pytest.mark.parametrize(

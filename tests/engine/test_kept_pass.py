@@ -112,9 +112,7 @@ def stops_and_goes_on(folder, place, stop_at=1, whole=None, **fed):
     with pytest.raises(StoppedError):
         go(folder, place / "b", path, stop_at=stop_at, **fed)
     after, hashes_after, ran = go(folder, place / "c", path, **fed)
-    assert ran[0] == stop_at
-    assert numbers(after) == numbers(expected)
-    assert hashes_after == hashes
+    assert (ran[0], numbers(after), hashes_after) == (stop_at, numbers(expected), hashes)
     assert [file.name for file in path.parent.iterdir()] == ["step.kept"]
     return after
 
@@ -210,8 +208,7 @@ def test_a_damaged_file_or_a_full_disk_ends_the_keeping_and_not_the_pass(
     path.write_bytes(stopped[:-100])
     monkeypatch.setattr(block_pass.os, "fsync", full)
     after, hashes, ran = go(checkpoint, tmp_path / "spill", path)
-    assert ran == [0, 1, 2, 3]
-    assert (numbers(after), hashes) == (numbers(whole[0]), whole[1])
+    assert (ran, numbers(after), hashes) == ([0, 1, 2, 3], numbers(whole[0]), whole[1])
     assert [file.name for file in path.parent.iterdir()] == ["step.kept"]  # nothing half written
     path.unlink()
     monkeypatch.setattr(block_pass, "EVERY_SECONDS", 1e9)

@@ -203,8 +203,7 @@ def drawn(once):
 
 def of(filed, scheme, seed):
     """Return the result of a scheme in a draw."""
-    named = {(f.measurement.scheme, f.measurement.calibration_seed): f for f in filed}
-    return named[scheme, seed]
+    return {(f.measurement.scheme, f.measurement.calibration_seed): f for f in filed}[scheme, seed]
 
 
 def test_only_what_calibrates_is_measured_again_and_the_last_alone_is_perturbed(drawn):
@@ -222,8 +221,7 @@ def test_only_what_calibrates_is_measured_again_and_the_last_alone_is_perturbed(
         more = [(s.short, seed) for seed in (5, 6) for s in DRAWN]
         assert measured == [("fp", 4), *((name, 4) for name in names), *more]
         assert {f.path.parent.name for f in found} == {"evidence"}
-    assert drawn.before == {}
-    assert len(list((drawn.store.folder / "floor").glob("*.npz"))) == 3
+    assert (drawn.before, len(list((drawn.store.folder / "floor").glob("*.npz")))) == ({}, 3)
     moved = floor_of(drawn.tasks, MACHINE, drawn.store)
     assert set(moved) == {("step20", name) for name in ("fp", *(s.short for s in DRAWN))}
     assert not [f for f in drawn.filed[1] if "floor" in f.path.parts[-2]]
@@ -364,8 +362,7 @@ def test_each_draw_costs_a_pass_and_what_ships_is_rounded_otherwise_for_a_tenth_
     assert priced(1) == priced(4, parse_schemes(["rtn-4bit", "bnb-nf4"])) == Price()
     again, more = priced(2), priced(3)
     assert again.streams == 3 * (1 + 2)  # what is drawn, full precision beside it
-    assert more.streams - again.streams == 3 * (1 + 2)
-    assert again.nbytes_read == 1000 + 1000 + 2000
+    assert (more.streams - again.streams, again.nbytes_read) == (3 * (1 + 2), 1000 + 1000 + 2000)
     each = flops(SIZES, Load.of(DRAWN, TextSize.bound(PROTOCOL)))
     assert more.flops - again.flops == pytest.approx(3 * each)
     pricing = Pricing(SIZES, TextSize.bound(PROTOCOL), Price())
@@ -542,8 +539,7 @@ def test_a_process_that_is_killed_between_rounds_loses_nothing_that_was_measured
     assert len(files_of_tasks(tmp_path / "store")) == 2 * 4
     with counted() as calls:
         resumed = measure_items(tmp_path / "store", subject)
-    assert calls["save_tensors"].call_count == 0
-    assert tasks_in(parts[1]) == tasks_in(resumed)
+    assert (calls["save_tensors"].call_count, tasks_in(parts[1])) == (0, tasks_in(resumed))
 
 
 def test_weights_that_changed_between_rounds_lose_that_round_alone(tmp_path, short, monkeypatch):
@@ -598,8 +594,7 @@ def test_bytes_are_those_of_the_files_less_the_linears(tmp_path, store, family, 
     full, low = in_two_widths(folder, store)
     count = sum(tensor.numel() for tensor in tensors.values())
     quantized = sum(linears_of(folder).values())
-    assert (full.parameters, low.parameters) == (count, count)
-    assert full.nbytes == 4 * count
+    assert (full.parameters, low.parameters, full.nbytes) == (count, count, 4 * count)
     assert low.nbytes == 4 * (count - quantized) + quantized * (4 + 16 / GROUP) / 8
     assert low.bits_per_weight == 4 + 16 / GROUP
 

@@ -72,8 +72,7 @@ def test_peak_disk_stays_within_the_budget_and_one_shard(place):
     assert not list(place.out.glob("fetched*"))
     place.server.log.clear()
     again = place.run(plan, budget)  # what is measured is not fetched again
-    assert numbers(again) == numbers(audit)
-    assert place.server.log == []
+    assert (numbers(again), place.server.log) == (numbers(audit), [])
     assert again.environment["hub_nbytes_fetched"] == 0
 
 

@@ -113,8 +113,7 @@ def test_a_file_has_the_losses_of_the_library_with_its_weights(checkpoint, files
 def test_files_change_nothing_of_the_streams_beside_them_whatever_is_wrong(files, finished):
     _, tallies, config = files
     file = shipped("model-GPTQ-Int4", bits=3)  # written and read like a scheme
-    assert parse_scheme(file.spec) == file
-    assert (file.short, file.bit_class) == ("model-GPTQ-Int4", "3")
+    assert (parse_scheme(file.spec), file.short, file.bit_class) == (file, "model-GPTQ-Int4", "3")
     for name in (FULL_PRECISION, spec_of(BESIDE)):
         assert np.array_equal(tallies[name], finished.losses[name])
     assert not any("own configuration" in note for note in tallies["same"].notes)

@@ -174,8 +174,7 @@ def as_it_is(block):
         replace(one, forwards={n: partial(linear, weight=w) for n, w in one.weights.items()})
         for one in plain
     ]
-    runs = [block.run(hidden, one) for one in ((), plain, by_forwards)]
-    return runs, block.calibrated()
+    return [block.run(hidden, one) for one in ((), plain, by_forwards)], block.calibrated()
 
 
 @on_llama
