@@ -38,18 +38,11 @@ def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(s
     assert read_audit(OUT).skipped == ()
     # What ships is not diagnosed again where it is rounded otherwise.
     monkeypatch.setattr("qaudit.planning.price.ARITHMETIC", 1)  # of a long scan it is 10 %
-    scan(
-        "series/step10",
-        "--schemes",
-        "gptq-4bit",
-        "--set",
-        f"diagnostics={PARTS}",
-        "--out",
-        "other",
-        code=0,
-    )
-    assert audit_of(Path("other"))["plan"]["otherwise"] is not None
-    assert audit_of(Path("other"))["diagnostics"]["sensitivity"][-1]["part"] == "all"
+    more = ("--schemes", "gptq-4bit", "--set", f"diagnostics={PARTS}", "--out", "other")
+    scan("series/step10", *more, code=0)
+    other = audit_of(Path("other"))
+    assert other["plan"]["otherwise"] is not None
+    assert other["diagnostics"]["sensitivity"][-1]["part"] == "all"
 
 
 def test_diagnoses_are_part_of_a_recipe_of_the_environment_and_of_the_price(

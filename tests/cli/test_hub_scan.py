@@ -236,32 +236,6 @@ def test_what_cannot_be_fetched_is_refused_and_a_budget_that_does_is_proposed(
     assert scan(*asked, f"disk_budget={proposed}").code == 0
 
 
-def test_a_revision_that_disappears_after_the_plan_is_skipped(hub, scan):
-    assert scan(REPO, "--dry-run").code == 0  # names, trees and headers are known from here on
-    gone = hub.repos[REPO].branches["step200"]
-    missing = {"status": 404, "headers": {"X-Error-Code": "RevisionNotFound"}}
-    hub.faults.append({"match": f"/resolve/{gone}/.*safetensors", **missing})
-    done = scan(REPO, code=3)
-    assert {subject for subject, _ in cells()} >= {"step10", "step1000"}
-    (skipped,) = [row for row in audit_of()["skipped"] if row["subject"] == "step200"]
-    assert gone in skipped["reason"] or "step200" in skipped["reason"]
-    assert "skipped step200" in done.err
-
-
-def test_a_server_that_dies_in_the_middle_and_the_same_command_goes_on(hub, scan):
-    scan(REPO, "--dry-run", code=0)
-    hub.log.clear()
-    hub.faults.append({"match": "GET /cdn/", "skip": 1, "status": 503})
-    assert scan(REPO, code=4).err.count("error: ") == 1
-    assert len(list((OUT / "evidence").glob("*.npz"))) > 0
-    hub.faults.clear()
-    fetched = asked_of(hub, "GET /cdn/")[0]
-    hub.log.clear()
-    scan(REPO, code=0)
-    assert fetched not in asked_of(hub)  # what was brought is not brought again
-    assert len(audit_of()["measurements"]) == 2 * 4
-
-
 def test_files_of_repositories_are_fetched_and_pinned(hub, scan, online):
     gguf = "lab/series-GGUF@v1//files/series-{}.gguf"
     base = f"{REPO}@step10"

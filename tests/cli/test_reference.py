@@ -58,7 +58,10 @@ def test_every_subject_is_compared_with_the_reference(place, scan):
     read_saved(place / "out").checked()  # as `gate`, `pick` and `diff` do
     tasks = cells(place / "out", "tasks")
     a, b = tasks["step10", "fp"], tasks["step200", "fp"]
-    assert b["drop"] is None
+    assert (b["drop"], audit_of()["plan"]["protocol"]["choices"]) == (None, 12)
+    for (_, scheme), row in tasks.items():
+        assert row["accuracy"] * 12 == pytest.approx(round(row["accuracy"] * 12))
+        assert (row["accuracy_drop"] is None) == (scheme == "fp")
     assert b["reference_drop"] == pytest.approx(a["accuracy"] - b["accuracy"])
     assert tasks["step10", "rtn-4bit"]["reference_flips"] == tasks["step10", "rtn-4bit"]["flips"]
     scan(*with_items, code=0)

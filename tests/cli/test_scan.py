@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from qaudit.planning.prepare import LONGEST_NAME, default_folder, folder_name
-from tests.support.cli import OUT, QUICK, STEPS, audit_of, cells, must_be_close
+from tests.support.cli import OUT, QUICK, STEPS, audit_of, must_be_close
 from tests.support.models import write_documents
 from tests.support.parts import ended, start
 from tests.support.pretended_device import pretended
@@ -52,21 +52,6 @@ def test_json_alone_goes_to_stdout_when_asked_for(scan):
     done = scan("series/step1000", "series/step10", "-q", "--out", "quiet")
     assert labels(audit_of(Path("quiet"))) == ["step10", "step1000"]
     assert (done.code, done.err, "step1000" in done.out) == (0, "", True)
-
-
-def test_choices_become_accuracy_of_every_subject_and_scheme(place, scan):
-    items = [
-        {"question": f"which {k}", "choices": ["fox", "dog", "night"], "answer": k % 3}
-        for k in range(6)
-    ]
-    (place / "choices.jsonl").write_text("\n".join(map(json.dumps, items)), encoding="utf-8")
-    scan("series/step10", "series/step200", "--set", "choices=choices.jsonl", code=0)
-    rows = cells(part="tasks")
-    assert list(rows) == [(label, s) for label in LABELS[:2] for s in ("fp", "rtn-4bit")]
-    for (_, scheme), row in rows.items():
-        assert row["accuracy"] * 6 == pytest.approx(round(row["accuracy"] * 6))
-        assert (row["accuracy_drop"] is None) == (scheme == "fp")
-    assert audit_of()["plan"]["protocol"]["choices"] == 6
 
 
 def test_options_come_from_recipes_and_the_environment_too_and_win(place, qaudit, monkeypatch):

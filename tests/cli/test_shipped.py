@@ -20,7 +20,6 @@ from tests.support.gguf import write_gguf
 from tests.support.models import save_tokenizer, swap_words
 from tests.support.parts import same_audit
 from tests.support.quantized import quantized_copy
-from tests.support.torchao import INSTALLED
 
 BASE = "series/step10"
 
@@ -62,15 +61,6 @@ def test_files_are_measured_beside_their_base(place, scan):
     assert again["measurements"] == audit["measurements"]  # from disk
     weights = again["diagnostics"]["weights"]
     assert {name for row in weights for name in row["perturbation"]} == {"rtn-4bit"}
-
-
-@pytest.mark.skipif(not INSTALLED, reason="qaudit-torchao is not installed")
-def test_the_same_codes_diverge_alike_in_any_format(place, qaudit):
-    copy(place, "model-GPTQ")
-    copy(place, "model-torchao", "torchao")
-    qaudit(*ALONE, "--shipped", "model-GPTQ", "--shipped", "model-torchao", code=0)
-    rows = rows_of()
-    assert rows["model-torchao"]["kl"] == rows["model-GPTQ"]["kl"] > 0
 
 
 ALONE = ("scan", *TEXT, "--out", "out", "--schemes", "none", BASE)

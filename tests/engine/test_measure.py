@@ -37,16 +37,7 @@ from qaudit.planning.price import Pricing, flops, passes_of, price_otherwise
 from qaudit.planning.sizes import Load, Sizes, TextSize
 from qaudit.saved.results import ResultStore, read_measurement
 from qaudit.settings import Recipe
-from qaudit.types import (
-    Checkpoint,
-    Item,
-    Price,
-    Protocol,
-    Ref,
-    Subject,
-    WeightFile,
-    Window,
-)
+from qaudit.types import Checkpoint, Item, Price, Protocol, Ref, Subject, WeightFile, Window
 from tests.support import tiny
 from tests.support.filled import filled
 from tests.support.measured import MACHINE, corpus
