@@ -349,8 +349,7 @@ def test_damaged_checkpoints_are_skipped_by_name(place, scan):
     for label, reason in reasons.items():
         assert skipped[label]["scheme"] is None
         assert reason in skipped[label]["reason"]
-        assert f"skipped {label}: " in done.err
-        assert f"- {label}: " in done.out
+        assert f"skipped {label}: " in done.err and f"- {label}: " in done.out
 
 
 def test_files_of_a_checkpoint_that_nest_without_end(place, scan):

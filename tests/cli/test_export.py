@@ -185,8 +185,7 @@ def test_what_ships_by_an_audit_goes_with_it(qaudit, place, exported):
     exact = re.findall(r"to full precision is (\S+) nats per token \[(\S+), (\S+)\]", card)
     assert exact
     assert {spread(Interval(*map(float, numbers))) for numbers in exact} == {spread(kl)}
-    assert ships["status"] in card
-    assert "the policy requires 30 documents" in card
+    assert ships["status"] in card and "the policy requires 30 documents" in card
     assert "plots/" in (place / "out" / "card.md").read_text()
     card = (place / "new" / "qaudit" / "card.md").read_text()
     assert ("## " in card, "plots/" in card) == (True, False)  # which are not in the folder

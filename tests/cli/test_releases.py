@@ -4,12 +4,10 @@ What is stored is as it was published: shards, pickles, dtypes, heads that are s
 are tied, masks that old checkpoints keep. `open-sci` and `crystal` are code of their repositories.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,40 +19,33 @@ from tests.support.cli import OUT, QUICK, audit_of
 from tests.support.models import VOCABULARY, save_tokenizer
 
 
-@dataclass(frozen=True)
-class Release:
-    """A repository, learning rates of its revisions, and how its weights are stored."""
-
-    repo: str
-    model_type: str
-    rates: dict[str, float | None]
-    shards: bool = False
-    dtype: torch.dtype = torch.bfloat16
-    pickled: bool = False
-    changes: tuple = ()
+def release_of(repo, model_type, rates, **stored):
+    """Return a repository, learning rates of its revisions, and how its weights are stored."""
+    usual = {"shards": False, "dtype": torch.bfloat16, "pickled": False, "changes": {}}
+    return SimpleNamespace(repo=repo, model_type=model_type, rates=rates, **usual | stored)
 
 
-TIED, CLIPPED = (("tie_word_embeddings", True),), (("clip_qkv", 8.0),)
+TIED, CLIPPED = {"tie_word_embeddings": True}, {"clip_qkv": 8.0}
 FP32, FP16 = torch.float32, torch.float16
 RELEASES = {
-    "apertus-8b": Release("swiss-ai/Apertus-8B-2509", "apertus",
+    "apertus-8b": release_of("swiss-ai/Apertus-8B-2509", "apertus",
         {"step50000-tokens210B": 0.00011, "step2627139-tokens15T": 1.10001e-05}, shards=True),
-    "olmoe": Release("allenai/OLMoE-1B-7B-0125", "olmoe",
+    "olmoe": release_of("allenai/OLMoE-1B-7B-0125", "olmoe",
         {"step1200000-tokens5033B": 4e-05, "stage2-ingredient1-step10000-tokens41B": 2.32229e-05},
         shards=True),
-    "pythia": Release("EleutherAI/pythia-160m", "gpt_neox",
+    "pythia": release_of("EleutherAI/pythia-160m", "gpt_neox",
         {"step512": 0.0002148252, "step143000": 6e-05}, dtype=FP16),
-    "olmo-hybrid": Release("allenai/Olmo-Hybrid-7B", "olmo_hybrid",
+    "olmo-hybrid": release_of("allenai/Olmo-Hybrid-7B", "olmo_hybrid",
         {"stage1-step100000": 0.000296804, "stage3-step1000": 0.000200115}, shards=True),
-    "olmo-1b-0724": Release("allenai/OLMo-1B-0724-hf", "olmo",
+    "olmo-1b-0724": release_of("allenai/OLMo-1B-0724-hf", "olmo",
         {"step1000-tokens2B": None, "step1454000-tokens3048B": None},
-        shards=True, dtype=FP32, changes=TIED + CLIPPED),
-    "olmo-7b": Release("allenai/OLMo-7B-hf", "olmo",
+        shards=True, dtype=FP32, changes=TIED | CLIPPED),
+    "olmo-7b": release_of("allenai/OLMo-7B-hf", "olmo",
         {"step452000-tokens2000B": 3.00678e-05, "main": 0.0}, shards=True, dtype=FP32),
-    "smollm3": Release("HuggingFaceTB/SmolLM3-3B-checkpoints", "smollm3",
+    "smollm3": release_of("HuggingFaceTB/SmolLM3-3B-checkpoints", "smollm3",
         {"stage3-step-4480000": 9.195441e-05, "lc-4k-to-32k-step-4000": 1.879474e-05},
         shards=True, changes=TIED),
-    "amber": Release("LLM360/Amber", "llama",
+    "amber": release_of("LLM360/Amber", "llama",
         {"ckpt_100": 0.0002525878, "ckpt_358": 3.000522e-05}, dtype=FP32, pickled=True),
 }  # fmt: skip
 FAST = ("apertus-8b", "olmoe", "pythia")
@@ -63,9 +54,9 @@ EACH = [f if f in FAST else pytest.param(f, marks=pytest.mark.slow) for f in REL
 
 def write(folder, release, seed, tokenizer):
     """Save a tiny model as the release's checkpoints are stored."""
-    kind, changes = release.model_type, {**dict(release.changes), "vocab_size": VOCABULARY}
+    kind, changes = release.model_type, {**release.changes, "vocab_size": VOCABULARY}
     if kind in released.RELEASED:
-        released.save(folder, kind, seed, **dict(release.changes))
+        released.save(folder, kind, seed, **release.changes)
     else:
         tiny.make(folder, kind, **changes)
     tensors = {n: t.to(release.dtype) for n, t in load_file(folder / "model.safetensors").items()}

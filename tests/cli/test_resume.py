@@ -1,4 +1,8 @@
-"""The same command again goes on after a kill, an interrupt or a full disk, and never twice."""
+"""The same command again goes on after a kill, an interrupt or a full disk, and never twice.
+
+What a scheme holds from one linear to the next (a second stream, a rotation of heads, learned
+matrices, a rounded cache) is the same in every process that continues.
+"""
 
 import errno
 import os
@@ -8,6 +12,7 @@ import shutil
 import signal
 import sys
 import warnings
+from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,10 +22,11 @@ from safetensors.torch import load_file, save_file
 
 import qaudit.saved.results
 from qaudit.cli.progress import Progress
+from qaudit.core.registry import parse_scheme
 from qaudit.engine import measure
-from tests.support.cli import OUT, QUICK, TEXT, audit_of, cells, edited, refused
+from tests.support.cli import OUT, QUICK, TEXT, audit_of, cells, edited, refused, run_in
 from tests.support.models import write_documents
-from tests.support.parts import lasting
+from tests.support.parts import lasting, losses
 
 KILLS = 12
 CHANGES = 36
@@ -283,8 +289,7 @@ def test_a_scan_that_is_not_finished_says_so_and_shows_what_is_measured_so_far(
     assert not (OUT / "audit.json").exists()
     shown = qaudit("report", "out", "--format", "terminal", code=3)
     assert NOT_FINISHED.replace("`", "") in shown.err.replace("`", "")
-    assert "step10" in shown.out
-    assert "step200: not measured yet" in shown.out
+    assert "step10" in shown.out and "step200: not measured yet" in shown.out
     card = qaudit("report", "out", code=3)
     assert "plots/" not in card.out  # nothing is drawn there yet
 
@@ -334,3 +339,84 @@ def test_kills_before_random_changes_of_files_change_nothing(
     ours, whole = (numbers(audit_of(place / name)) for name in ("out", "whole"))
     assert ours["measurements"] == whole["measurements"]
     assert qaudit("gate", OUT, "-q").code in (0, 1, 3)
+
+
+# ----------------------------------------------------------------- schemes with state of every kind
+
+CALIBRATED = (
+    "gptaq-4bit:group=16",
+    "qronos-4bit:group=16",
+    "mr-gptq:block=16",
+    "duquant-4bit:block=16",
+    "flatquant-4bit:steps=3",
+    "base-q-w4a4:steps=3:kv=int4",
+)
+DATA_FREE = ("hqq-4bit:group=16", "rtn-4bit:group=16:kv=int4")
+LABELS = ("step10", "step200", "step1000")
+SETTINGS = (
+    "series", *TEXT, "--schemes", ",".join((*CALIBRATED, *DATA_FREE)), "--set", "repeats=2",
+    "--set", "calibration_documents=2", "--set", "context=32",
+)  # fmt: skip
+
+
+def streams_of(code, *arguments, interrupted_at=None):
+    """Run the command line, which ends with a code; return every stream that it measured."""
+    streams = []
+    send = measure.send
+
+    def recorded(task, *rest):
+        if task.subject.label == interrupted_at:
+            raise KeyboardInterrupt
+        measured = send(task, *rest)
+        streams.extend((task.subject.label, task.remark, spec) for spec in measured)
+        return measured
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qaudit.engine.measure.send", recorded)
+        assert run_in(Path.cwd(), *arguments) == code
+    return streams
+
+
+@pytest.fixture(scope="module")
+def streams(shipped, tmp_path_factory):
+    """Return what one process measured, and what two did before and after an interrupt.
+
+    The working directory has the audits: `whole`, `resumed`, and `collected` from two parts.
+    """
+    place = shutil.copytree(shipped, tmp_path_factory.mktemp("scheme_state") / "place")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        every = streams_of(0, "scan", *SETTINGS, "--out", "whole")
+        before = streams_of(130, "scan", *SETTINGS, "--out", "resumed", interrupted_at=LABELS[1])
+        after = streams_of(0, "scan", *SETTINGS, "--out", "resumed")
+        streams_of(0, "plan", *SETTINGS, "--out", "collected")
+        for code in (3, 0):  # what the first round chooses is drawn again in the second
+            for part in ("0/2", "1/2"):
+                streams_of(0, "part", "collected", "--part", part)
+            streams_of(code, "collect", "collected")
+        yield [every, before, after]
+
+
+def of_scheme(audit, spec):
+    """Return the losses of a scheme's documents, to the bit, and its other numbers."""
+    rows = [row for row in audit_of(audit)["measurements"] if row["spec"] == spec]
+    documents = {key: value for key, value in losses(audit).items() if key[1] == spec}
+    return documents, sorted(map(str, lasting(rows)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", (*CALIBRATED, *DATA_FREE))
+def test_interrupted_scans_and_parts_give_the_numbers_of_one_process_and_draw_what_calibrates(
+    streams, text
+):
+    spec = parse_scheme(text).spec
+    every, before, after = (Counter(one for one in run if one[2] == spec) for run in streams)
+    assert {subject for subject, *_ in before} == {LABELS[0]}
+    assert before + after == every  # nothing is measured twice
+    documents, rows = of_scheme(Path("whole"), spec)
+    for name in ("resumed", "collected"):
+        assert of_scheme(Path(name), spec) == (documents, rows)
+    draws = (0, 1) if text in CALIBRATED else (0,)
+    assert set(documents) == {(label, spec, draw) for label in LABELS for draw in draws}
+    if text in CALIBRATED:
+        assert all(documents[label, spec, 0] != documents[label, spec, 1] for label in LABELS)

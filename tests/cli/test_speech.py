@@ -84,8 +84,7 @@ def test_bars_are_drawn_on_a_terminal_below_what_is_said(monkeypatch):
     for words in ("[/red]?[31mstep10", "gptq-4bit", "0/2", "[/red]?[31mstep20", "7.3/14.6 GB",
                   "1.0/8.0 MB"):  # fmt: skip
         assert words in drawn
-    assert RED not in drawn
-    assert "downloaded" not in drawn
+    assert RED not in drawn and "downloaded" not in drawn
     lines = drawn.splitlines()
     (said,) = (k for k, line in enumerate(lines) if "broke off" in line)
     assert lines[said].endswith("[bold]model.safetensors?[31m broke off")
@@ -179,8 +178,7 @@ def test_a_row_fits_the_terminal(width):
     rows = [row.rstrip() for row in plain.export_text().splitlines() if row.strip()]
     assert len(rows) == 3  # nothing is wrapped
     assert all(len(row) <= width for row in rows)
-    assert "2.0 h left" in rows[0]
-    assert "gptq-4bit" in rows[1]
+    assert "2.0 h left" in rows[0] and "gptq-4bit" in rows[1]
     assert [name in row for row in rows] == [False, width > 80, width > 80]
 
 
@@ -200,8 +198,7 @@ def test_no_control_character_of_a_name_is_printed(place, scan, qaudit):
     shutil.copytree(place / "series" / "step10", broken)
     (broken / "model.safetensors").write_bytes(b"oops")
     done = scan("series", "--soup", "step1000+step20*", code=3)
-    assert "step20?[31m?" in done.out
-    assert "skipped step30?[31m?: " in done.err
+    assert "step20?[31m?" in done.out and "skipped step30?[31m?: " in done.err
     card = whole_at(place / "out")
     summary = qaudit("report", "out", "--format", "terminal").out
     names = "".join(path.name for path in (place / "out").rglob("*"))
