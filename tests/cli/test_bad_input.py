@@ -101,16 +101,6 @@ def with_nan(folder):
     change(lambda tensors: tensors["model.norm.weight"].fill_(torch.nan), folder / WEIGHTS.name)
 
 
-def nan_everywhere():
-    for folder in Path("series").iterdir():
-        with_nan(folder)
-
-
-def without_tokenizer():
-    for file in STEP10.glob("token*"):
-        file.unlink()
-
-
 UP, V = "model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.v_proj.weight"
 LOST, CUT = "model.layers.1.mlp.up_proj.weight", "model.safetensors` is cut short"
 DOCUMENT, NO_ANSWER = '{"text": "the fox"}', '{"question": "a", "choices": ["b", "c"]}'
@@ -138,7 +128,10 @@ REFUSED = [
     ),
     (partial(save_tokenizer, Path("series/step200"), 280), "series", 2, "different tok", "bits"),
     (with_code, "series/step10 --allow-pickle", 4, "cannot be read as pickled", "to safetensors"),
-    (nan_everywhere, "series", 4, "nothing could be measured", "diverged"),
+    (
+        lambda: [with_nan(folder) for folder in Path("series").iterdir()],
+        "series", 4, "nothing could be measured", "diverged",
+    ),
     *(
         (edit, "series/step10", code, sentence, hint)
         for edit, code, sentence, hint in (
@@ -149,7 +142,7 @@ REFUSED = [
             (file_of(str(CONFIG), "[1]"), 2, "it is not a table of keys", "config.json"),
             (configure(num_attention_heads=5), 2, "(32) is not a multiple", "`model_type`"),
             (configure(num_hidden_layers="two"), 2, "num_hidden_layers", "`config.json`"),
-            (without_tokenizer, 4, "there is no tokenizer in", "copy `tokenizer.json`"),
+            (lambda: [f.unlink() for f in STEP10.glob("token*")], 4, "no tokenizer in", "copy `t"),
             (short(STEP10 / "tokenizer.json", 100), 2, "the tokenizer in", "copy `token"),
             (short(WEIGHTS, 0), 4, CUT, DAMAGED),
             (short(WEIGHTS, 5), 4, CUT, DAMAGED),

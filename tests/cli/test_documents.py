@@ -91,19 +91,12 @@ def test_all_tokens_are_scored_on_request_by_a_template(talks, qaudit):
     refused(done, 2, "line 1 of `talks.jsonl` cannot be rendered", "`--set chat_template=FILE`")
 
 
-@pytest.fixture
-def grouped(place):
-    """Give evaluation documents two fields."""
+def test_another_field_needs_no_new_measurement_and_has_to_group(place, scan):
     lines = [
         {"text": text(200 + k), "source": ("web", "code")[k % 3 > 0], "half": k // 6, "id": k}
         for k in range(12)
     ]
-    content = "".join(json.dumps(line) + "\n" for line in lines)
-    (place / "evaluation.jsonl").write_text(content, encoding="utf-8")
-    return place
-
-
-def test_another_field_needs_no_new_measurement_and_has_to_group(grouped, scan):
+    (place / "evaluation.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     scan("series/step10", code=0)
     seconds = [row["seconds"] for row in audit_of()["measurements"]]
     for field, expected in (
@@ -120,7 +113,7 @@ def test_another_field_needs_no_new_measurement_and_has_to_group(grouped, scan):
         assert {row["stratum"] for row in rows} == set(expected)
         assert all((row["kl"] is None) == (row["scheme"] == "fp") for row in rows)
         assert audit["plan"]["protocol"]["sources"].get("strata") == field
-    (grouped / "evaluation.txt").write_text("one two three", encoding="utf-8")
+    (place / "evaluation.txt").write_text("one two three", encoding="utf-8")
     for options, sentence, hint in (
         ("--set strata=origin", "no value of the field `origin`", "its fields are text"),
         ("--set strata=id", "each of the 12 evaluation documents", "strata=source"),

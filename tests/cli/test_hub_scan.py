@@ -190,17 +190,12 @@ def test_a_lock_over_folders_that_changed_is_refused_and_kept_weights_are_not_do
     assert asked_of(hub) == []
 
 
-def write_c4(root):
-    """Lay a few documents where the files of C4 are."""
-    folder = root / "datasets/allenai/c4/main/en"
+def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(place, online, qaudit, serve_root):
+    folder = online / "root/datasets/allenai/c4/main/en"
     folder.mkdir(parents=True)
     for name, first in (("train.00001-of-01024", 300), ("validation.00000-of-00008", 400)):
         lines = (json.dumps({"text": text(seed)}) for seed in range(first, first + 10))
         (folder / f"c4-{name}.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-
-
-def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(place, online, qaudit, serve_root):
-    write_c4(online / "root")
     shutil.copytree(place / "series/step10", online / "root" / REPO / "step10")
     hub = serve_root()
     qaudit("scan", f"{REPO}@step10", "--schemes", "rtn-4bit", "--out", "out", code=0)

@@ -52,9 +52,9 @@ def test_without_matplotlib_the_page_has_the_saved_pictures(saved, qaudit, monke
 def test_what_is_registered_is_listed_one_a_line(qaudit):
     for kind, names in (("schemes", schemes()), ("merges", merges())):
         done = qaudit("list", kind)
-        assert [line.split()[0] for line in done.out.splitlines()] == list(names)
-        assert all(line.partition(" [")[0].endswith(".") for line in done.out.splitlines())
-        assert (done.code, done.err) == (0, "")
+        lines = [line.partition(" [")[0] for line in done.out.splitlines()]
+        assert [line.split()[0] for line in lines] == list(names)
+        assert all(line.endswith(".") for line in lines) and (done.code, done.err) == (0, "")
     assert any(line.startswith("olmo2") for line in qaudit("list", "families").out.splitlines())
     assert qaudit("list").out == qaudit("list", "schemes").out
     assert "[bits, group=128, sym=true, scale_dtype=bf16]" in qaudit("list").out

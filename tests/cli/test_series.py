@@ -161,20 +161,16 @@ def test_json_has_every_row_and_a_recipe_its_selection(hub, online, qaudit):
     assert stars == ["step10000", "step15000", "step20000"]
 
 
-@pytest.fixture
-def audit(tmp_path):
-    """Return an audit of nine checkpoints of the demo's run of twelve."""
-    left = ("stage1-step1750", "stage1-step4000", "stage2-ingredient1-step750")
+def test_unmeasured_checkpoints_have_predictions(qaudit, tmp_path, place):
+    audit, left = (
+        tmp_path / "out",
+        {"stage1-step1750", "stage1-step4000", "stage2-ingredient1-step750"},
+    )
     few = tuple(s for s in sample.series() if s.kind == "checkpoint" and s.label not in left)
-    save(tmp_path / "out", subjects=few)
-    return tmp_path / "out"
-
-
-def test_unmeasured_checkpoints_have_predictions(qaudit, audit, place):
+    save(audit, subjects=few)  # of nine checkpoints of the demo's run of twelve
     done = qaudit("series", "demo", "--after", audit, "--json", code=0)
     found = json.loads(done.out)
-    names = {row["label"] for row in found["prospects"]}
-    assert names == {"stage1-step1750", "stage1-step4000", "stage2-ingredient1-step750"}
+    assert {row["label"] for row in found["prospects"]} == left
     # The loss falls fastest at the end of the decay, where the last measured neighbours are best.
     assert found["prospects"][0]["label"] == "stage2-ingredient1-step750"
     assert "--checkpoints stage2-ingredient1-step750" in done.err

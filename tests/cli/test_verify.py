@@ -102,20 +102,19 @@ def test_other_formats_run_as_audited(qaudit, formats, place, form, scheme, caps
     assert ("This is what was audited." in done.out, done.code) == (True, 0), done.out
 
 
-def bits_of(folder):
-    """Return the bits of a weight that a folder is recorded to have: those of its bytes."""
-    read, bits = QuantizedFolder(folder), read_export(folder).bits_per_weight
-    weights = sum(layout.shape[0] * layout.shape[1] for layout in read.linears.values())
-    assert bits == pytest.approx(8 * sum(map(read.nbytes_of, read.linears)) / weights)
-    assert f"{bits:.3f} bits per quantized weight" in (folder / "README.md").read_text()
-    return bits
-
-
 def test_without_its_runtime_files_are_compared_all_the_same(qaudit, exported):
     for form, package in (("gptq", "gptqmodel"), ("awq", "gptqmodel"), ("mlx", "mlx-lm")):
         runtime = package.partition("-")[0]
         qaudit("export", "out", *of(ROUNDED), "--format", form, "--out", form, code=0)
-        assert bits_of(Path(form)) > 4.6 > bits_of(exported)  # with zero points or biases
+        bits = [read_export(folder).bits_per_weight for folder in (Path(form), exported)]
+        assert bits[0] > 4.6 > bits[1]  # with zero points or biases
+        for folder, each in zip((Path(form), exported), bits, strict=True):
+            read = QuantizedFolder(folder)
+            weights = sum(layout.shape[0] * layout.shape[1] for layout in read.linears.values())
+            assert each == pytest.approx(8 * sum(map(read.nbytes_of, read.linears)) / weights)
+            assert (
+                f"{each:.3f} bits per quantized weight" in (folder / "README.md").read_text()
+            )
         done = qaudit("verify", form, "--audit", "out", code=0)
         assert f"not run: {package} is not installed" in done.out
         assert f"to run it: pip install 'qaudit-llm[{runtime}]'" in done.out
