@@ -88,13 +88,9 @@ def add_vision_model():
     save_tokenizer(Path("vit"))
 
 
-def share_a_document():
-    added("calibration", Path("evaluation.jsonl").read_text(encoding="utf-8").splitlines()[5])
-
-
 def added(name, line):
     with Path(f"{name}.jsonl").open("a", encoding="utf-8") as file:
-        return file.write(line)
+        return file.write(line or Path("evaluation.jsonl").read_text("utf-8").splitlines()[5])
 
 
 def with_nan(folder):
@@ -166,7 +162,8 @@ REFUSED = [
             (file_of("1.txt", "fox " * 500), "--evaluation 1.txt", "1 usable doc", "one a file"),
             (file_of("1.jsonl", DOCUMENT), "--evaluation 1.jsonl", "1 usable", "one a line"),
             (None, "--calibration evaluation.jsonl", "share 12 documents", "no document in"),
-            (share_a_document, "", "share 1 documents, the first is `calibration.jsonl:5`", "in"),
+            (partial(added, "calibration", ""), "",
+             "share 1 documents, the first is `calibration.jsonl:5`", "in"),
             (None, "--evaluation evaluatoin.jsonl", "no text file", "where the command runs"),
             (partial(added, "evaluation", "{oops\n"), "", "line 13 of `eval", "one object"),
             (file_of("c.jsonl", NO_ANSWER), "--set choices=c.jsonl", "no `answer`", '"answer": 0'),
@@ -282,9 +279,7 @@ ODD = {
 }
 
 
-def test_odd_configs_and_experts_that_do_not_fit_are_skipped_and_the_others_are_measured(
-    place, scan
-):
+def test_odd_configs_and_experts_that_do_not_fit_are_skipped(place, scan):
     model("moe", "mixtral", num_local_experts=3)()
     for name, (key, value, count, _) in EXPERTS.items():
         shutil.copytree("moe", name)

@@ -29,16 +29,13 @@ SCHEMES = ("rtn-4bit", "rtn-8bit")
 SCAN = ("scan", "series/step10", *TEXT, "--schemes", ",".join(SCHEMES), "--out", "out")
 
 
-def talk(seed):
-    answer = f"<think>{text(seed, 6)}</think>{text(seed + 1, 6)}"
-    return [
-        {"role": "user", "content": text(seed + 2, 4)},
-        {"role": "assistant", "content": answer},
-    ]
-
-
-def write_talks(path, seeds, **more):
-    path.write_text("".join(json.dumps({"messages": talk(k), **more}) + "\n" for k in seeds))
+def write_talks(path, seeds):
+    talks = []
+    for seed in seeds:
+        answer = f"<think>{text(seed, 6)}</think>{text(seed + 1, 6)}"
+        said = (("user", text(seed + 2, 4)), ("assistant", answer))
+        talks.append({"messages": [{"role": role, "content": words} for role, words in said]})
+    path.write_text("\n".join(map(json.dumps, talks)))
 
 
 @pytest.fixture
@@ -49,9 +46,7 @@ def talks(place):
     return place
 
 
-def test_conversations_are_scored_by_role_and_once_and_strict_warns_of_what_kl_does_not_rank(
-    talks, qaudit
-):
+def test_conversations_are_scored_by_role_once_and_strict_warns(talks, qaudit):
     qaudit(*SCAN, "--policy", "strict", code=0)
     evidence = {path: path.stat().st_mtime_ns for path in OUT.rglob("*.npz")}
     qaudit(*SCAN, "--policy", "strict", code=0)
@@ -256,9 +251,7 @@ def test_a_diagnostic_that_cannot_be_had_leaves_the_audit_whole_and_incomplete(s
     assert other["diagnostics"]["sensitivity"][-1]["part"] == "all"
 
 
-def test_diagnoses_are_part_of_a_recipe_of_the_environment_and_of_the_price(
-    scan, place, qaudit, monkeypatch
-):
+def test_diagnoses_are_in_recipe_environment_and_price(scan, place, qaudit, monkeypatch):
     recipe = "targets: [series/step10]\ndiagnostics: [weights]\nschemes: [rtn-4bit]\n"
     recipe += "calibration: calibration.jsonl\nevaluation: evaluation.jsonl\n"
     (place / "mine.yaml").write_text(recipe, encoding="utf-8")

@@ -255,9 +255,7 @@ def losses_of(out):
     return {scheme: row["ce"] for (subject, scheme), row in rows if subject == "step200"}
 
 
-def test_weights_that_differ_from_those_of_the_audit_are_measured_and_judged_alone(
-    qaudit, exported, monkeypatch
-):
+def test_weights_unlike_the_audits_are_judged_alone(qaudit, exported, monkeypatch):
     quantize = RoundToNearest.quantize
 
     def rounds_otherwise(self, linears):
@@ -338,9 +336,7 @@ def test_transformers_runs_what_was_audited(family, scheme, place, qaudit):
     assert answer["run"]["ce_running"] == pytest.approx(answer["run"]["ce_audited"], abs=1e-7)
 
 
-def test_experts_that_no_runtime_names_are_refused_before_they_are_downloaded(
-    place, qaudit, serve, tmp_path, monkeypatch
-):
+def test_experts_no_runtime_names_are_refused_at_once(place, qaudit, serve, tmp_path, monkeypatch):
     shutil.copytree(released_model(place, "gpt_oss"), tmp_path / "root/org/model/main")
     for name, value in {"ENDPOINT": serve(tmp_path / "root").url, "HUB_OFFLINE": "0",
                         "HUB_CACHE": str(tmp_path / "cache")}.items():  # fmt: skip

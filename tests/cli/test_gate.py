@@ -215,9 +215,7 @@ CASES += [(one, 4, said, "") for one, said in EVIDENCE]
 
 
 @pytest.mark.parametrize(("damage", "code", "said", "hint"), CASES, ids=range(len(CASES)))
-def test_what_is_not_what_it_says_is_refused_and_evidence_that_fails_is_never_a_finding(
-    gate, audit, damage, code, said, hint
-):
+def test_damage_is_refused_and_is_never_a_finding(gate, audit, damage, code, said, hint):
     damage(audit)
     done = gate("--format", "junit=gate.xml")
     refused(done, code, said, hint.replace("scan again", "same scan again"))

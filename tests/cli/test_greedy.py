@@ -92,9 +92,7 @@ def _search():
     return row
 
 
-def test_a_search_that_was_interrupted_goes_on_to_a_subject_like_any_other_and_never_again(
-    scan, passes, monkeypatch
-):
+def test_an_interrupted_search_goes_on_and_is_never_done_again(scan, passes, monkeypatch):
     counted = qaudit.engine.measure.send
 
     def stopped(task, *rest):

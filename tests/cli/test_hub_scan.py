@@ -69,9 +69,7 @@ def planned(text):
 # ------------------------------------------------------------------------------- plan, lock, resume
 
 
-def test_a_scan_is_planned_first_fetches_weights_once_and_asks_nothing_again(
-    hub, scan, online, monkeypatch
-):
+def test_a_scan_is_planned_fetches_once_and_asks_nothing_again(hub, scan, online, monkeypatch):
     plan = json.loads(scan(REPO, "--dry-run", "--json", "--set", "disk_budget=50MB").out)
     assert [subject["label"] for subject in plan["subjects"]] == [*LABELS, "main"]
     assert all(len(checkpoint["commit"]) == 40 for checkpoint in plan["checkpoints"])
@@ -109,9 +107,7 @@ def test_a_scan_is_planned_first_fetches_weights_once_and_asks_nothing_again(
     assert asked_of(hub) == []
 
 
-def test_a_lock_is_measured_elsewhere_and_a_subject_diagnosed_before_its_weights_leave(
-    hub, scan, qaudit, place, online
-):
+def test_a_lock_is_measured_elsewhere_and_weights_leave_diagnosed(hub, scan, qaudit, place, online):
     few = ("--checkpoints", "step10", "--checkpoints", "step200")
     tight = (REPO, *few, "--set", "disk_budget=1MB")
     assert scan(*tight).code == 0
@@ -173,9 +169,7 @@ def test_a_lock_is_kept_refused_or_made_anew(hub, place, qaudit, scan):
     assert [s["commit"] for s in audit_of()["subjects"]] == [branches["step10"]]
 
 
-def test_a_lock_over_folders_that_changed_is_refused_and_kept_weights_are_not_downloaded(
-    hub, place, qaudit, scan, online
-):
+def test_changed_folders_refuse_a_lock_and_kept_weights_stay_here(hub, place, qaudit, scan, online):
     both = (f"{REPO}@step10", "series/step200", "--schemes", ROUNDED, "--keep", ROUNDED)
     scan(*both, code=0)
     shutil.copy(place / "series/step1000/model.safetensors", place / "series/step200")
@@ -213,9 +207,7 @@ def test_a_scan_of_the_hub_reads_c4_where_no_text_was_named(place, online, qaudi
 # ------------------------------------------------------------------------------- what goes wrong
 
 
-def test_what_cannot_be_fetched_is_refused_and_a_budget_that_does_is_proposed(
-    hub, scan, place, online, monkeypatch
-):
+def test_what_cannot_be_fetched_is_refused_with_a_remedy(hub, scan, place, online, monkeypatch):
     sentence = "`lab/secret` does not exist, or is private"
     refused(scan("lab/secret"), 4, sentence, "`hf auth login` or set `HF_TOKEN`")
     (place / "mounts").write_text("server:/x / nfs4 rw 0 0\n")
@@ -257,9 +249,7 @@ def test_files_of_repositories_are_fetched_and_pinned(hub, scan, online):
     assert len([e for e in hub.asked("GET /cdn/") if e["range"] in (None, "bytes=0-")]) == 0
 
 
-def test_members_of_a_soup_stay_until_it_is_made_within_a_budget_that_holds_them(
-    hub, qaudit, place, online
-):
+def test_members_stay_until_a_soup_is_made_within_its_budget(hub, qaudit, place, online):
     weights = online / "root" / REPO / "step10" / "model.safetensors"
     budget = 2 * weights.stat().st_size
     mix = (REPO, "--soup", "step200+step1000")
@@ -301,9 +291,7 @@ def shard(folder, *, mixed=False):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def test_towers_in_shards_of_their_own_are_downloaded_only_to_be_written_again(
-    place, qaudit, online, serve_root
-):
+def test_towers_in_shards_of_their_own_come_only_to_be_written(place, qaudit, online, serve_root):
     repo = online / "root" / "lab" / "model"
     for seed, name in enumerate(("step1", "step2")):
         save_tokenizer(released.save(repo / name, "gemma3", seed))

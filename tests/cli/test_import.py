@@ -69,9 +69,7 @@ def test_imported_answers_are_rows_like_those_of_a_scan_and_gated_so(imported, p
     refused(qaudit("gate", "out"), 4, "is not the evidence", "again")
 
 
-def test_a_scan_keeps_what_was_imported_until_it_is_imported_again_or_weights_are_others(
-    imported, place, qaudit
-):
+def test_a_scan_keeps_what_was_imported_until_weights_are_others(imported, place, qaudit):
     shutil.copytree(OUT, place / "before")
     before, files = tasks(), sorted(Path("out/evidence/imported").rglob("*.npz"))
     assert qaudit(*SCAN).code == 0

@@ -82,9 +82,7 @@ def test_damage_in_what_is_kept_ends_in_a_sentence(tmp_path):
             list(kept_groups(tmp_path))
 
 
-def test_what_was_measured_without_keep_is_not_measured_again_and_a_disk_has_to_hold_the_rest(
-    qaudit, exported, monkeypatch
-):
+def test_what_was_measured_is_not_kept_later_and_disks_must_hold(qaudit, exported, monkeypatch):
     assert f"at {ROUNDED} are not kept" in qaudit("scan", *AUDITED, "--keep", ROUNDED, code=0).err
     assert not kept(Path("out"))
     # The plan has what is kept and refuses what no disk holds.
@@ -136,9 +134,7 @@ def numbers(folder):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # lm-eval's own
-def test_a_subject_that_is_killed_goes_on_at_its_block_with_experts_tasks_and_rollouts(
-    place, qaudit, monkeypatch
-):
+def test_a_killed_subject_goes_on_at_its_block_with_all_it_scores(place, qaudit, monkeypatch):
     model = released.save(place / "model", "olmoe", max_position_embeddings=1024)
     toys.tokenizer(adds_bos=False).save_pretrained(model)
     toys.write(place / "data", ("anatomy",), documents=6)

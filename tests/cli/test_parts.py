@@ -72,9 +72,7 @@ def status(qaudit, out):
     return json.loads(qaudit("status", out, "--json").out)
 
 
-def test_parts_give_the_audit_of_one_process_that_a_scan_afterwards_finds(
-    measured, planned, qaudit, monkeypatch
-):
+def test_parts_give_the_audit_that_one_process_gives(measured, planned, qaudit, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(records.time, "sleep", None)  # nothing is waited for
         due = qaudit("collect", planned)
@@ -178,9 +176,7 @@ EDITS = [
 ]
 
 
-def test_a_part_refuses_a_small_file_that_is_not_the_plans_and_another_plan_measures_it(
-    measured, planned, qaudit
-):
+def test_a_part_refuses_small_files_that_are_not_the_plans(measured, planned, qaudit):
     shutil.copytree(STEP200, "kept")
     for name, state, change in EDITS:
         change(STEP200 / name)
@@ -239,9 +235,7 @@ def test_an_audit_has_the_hashes_of_small_files_and_an_export_refuses_others(pla
 
 
 @pytest.mark.slow
-def test_a_subject_is_given_up_where_its_part_is_killed_twice_and_never_where_it_is_stopped(
-    measured, planned, qaudit, monkeypatch
-):
+def test_a_killed_subject_is_given_up_and_a_stopped_one_not(measured, planned, qaudit, monkeypatch):
     for stop in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # as schedulers do
         with monkeypatch.context() as patched:
             patched.setattr(measuring_module, "measure", lambda *_: signal.raise_signal(stop))  # noqa: B023
@@ -266,9 +260,7 @@ def test_a_subject_is_given_up_where_its_part_is_killed_twice_and_never_where_it
 
 
 @pytest.mark.slow
-def test_a_node_that_is_gone_leaves_parts_that_any_other_of_its_kind_measures(
-    measured, planned, qaudit, monkeypatch
-):
+def test_parts_of_a_lost_node_are_measured_elsewhere(measured, planned, qaudit, monkeypatch):
     """What a node leaves: a log without an end, an attempt, a half-written file."""
     qaudit("part", planned, "--part", "0/2", code=0)
     with monkeypatch.context() as patched:
@@ -285,9 +277,7 @@ def test_a_node_that_is_gone_leaves_parts_that_any_other_of_its_kind_measures(
 
 
 @pytest.mark.slow
-def test_copies_of_a_folder_are_merged_by_content_on_a_login_node_without_torch(
-    measured, place, planned, qaudit
-):
+def test_copies_are_merged_by_content_on_a_node_without_torch(measured, place, planned, qaudit):
     shutil.copytree(planned, place / "far")
     assert qaudit("part", planned, "--part", "0/2").code == 0
     assert qaudit("part", place / "far", "--part", "1/2").code == 0
@@ -361,9 +351,7 @@ def without_costs(value):
 
 
 @pytest.mark.slow
-def test_two_hosts_with_equal_process_numbers_plan_the_same_and_leave_each_others_files(
-    measured, planned, place, qaudit
-):
+def test_two_hosts_plan_the_same_and_leave_each_others_files(measured, planned, place, qaudit):
     if reason := why_not():
         pytest.skip(reason)
     slow = host("n1", place, "part", planned, "--part", "0/1", main=SLOW + MAIN)
@@ -399,9 +387,7 @@ def hub(place, online, serve_root):
     return serve_root(main=None)
 
 
-def test_what_was_not_fetched_or_was_edited_is_named_and_the_next_run_fixes_it(
-    hub, qaudit, online, monkeypatch
-):
+def test_what_was_not_fetched_or_was_edited_is_named_and_fixed(hub, qaudit, online, monkeypatch):
     def offline(code, *command):
         with monkeypatch.context() as patched:
             patched.setenv("HF_HUB_OFFLINE", "1")
@@ -430,9 +416,7 @@ def test_what_was_not_fetched_or_was_edited_is_named_and_the_next_run_fixes_it(
 
 
 @pytest.mark.slow
-def test_parts_run_without_a_network_once_a_login_node_has_fetched(
-    hub, place, qaudit, online, monkeypatch
-):
+def test_parts_run_offline_once_a_login_node_has_fetched(hub, place, qaudit, online, monkeypatch):
     asked = (*OF_HUB, "--shipped", f"{SHIPPED}@v1", "--checkpoints", "step10")
     asked = tuple(word for word in asked if word not in OF_SCAN[:2])
     for words, out, shown in ((OF_HUB, "out", "3 of 3"), (asked, "files", "2 of 2")):
@@ -453,9 +437,7 @@ def test_parts_run_without_a_network_once_a_login_node_has_fetched(
 
 
 @pytest.mark.slow
-def test_caches_of_nodes_fetch_what_each_part_needs_and_the_checkpoint_before(
-    hub, place, qaudit, online, monkeypatch
-):
+def test_caches_of_nodes_fetch_what_each_part_needs(hub, place, qaudit, online, monkeypatch):
     asked = (*OF_HUB, "--set", "diagnostics=weights", "--set", "repeats=1")
     assert qaudit("plan", *asked, "--out", "out").code == 0
     fetched = []
@@ -474,9 +456,7 @@ def test_caches_of_nodes_fetch_what_each_part_needs_and_the_checkpoint_before(
 
 
 @pytest.mark.slow
-def test_a_part_with_a_disk_budget_evicts_what_it_fetched_itself(
-    hub, place, qaudit, online, monkeypatch
-):
+def test_a_part_with_a_disk_budget_evicts_what_it_fetched(hub, place, qaudit, online, monkeypatch):
     assert qaudit("plan", *OF_HUB, "--out", "out").code == 0
     budget = ("--set", "disk_budget=1MB")
     (place / "mounts").write_text("scratch:/ / lustre rw 0 0\n")

@@ -62,9 +62,7 @@ def distribution(folder, entries):
     (info / "entry_points.txt").write_text(entries)
 
 
-def test_what_is_installed_is_measured_and_judged_without_it(
-    installed, scan, place, qaudit, monkeypatch
-):
+def test_a_plug_in_is_measured_and_judged_without_it(installed, scan, place, qaudit, monkeypatch):
     for kind, name in (("schemes", "ternary"), ("merges", "middle"), ("diagnostics", "zeros")):
         assert name in qaudit("list", kind, "-q").out.split()
     soup = "soup=middle(step10+step200+step1000)"

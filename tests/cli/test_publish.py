@@ -74,9 +74,7 @@ def test_a_dry_run_lists_files_writes_nothing_and_needs_no_account(hub, saved, q
     assert hub.repos["alice/m"].discussions == []
 
 
-def test_the_address_goes_to_stdout_a_second_run_finds_it_and_the_token_is_only_in_requests(
-    hub, saved, qaudit, tmp_path, monkeypatch
-):
+def test_a_request_is_found_again_and_no_token_leaks(hub, saved, qaudit, tmp_path, monkeypatch):
     hub.faults = [{"match": "PUT /cdn", "status": 503, "times": 1, "headers": {"Retry-After": "0"}}]
     url = f"{hub.url}/alice/m/discussions/1"
     done = qaudit("publish", saved, "alice/m")
@@ -138,9 +136,7 @@ def test_an_export_becomes_one_pull_request(hub, written, qaudit):
 
 
 @pytest.mark.slow
-def test_a_push_that_was_refused_keeps_the_export_and_goes_on_without_quantizing_again(
-    hub, written, qaudit, monkeypatch
-):
+def test_a_refused_push_keeps_the_export_and_goes_on(hub, written, qaudit, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setenv("HF_TOKEN", "hf_reader")
         refused(qaudit(*PUSH, "alice/m"), 4, "", "")

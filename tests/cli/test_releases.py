@@ -138,9 +138,7 @@ def test_a_release_is_audited_from_the_hub_and_exported(family, place, qaudit, o
     qaudit("export", "out", *named, code=0)
 
 
-def test_a_model_that_cannot_be_opened_is_refused_before_its_weights_come(
-    qaudit, place, online, serve_root
-):
+def test_what_cannot_be_opened_is_refused_before_weights_come(qaudit, place, online, serve_root):
     save_tokenizer(released.save(online / "root" / "org" / "model" / "main", "jetmoe"))
     serve_root()
     done = qaudit("series", "org/model", "--check", code=0)

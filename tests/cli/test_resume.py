@@ -71,9 +71,7 @@ def times(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
 
 
-def test_a_killed_scan_goes_on_and_ends_as_if_nothing_had_happened(
-    scanned, scan, passes, monkeypatch
-):
+def test_a_killed_scan_goes_on_as_if_nothing_had_happened(scanned, scan, passes, monkeypatch):
     draw = Progress.block
 
     def block(self, done, total, what):
@@ -133,9 +131,7 @@ def test_what_is_new_is_measured(place, scan, passes):
 
 
 @pytest.mark.usefixtures("finished")
-def test_other_weights_and_evidence_that_is_not_whole_are_measured_anew(
-    place, scan, passes, qaudit
-):
+def test_other_weights_and_damaged_evidence_are_measured_anew(place, scan, passes, qaudit):
     first = audit_of()
     scan("series", code=0)
     assert (passes, numbers(audit_of())) == ([], numbers(first))
@@ -257,9 +253,7 @@ def test_hidden_states_that_find_no_place_on_disk(place, scan, scanned, monkeypa
 NOT_FINISHED = "`out` is not finished: 1 of 3 subjects; run it again"
 
 
-def test_a_scan_that_is_not_finished_says_so_and_shows_what_is_measured_so_far(
-    scan, qaudit, monkeypatch
-):
+def test_an_unfinished_scan_says_so_and_shows_what_is_measured(scan, qaudit, monkeypatch):
     really = measure.send
 
     def send(task, *rest):
@@ -323,9 +317,7 @@ def killed_at(root, allowed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["series", "lab/tiny"])
-def test_kills_before_random_changes_of_files_change_nothing(
-    target, place, qaudit, serve_root, online
-):
+def test_kills_before_changes_of_files_change_nothing(target, place, qaudit, serve_root, online):
     """Each is later than the one before; then the scan is left to end."""
     if target != "series":
         shutil.copytree(place / "series", online / "root" / target)
@@ -406,9 +398,7 @@ def of_scheme(audit, spec):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", (*CALIBRATED, *DATA_FREE))
-def test_interrupted_scans_and_parts_give_the_numbers_of_one_process_and_draw_what_calibrates(
-    streams, text
-):
+def test_schemes_have_the_numbers_of_one_process_and_draw_again(streams, text):
     spec = parse_scheme(text).spec
     every, before, after = (Counter(one for one in run if one[2] == spec) for run in streams)
     assert {subject for subject, *_ in before} == {LABELS[0]}

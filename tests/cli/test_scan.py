@@ -77,9 +77,7 @@ def test_options_come_from_recipes_and_the_environment_too_and_win(place, qaudit
     assert (audit_of(place / "elsewhere"), done.err) == (audit, "")
 
 
-def test_a_tokenizer_that_is_missing_and_pickles_that_are_trusted_change_no_number(
-    place, scan, scanned
-):
+def test_a_missing_tokenizer_and_trusted_pickles_change_no_number(place, scan, scanned):
     for file in (place / "series" / "step10").glob("token*"):
         file.unlink()  # it is read with that of the others
     folder = place / "series" / "step200"

@@ -161,9 +161,7 @@ def gguf_copy(place, name="model-Q4_0.gguf", kind="Q4_0"):
     return place / name
 
 
-def test_a_gguf_file_is_the_scheme_whose_bytes_it_has_in_the_class_that_it_claims(
-    place, qaudit, scan
-):
+def test_a_gguf_file_is_its_scheme_in_the_class_that_it_claims(place, qaudit, scan):
     gguf_copy(place)
     scan(BASE, "--schemes", "gguf-q4_0", "--shipped", "model-Q4_0.gguf", code=0)
     own, file = (
@@ -372,9 +370,7 @@ def test_a_quantized_base_is_what_it_means(layout, place, qaudit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["deepseek", "kimi"])
-def test_a_base_that_ships_quantized_is_diagnosed_and_exported_as_what_it_means(
-    layout, place, qaudit
-):
+def test_a_quantized_base_is_diagnosed_and_exported_as_it_means(layout, place, qaudit):
     ships, means = released.write_quantized(place, layout, place / BASE)
     scheme = "gptq-4bit:group=-1"
     setting = f"--schemes {scheme} --set dtype=bfloat16 --set diagnostics=weights -q"

@@ -186,9 +186,7 @@ def test_a_record_of_another_unit_is_not_measured_yet(part, place, qaudit):
     assert len(audit_of()["measurements"]) == 6
 
 
-def test_what_was_edited_in_an_audit_is_found_and_measured_again(
-    place, measured, qaudit, monkeypatch
-):
+def test_edits_of_an_audit_are_found_and_measured_again(place, measured, qaudit, monkeypatch):
     qaudit("collect", "out", code=0)
 
     def change(audit):

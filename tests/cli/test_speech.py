@@ -381,9 +381,7 @@ LIBCUDART = "libcudart.so.12: cannot open shared object file"
     ],
     ids=["missing", "broken"],
 )
-def test_a_torch_that_is_missing_or_broken_is_reported_by_doctor_and_scan(
-    place, code, by_doctor, by_scan
-):
+def test_a_missing_or_broken_torch_is_reported(place, code, by_doctor, by_scan):
     commands = "doctor", f"scan series {' '.join(QUICK)}"
     process = start(place, *commands, main=code + SEVERAL, PYTHONWARNINGS="error")
     out, err = process.communicate()

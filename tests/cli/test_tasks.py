@@ -65,9 +65,7 @@ def fetched(hub):
 
 
 @pytest.mark.slow
-def test_only_the_splits_that_are_read_come_from_the_hub_and_other_runs_and_parts_ask_for_none(
-    hub, scan, qaudit, online, monkeypatch
-):
+def test_only_splits_that_are_read_are_fetched_and_once(hub, scan, qaudit, online, monkeypatch):
     scan("--tasks", TASKS, code=0)
     paths = {path.partition("/resolve/")[2].partition("/")[2] for path in fetched(hub)}
     wanted = {"data/train-", "data/validation-", "ARC-Easy/train-", "ARC-Easy/test-"}
@@ -175,9 +173,7 @@ def test_every_task_of_lm_eval_is_listed_and_found(qaudit, scan):
 
 
 @pytest.mark.usefixtures("few_files")
-def test_what_cannot_be_scored_is_refused_and_items_without_a_context_need_bos_or_eos(
-    scan, place, qaudit
-):
+def test_what_cannot_be_scored_is_refused_or_needs_bos_or_eos(scan, place, qaudit):
     for tasks, sentence, hint in (
         ("piqa --set task_items=some", "`some` is no number", ""),
         ("piqa --set task_data=nowhere", "there is no folder `nowhere`", "org/name"),
@@ -217,9 +213,7 @@ def wrong(place):
     (place / "data/allenai/sciq/sciq.py").write_text("raise RuntimeError")
 
 
-def test_a_split_that_is_missing_and_a_script_are_refused_or_leave_the_other_tasks(
-    wrong, hub, scan
-):
+def test_a_missing_split_and_a_script_leave_the_other_tasks(wrong, hub, scan):
     no_split, no_script = "has no split `validation`: it has train", "needs a script, which is not"
     refused(scan("--tasks", "piqa"), 4, no_split, "leave")
     refused(scan("--tasks", "sciq"), 4, no_script, "task_data=")

@@ -112,9 +112,7 @@ def test_without_its_runtime_files_are_compared_all_the_same(qaudit, exported):
             read = QuantizedFolder(folder)
             weights = sum(layout.shape[0] * layout.shape[1] for layout in read.linears.values())
             assert each == pytest.approx(8 * sum(map(read.nbytes_of, read.linears)) / weights)
-            assert (
-                f"{each:.3f} bits per quantized weight" in (folder / "README.md").read_text()
-            )
+            assert f"{each:.3f} bits per quantized weight" in (folder / "README.md").read_text()
         done = qaudit("verify", form, "--audit", "out", code=0)
         assert f"not run: {package} is not installed" in done.out
         assert f"to run it: pip install 'qaudit-llm[{runtime}]'" in done.out
@@ -323,9 +321,7 @@ _PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
          "of its own"),
     ],
 )  # fmt: skip
-def test_a_runtime_s_arithmetic_says_how_far_it_may_differ(
-    runtime, config, dtype, experts, allowed, why, tmp_path
-):
+def test_arithmetic_limits_the_difference(runtime, config, dtype, experts, allowed, why, tmp_path):
     whole = {"quantization_config": {"config_groups": _GROUP, **config}}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     (one,) = (one for one in runs.RUNTIMES if one.name == runtime)
@@ -334,9 +330,7 @@ def test_a_runtime_s_arithmetic_says_how_far_it_may_differ(
     assert why in found.why
 
 
-def test_tensors_and_record_that_were_edited_together_are_not_what_the_audit_measured(
-    qaudit, exported, monkeypatch
-):
+def test_tensors_edited_with_their_record_are_not_the_audits(qaudit, exported, monkeypatch):
     linear, norm = "model.layers.0.self_attn.q_proj", "model.norm.weight"
     folder, path = Path("changed"), Path("changed/qaudit-export.json")
     for name, stored, read, part, sentence in (

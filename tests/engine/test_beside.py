@@ -57,9 +57,7 @@ def must_be_equal(read, expected):
         np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
 
-def test_losses_are_the_whole_models_and_spilling_and_entering_by_group_change_no_bit(
-    folder, in_memory, tmp_path, monkeypatch
-):
+def test_losses_are_the_whole_models_however_it_spills(folder, in_memory, tmp_path, monkeypatch):
     np.testing.assert_allclose(
         in_memory[FULL_PRECISION], plain_losses(plain_model(folder)), rtol=1e-5
     )
@@ -86,9 +84,7 @@ def test_items_read_the_keys_of_their_own_tokens_rounded_where_they_are_made(fol
     assert 1e-6 < np.abs(rounded / plain - 1).max() < 0.1
 
 
-def test_a_perturbed_pass_hardly_differs_and_variants_share_what_is_made_of_tokens(
-    folder, in_memory, tmp_path
-):
+def test_a_perturbed_pass_hardly_differs_and_variants_share_tokens(folder, in_memory, tmp_path):
     moved = run(folder, "rtn-3bit:group=32", tmp_path, given=replace(feed(), perturbed=True))[0]
     for name in (FULL_PRECISION, spec_of("rtn-3bit:group=32")):
         np.testing.assert_allclose(moved[name], in_memory[name], rtol=1e-4)

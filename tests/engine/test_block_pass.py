@@ -104,9 +104,7 @@ def test_one_pass_through_the_doors_equals_one_pass_per_group(first_block):
 
 
 @torch.no_grad()
-def test_a_block_that_is_calibrated_at_once_is_captured_before_its_first_linear(
-    finished, first_block
-):
+def test_a_block_calibrated_at_once_is_captured_before_all_linears(finished, first_block):
     block, hidden = first_block
     captured = capture_inputs(block, hidden)
     for k, group in enumerate(block.groups):

@@ -103,9 +103,7 @@ def test_a_shape_has_the_cpus_numbers(shape, once, tmp_path):
     [("cuda", (0, 10**9)), ("cuda", (0, 0)), ("cuda:1", (10**9, 10**9))],
     ids=["on the host", "in files", "on the second device"],
 )
-def test_states_elsewhere_have_the_cpus_numbers_and_come_back_pinned(
-    name, limits, plain, once, tmp_path
-):
+def test_states_elsewhere_have_the_cpus_numbers_pinned(name, limits, plain, once, tmp_path):
     with pretended() as device:
         read = on(name, plain, FEW, tmp_path, *limits)
     must_be_equal(read, once(losses, plain, EVERY_DAY))

@@ -29,9 +29,7 @@ def hub(tmp_path, monkeypatch):
     return Hub(tmp_path / "hub", tokens={"hf_secret": "bob"})
 
 
-def test_a_hub_is_reached_whatever_it_answers_none_is_no_fault_and_each_scheme_quantizes(
-    hub, monkeypatch
-):
+def test_a_hub_is_reached_none_is_no_fault_and_schemes_quantize(hub, monkeypatch):
     with hub.running():
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         facts = {fact.name: fact for fact in examine()}

@@ -187,9 +187,7 @@ def test_two_streams_are_compared_token_by_token(walk, first_block):
             torch.testing.assert_close(inputs.drift_CC, inputs.gram_CC)
 
 
-def test_an_expert_without_a_token_is_rounded_to_nearest_and_columns_without_one_are_kept(
-    first_block,
-):
+def test_experts_without_tokens_are_rounded_to_nearest_and_dead_columns_kept(first_block):
     block, hidden = first_block("olmoe", num_experts=64)
     captured = capture_inputs(block, hidden)
     unseen = [g for g in block.groups if g.expert is not None and captured.get(g).seen == 0]

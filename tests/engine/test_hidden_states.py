@@ -267,23 +267,6 @@ def kept(folder):
     return [*filled(sorted(path.name for path in (folder / "kept").rglob("*.safetensors")))]
 
 
-def held_and_planned(config, schemes, documents, folder):
-    """Return what a pass holds on the device at its peak, and what the plan says of it."""
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    context, batches = config.max_position_embeddings, []
-    for seed in (1, 2):
-        draw = np.random.default_rng(seed)
-        ids_DT = draw.integers(3, config.vocab_size, (documents, context))
-        windows = [Window(k, ids_T.astype(np.int32)) for k, ids_T in enumerate(ids_DT)]
-        batches.append(make_batches(windows, context))
-    with pretended() as device:
-        model = opened(folder, device="cuda")
-        tallies_of(model, schemes, folder, Feed(*batches), 0)  # states are on the host
-    load = Load.of(schemes, TextSize(documents * context, documents * context, context))
-    sizes = with_config(header_sizes(folder), config.to_dict())
-    return device.reserved, Footprint(sizes, load, 4, 0, "cuda").memory_nbytes
-
-
 WIDTHS = ("hidden_size", "intermediate_size", "vocab_size", "num_key_value_heads")
 
 
@@ -300,8 +283,20 @@ WIDTHS = ("hidden_size", "intermediate_size", "vocab_size", "num_key_value_heads
 def test_a_plan_names_what_a_device_holds(kind, widths, more, schemes, documents, tmp_path):
     shape = dict(zip(WIDTHS, widths, strict=True))
     config = kind(**shape, **more, num_attention_heads=4, num_hidden_layers=2)
-    held, planned = held_and_planned(config, parse_schemes(schemes), documents, tmp_path)
-    assert held / 1.5 < planned < 1.5 * held
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    context, batches, parsed = config.max_position_embeddings, [], parse_schemes(schemes)
+    for seed in (1, 2):
+        draw = np.random.default_rng(seed)
+        ids_DT = draw.integers(3, config.vocab_size, (documents, context))
+        windows = [Window(k, ids_T.astype(np.int32)) for k, ids_T in enumerate(ids_DT)]
+        batches.append(make_batches(windows, context))
+    with pretended() as device:
+        model = opened(tmp_path, device="cuda")
+        tallies_of(model, parsed, tmp_path, Feed(*batches), 0)  # states are on the host
+    load = Load.of(parsed, TextSize(documents * context, documents * context, context))
+    sizes = with_config(header_sizes(tmp_path), config.to_dict())
+    planned = Footprint(sizes, load, 4, 0, "cuda").memory_nbytes
+    assert device.reserved / 1.5 < planned < 1.5 * device.reserved
 
 
 def test_a_plan_counts_the_states_that_are_copied_beside_what_is_computed(tmp_path):
@@ -344,9 +339,7 @@ def test_a_pass_goes_on_after_a_fault_at_any_line(checkpoint, whole, tmp_path):
     must_go_on(checkpoint, expected, files, tmp_path, first)
 
 
-def test_then_in_smaller_batches_with_a_note_and_then_the_subject_fails(
-    checkpoint, whole, tmp_path
-):
+def test_then_in_smaller_batches_and_then_the_subject_fails(checkpoint, whole, tmp_path):
     *_, reserved = whole
     with pretended(capacity=int(0.9 * reserved)) as smaller:
         (_, measurement) = on_gpu(checkpoint, tmp_path / "smaller")

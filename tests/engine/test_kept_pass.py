@@ -170,9 +170,7 @@ def test_items_and_rollouts_go_on_where_they_were(checkpoint, tmp_path):
 
 
 @on_llama
-def test_linears_that_were_left_are_still_named_and_a_pass_with_a_failed_file_is_kept_no_more(
-    checkpoint, tmp_path
-):
+def test_what_was_left_is_still_named_and_failed_files_end_keeping(checkpoint, tmp_path):
     path, stream = tmp_path / "step.kept", Stream()
     with a_pass(checkpoint, tmp_path / "a") as (model, states, hashes):
         model.left["model.layers.0.mlp.gate"] = "it routes"
@@ -199,9 +197,7 @@ def test_what_was_kept_of_something_else_or_is_damaged_is_as_nothing(checkpoint,
 
 
 @on_llama
-def test_a_damaged_file_or_a_full_disk_ends_the_keeping_and_not_the_pass(
-    checkpoint, whole, stopped, tmp_path, monkeypatch
-):
+def test_damage_or_a_full_disk_ends_keeping(checkpoint, whole, stopped, tmp_path, monkeypatch):
     full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     path = tmp_path / "passes" / "step.kept"
     path.parent.mkdir()

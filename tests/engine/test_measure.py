@@ -72,9 +72,7 @@ def same_losses(results, others):
         np.testing.assert_array_equal(*sums)
 
 
-def test_what_is_on_disk_is_found_without_the_weights_by_the_hashes_that_were_read(
-    checkpoint, store
-):
+def test_what_is_on_disk_is_found_by_hashes_without_the_weights(checkpoint, store):
     weights = file_of(checkpoint)
     hashes = {
         f"step10/{name}": hashlib.sha256(weights.with_name(name).read_bytes()).hexdigest()
@@ -104,9 +102,7 @@ CHANGED = "`step10` have changed since the audit was planned"
 
 
 @pytest.mark.parametrize("change", [write_other_weights, Path.unlink], ids=["other", "gone"])
-def test_weights_that_change_while_they_are_measured_or_before_give_no_number(
-    checkpoint, store, monkeypatch, change
-):
+def test_weights_that_change_meanwhile_give_no_number(checkpoint, store, monkeypatch, change):
     send = measuring.send
 
     def changed(*args):
@@ -468,9 +464,7 @@ def test_rounds_change_no_loss_and_quantize_once(subject, tmp_path, parts):
     assert all(read_measurement(path).identity for path in files(store))
 
 
-def test_a_stop_between_rounds_loses_nothing_that_was_measured(
-    subject, tmp_path, short, parts, monkeypatch
-):
+def test_a_stop_between_rounds_loses_no_measurement(subject, tmp_path, short, parts, monkeypatch):
     _, whole, quantized = parts
     send, fed, stop = measuring.send, [], 2
 
@@ -516,9 +510,7 @@ measure_items(Path("store"), subject_in(sys.argv[1]))
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_between_rounds_loses_nothing_that_was_measured(
-    subject, tmp_path, short, parts
-):
+def test_a_kill_between_rounds_loses_no_measurement(subject, tmp_path, short, parts):
     killed = subprocess.run(
         [sys.executable, "-c", _KILLED, subject.first.ref.location],
         cwd=tmp_path,

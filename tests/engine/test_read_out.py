@@ -150,9 +150,7 @@ def test_sums_by_role_are_those_of_whole_models_in_float64(checkpoint, tmp_path)
 
 
 @on_llama
-def test_streams_do_not_depend_on_what_is_read_out_of_others(
-    checkpoint, tallies, tmp_path, monkeypatch
-):
+def test_streams_do_not_depend_on_others_read_out(checkpoint, tallies, tmp_path, monkeypatch):
     given = feed()
     apart = Feed(given.calibration, given.evaluation, compared=False)
     for spec, tally in filled(tallies_of(checkpoint, SCHEMES, tmp_path / "a", apart).items()):

@@ -80,9 +80,7 @@ def hidden_states(model):
         (tiny.make, "gemma4_text", 10**9),
     ],
 )
-def test_mini_batches_are_those_of_two_whole_models(
-    make, family, limit, once, tmp_path, monkeypatch
-):
+def test_batches_are_those_of_two_whole_models(make, family, limit, once, tmp_path, monkeypatch):
     checkpoint = once(make, family)
     monkeypatch.setattr("qaudit.engine.tokens.STEP_TOKENS", 100)
     scheme = watched(checkpoint, tmp_path, feed(), limit)
