@@ -302,9 +302,7 @@ def test_shards_are_read_as_one_and_what_is_wrong_in_them_is_named(tmp_path):
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before zip"])
 @pytest.mark.parametrize("names", [("a.bin", "b.bin"), ("b.bin", "a.bin")])
-def test_a_command_in_any_shard_is_not_run_and_its_file_is_named(
-    tmp_path, zipped, names, monkeypatch
-):
+def test_a_command_in_a_shard_is_not_run_and_its_file_named(tmp_path, zipped, names, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"x": HALF}, names[0])
     torch.save({"y": _Evil()}, names[1], _use_new_zipfile_serialization=zipped)

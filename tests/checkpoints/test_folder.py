@@ -79,9 +79,7 @@ def test_pickled_weights_count_only_where_there_is_nothing_else(tmp_path):
     assert found == {"both": ["model.safetensors"], "pickled": ["pytorch_model.bin"]}
 
 
-def test_checkpoints_lie_in_a_folder_or_one_deeper_and_others_are_passed_over(
-    tmp_path, monkeypatch
-):
+def test_checkpoints_lie_in_a_folder_or_one_deeper_and_others_are_left(tmp_path, monkeypatch):
     flat, deep = series(tmp_path / "flat", "step1", "step2", ".hidden"), tmp_path / "deep"
     (flat / "step2" / "config.json").unlink()  # named later, and not dropped
     (flat / "tokenizer").mkdir()
@@ -255,9 +253,7 @@ def _without_configuration(root):
          "`{}` is a file, and a folder is needed", "`config.json` in it"),
     ],
 )  # fmt: skip
-def test_what_is_no_folder_of_checkpoints_is_refused_with_what_to_do(
-    make, code, message, hint, tmp_path
-):
+def test_what_is_no_folder_of_checkpoints_is_refused_and_why(make, code, message, hint, tmp_path):
     target = make(tmp_path)
     with pytest.raises(QauditError) as caught:
         find_checkpoints(target)
@@ -411,9 +407,7 @@ def test_a_file_is_read_once_and_git_ids_are_those_of_git(weights, reads):
     assert hash_of(weights, "git") == git.stdout.strip()
 
 
-def test_a_file_that_just_changed_or_changes_while_it_is_read_is_not_remembered(
-    weights, reads, monkeypatch
-):
+def test_a_file_that_just_changed_or_changes_as_it_is_read_is_not_kept(weights, reads, monkeypatch):
     changed = weights.stat().st_ctime_ns
     hash_at(weights, changed + SETTLED_NS)
     assert known_hash(weights) is None

@@ -70,11 +70,8 @@ def test_every_tensor_is_read(family, folders, tmp_path):
     assert all(name.endswith("_proj.weight") for name in filled(weights.linears))
 
 
-TYPES = [
-    kind.name
-    for kind in gguf.GGMLQuantizationType
-    if kind.name in (*KINDS, "Q4_1", "MXFP4", "TQ1_0", "TQ2_0", "BF16", "F16")
-]
+READ = (*KINDS, "Q4_1", "MXFP4", "TQ1_0", "TQ2_0", "BF16", "F16")
+TYPES = [kind.name for kind in gguf.GGMLQuantizationType if kind.name in READ]
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -160,9 +157,7 @@ def read_header_of(data):
     return header_in(Path("m.gguf"), data, len(data)).tensors
 
 
-def test_tensors_without_a_place_are_refused_but_for_blocks_that_guess_tokens_ahead(
-    folders, tmp_path
-):
+def test_tensors_without_a_place_are_refused_but_for_blocks_that_look_ahead(folders, tmp_path):
     base = folders["llama"]
     path, names = base / "m.gguf", names_of(base)
     with pytest.raises(SourceError, match="for which its base has no place"):

@@ -29,15 +29,12 @@ from tests.support.quantized import is_linear
 from tests.support.tiny import make
 
 FILES = [
-    ("compressed-tensors", "rtn-4bit:group=32"),
-    ("compressed-tensors", "rtn-4bit:group=32:sym=false"),
-    ("compressed-tensors", "rtn-8bit:group=-1"),
-    ("compressed-tensors", "fp8"),
-    ("compressed-tensors", "int8"),
-    ("compressed-tensors", "nvfp4a16"),
-    ("compressed-tensors", "mxfp4a16"),
-    ("bnb", "bnb-nf4"),
-    ("bnb", "bnb-int8"),
+    *(
+        ("compressed-tensors", f"rtn-{rest}")
+        for rest in ("4bit:group=32", "4bit:group=32:sym=false", "8bit:group=-1")
+    ),
+    *(("compressed-tensors", spec) for spec in ("fp8", "int8", "nvfp4a16", "mxfp4a16")),
+    *(("bnb", f"bnb-{kind}") for kind in ("nf4", "int8")),
 ]
 TOKENS = torch.arange(3, 43)[None]
 LINEAR = "model.layers.0.mlp.down_proj"

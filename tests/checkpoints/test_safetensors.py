@@ -74,9 +74,8 @@ def test_a_single_file_comes_before_an_index_as_in_transformers(tmp_path):
 
     (theirs,), _ = _get_resolved_checkpoint_files(str(tmp_path), None, None, None, None, False)
     assert [str(path) for path in weight_files(tmp_path)] == [theirs]
-    assert "`part.safetensors`, which `model.safetensors.index.json` names" in str(
-        unread_shards(tmp_path)
-    )
+    said = "`part.safetensors`, which `model.safetensors.index.json` names"
+    assert said in str(unread_shards(tmp_path))
     save_index(tmp_path, {"a": SINGLE})
     assert unread_shards(tmp_path) is None
     torch.save({"a": torch.ones(1)}, tmp_path / PICKLE)

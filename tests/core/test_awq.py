@@ -36,9 +36,7 @@ def joined(linears):
 @pytest.mark.parametrize("scale_dtype", ["float32", "bf16"])
 @pytest.mark.parametrize("zero_point", [True, False])
 @pytest.mark.parametrize(("columns", "group"), [(96, 32), (80, 32), (64, -1)])
-def test_scales_and_clipping_equal_the_plain_search_on_activations(
-    columns, group, zero_point, scale_dtype
-):
+def test_scales_and_clipping_equal_the_plain_search(columns, group, zero_point, scale_dtype):
     fold = np.arange(columns)
     linears, x = problem(("v_proj", "up_proj"), columns=columns, fold=fold, seed=columns)
     options = {"group": group, "zero_point": zero_point}
@@ -62,9 +60,8 @@ def test_scales_and_clipping_equal_the_plain_search_on_activations(
 def test_grouped_query_attention_ties_the_query_heads_of_a_kv_head():
     heads, kv_heads, width = 40, 8, 4
     # Column h * width + c of the output projection reads channel c of kv head h // 5.
-    fold = np.array(
-        [(h // (heads // kv_heads)) * width + c for h in range(heads) for c in range(width)]
-    )
+    shared = heads // kv_heads
+    fold = np.array([(h // shared) * width + c for h in range(heads) for c in range(width)])
     linears, x = problem(("o_proj",), columns=heads * width, fold=fold, seed=5)
     scheme = parse_scheme("awq-4bit:group=32")
     scale = scheme.search_scales(linears)
@@ -123,10 +120,8 @@ def test_queries_and_keys_are_not_clipped():
         "block_sparse_moe.experts.down_proj": True,
     }.items():
         linears, _ = problem((name,))
-        with_clip, without = (
-            parse_scheme(f"awq-3bit:group=32:clip={clip}").quantize(linears).weights[name]
-            for clip in ("true", "false")
-        )
+        both = (parse_scheme(f"awq-3bit:group=32:clip={clip}") for clip in ("true", "false"))
+        with_clip, without = (scheme.quantize(linears).weights[name] for scheme in both)
         assert torch.equal(with_clip, without) != clipped, name
 
 
@@ -134,9 +129,8 @@ def test_columns_that_never_see_an_input_do_not_break_the_search():
     linears, x = problem(columns=64, fold=np.arange(64))
     x[:, 10] = 0
     inputs = Inputs(torch.from_numpy(x.T @ x), torch.from_numpy(np.abs(x).mean(0)), len(x))
-    found = parse_scheme("awq-4bit:group=32").quantize(
-        Linears(linears.weights, inputs, linears.fold_C)
-    )
+    given = Linears(linears.weights, inputs, linears.fold_C)
+    found = parse_scheme("awq-4bit:group=32").quantize(given)
     assert torch.isfinite(found.weights["v_proj"]).all()
 
 
@@ -154,9 +148,8 @@ def test_clipping_takes_every_nth_token_of_all_batches_where_modules_are_compare
 
 @pytest.mark.parametrize("chunk", [2**13, 1], ids=["some rows", "a row"])
 def test_a_gpu_tries_candidates_together_and_chooses_the_same(chunk, monkeypatch):
-    linears, _ = problem(
-        ("v_proj", "up_proj"), rows=40, columns=80, fold=np.arange(80), dtype=torch.float32
-    )
+    shape = {"rows": 40, "columns": 80, "fold": np.arange(80), "dtype": torch.float32}
+    linears, _ = problem(("v_proj", "up_proj"), **shape)
     scheme = parse_scheme("awq-3bit:group=32")
     expected = scheme.quantize(linears)
     monkeypatch.setattr(awq, "GPU_CHUNK", chunk)
@@ -205,16 +198,14 @@ def block(folder):
     inputs = {}
     for name, module in model.model.layers[0].named_modules():
         if isinstance(module, torch.nn.Linear):
-            module.register_forward_pre_hook(
-                lambda _, given, name=name: inputs.update({name: given[0].flatten(0, 1).numpy()})
-            )
+            module.register_forward_pre_hook(lambda _, x, name=name: inputs.update({name: x[0]}))
     with torch.no_grad():
         model(text)
     groups = {}
     for linears, _ in groups_here(folder, "awq-4bit:group=64", text):
         first = next(iter(linears.weights))
         if linears.block == 0:
-            x = inputs[first]
+            x = inputs[first].flatten(0, 1).numpy()
             gram_CC, absmean_C = torch.from_numpy(x.T @ x), torch.from_numpy(np.abs(x).mean(0))
             weights = {name: weight.double() for name, weight in linears.weights.items()}
             moments = Inputs(gram_CC, absmean_C, len(x))

@@ -67,7 +67,7 @@ def mxfp4_slowly(values, rule):
 def test_mxfp4_group_by_group(rule, magnitude):
     values = weight(magnitude=magnitude)
     expected = [
-        [v for start in range(0, 70, 32) for v in mxfp4_slowly(row[start : start + 32], rule)]
+        [v for a in range(0, 70, 32) for v in mxfp4_slowly(row[a : a + 32], rule)]
         for row in values.tolist()
     ]
     stored = floats.MxFloat4Codes.of(values, rule=rule)
@@ -241,10 +241,8 @@ def test_blocks_are_rotated_by_themselves(columns, size):
 def example(columns=320, seed=0):
     x = torch.from_numpy(correlated_inputs(columns, seed=seed)).float()
     generator = torch.Generator().manual_seed(seed)
-    weights = {
-        name: 0.02 * torch.randn(rows, columns, generator=generator)
-        for name, rows in (("q_proj", 16), ("k_proj", 8))
-    }
+    rows = {"q_proj": 16, "k_proj": 8}
+    weights = {n: 0.02 * torch.randn(r, columns, generator=generator) for n, r in rows.items()}
     return Linears(weights, Inputs(x.T @ x, x.abs().mean(0), len(x), x.abs().amax(0))), x
 
 

@@ -24,9 +24,8 @@ HARSH = [
     "\ufeff", "\r\n", "9" * 5000, "0x" + "f" * 50, ".nan", "*a", "a: &a 1", "---", "{" * 50, "~",
     "\ud800",
 ]  # fmt: skip
-texts = st.lists(st.sampled_from([*HARSH, ": ", "\n", "  ", "- ", "[", "]", ","]) | st.text()).map(
-    "".join
-)
+parts = st.sampled_from([*HARSH, ": ", "\n", "  ", "- ", "[", "]", ","]) | st.text()
+texts = st.lists(parts).map("".join)
 
 
 YAML = [

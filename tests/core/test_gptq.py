@@ -1,7 +1,5 @@
 """GPTQ, GPTAQ and Qronos in double precision against their definitions, and loops over columns."""
 
-import dataclasses
-from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
@@ -59,9 +57,7 @@ def holds_the_loop(name, linears, off, *, spelled, **options):
     [(256, 128), (320, 128), (300, 64), (200, 48), (330, 192), (96, 128), (200, -1)],
     ids=["even", "ragged", "small", "unaligned", "wide", "larger-than-row", "channel"],
 )
-def test_codes_equal_the_published_loop_in_double_precision(
-    columns, group, symmetric, order, static_groups, scale_dtype
-):
+def test_codes_are_those_of_the_loop(columns, group, symmetric, order, static_groups, scale_dtype):
     options = {**ORDERS[order], "group": group, "static_groups": static_groups}
     options |= {"scale_dtype": scale_dtype}
     # What is left is the rounding of scales that come from two ways to the same compensated
@@ -153,10 +149,8 @@ def test_a_failed_factorization_raises_the_damping_or_is_an_error_with_the_linea
     needed = next(d / 100 for d in range(5, 100) if d / 100 * mean > 0.085)
     notes = parse_scheme("gptq-4bit").quantize(linears).notes
     assert f"damping raised from 0.05 to {needed:.4g} to factorize" in notes
-    for spec, never in (
-        ("gptq-4bit:damp_increment=0", linears),
-        ("gptq-4bit", indefinite(smallest=-3.0)),
-    ):
+    far = indefinite(smallest=-3.0)
+    for spec, never in (("gptq-4bit:damp_increment=0", linears), ("gptq-4bit", far)):
         with pytest.raises(SourceError, match="`linear` cannot be factorized"):
             parse_scheme(spec).quantize(never)
 
@@ -188,8 +182,8 @@ def streams(rows, columns, seed=0, dead=()):
     mix = np.eye(columns) + 0.1 * generator.standard_normal((columns, columns)) / columns**0.5
     full = own @ mix + 0.05 * generator.standard_normal(own.shape)
     drift = torch.from_numpy((full - own).T @ own)
-    inputs = dataclasses.replace(linears.inputs, drift_CC=drift)
-    return dataclasses.replace(linears, inputs=inputs), own, full
+    inputs = replace(linears.inputs, drift_CC=drift)
+    return replace(linears, inputs=inputs), own, full
 
 
 def distance(linears, own, full, quantized):
@@ -215,9 +209,7 @@ def test_gptaq_codes_equal_the_published_loop(columns, group, order, static_grou
     ("columns", "group", "dead"), [(96, 32, ()), (150, -1, ()), (96, 32, (5,))]
 )
 @pytest.mark.parametrize("damp", [1e-6, 1e-3])
-def test_qronos_equals_least_squares_before_and_after_every_column(
-    columns, group, dead, act_order, damp
-):
+def test_qronos_equals_least_squares_around_every_column(columns, group, dead, act_order, damp):
     linears, own, full = streams(8, columns, seed=columns, dead=dead)
     options = {"group": group, "act_order": act_order, "damp": damp}
     weight_RC = linears.weights["linear"].numpy()
@@ -238,10 +230,8 @@ def test_qronos_equals_least_squares_before_and_after_every_column(
 def test_without_drift_they_are_gptq(name):
     linears = problem(16, 160, seed=9)
     none = parse_scheme(f"{name}-4bit:damp=0.05").quantize(linears)
-    zero = dataclasses.replace(linears.inputs, drift_CC=torch.zeros(160, 160).double())
-    still = parse_scheme(f"{name}-4bit:damp=0.05").quantize(
-        dataclasses.replace(linears, inputs=zero)
-    )
+    zero = replace(linears.inputs, drift_CC=torch.zeros(160, 160).double())
+    still = parse_scheme(f"{name}-4bit:damp=0.05").quantize(replace(linears, inputs=zero))
     assert torch.equal(none.weights["linear"], still.weights["linear"])
     if name == "gptaq":
         plain = parse_scheme("gptq-4bit").quantize(linears)
@@ -262,7 +252,7 @@ def test_what_reads_both_streams_says_so_and_bad_settings_are_refused():
 def test_the_unit_of_the_inputs_does_not_matter(name):
     linears, _, _ = streams(16, 160, seed=9, dead=(5,))
     moments = {key: getattr(linears.inputs, key) * 2.0**40 for key in ("gram_CC", "drift_CC")}
-    scaled = dataclasses.replace(linears, inputs=dataclasses.replace(linears.inputs, **moments))
+    scaled = replace(linears, inputs=replace(linears.inputs, **moments))
     assert np.array_equal(solve(f"{name}-4bit", linears), solve(f"{name}-4bit", scaled))
 
 
@@ -271,9 +261,8 @@ def test_few_tokens_raise_the_damping_of_qronos_and_say_so():
     x = torch.randn(20, 64, generator=generator)
     inputs = Inputs(x.T @ x, x.abs().mean(0), 20, drift_CC=0.01 * x.T @ x)
     weight = torch.randn(4, 64, generator=generator)
-    quantized = parse_scheme("qronos-4bit:damp=0.0000000001").quantize(
-        Linears({"linear": weight}, inputs)
-    )
+    linears = Linears({"linear": weight}, inputs)
+    quantized = parse_scheme("qronos-4bit:damp=0.0000000001").quantize(linears)
     assert any("damping raised" in note for note in quantized.notes)
     assert bool(quantized.weights["linear"].isfinite().all())
 
@@ -282,12 +271,6 @@ def test_few_tokens_raise_the_damping_of_qronos_and_say_so():
 
 
 CPU = torch.device("cpu")
-
-
-@contextmanager
-def loops(function):
-    with mock.patch.object(column_loops, "LOOPS", {FUSED: function}):
-        yield
 
 
 def wrong_at_one_weight(weight_BR, target_BR, *others):
@@ -311,7 +294,8 @@ def without_the_pull(weight_BR, target_BR, lower_BB, grid_PR, grid_of_B, pull=No
     ],
 )
 def test_a_gpu_takes_what_gives_the_plain_loops_codes_and_else_the_plain_loop(function, loop, why):
-    with mock.patch.object(column_loops, "obstacle", lambda weight: None), loops(function):
+    loops, able = {FUSED: function}, lambda weight: None
+    with mock.patch.multiple(column_loops, obstacle=able, LOOPS=loops):
         chosen, note = choose([64, 130], CPU)
     assert chosen == loop
     assert why in note
@@ -354,9 +338,8 @@ def test_without_triton_the_plain_loop_runs_and_a_note_says_so(monkeypatch):
     plain, fused = (parse_scheme(f"gptq-4bit{more}") for more in ("", ":fused=true"))
     assert fused.spec != plain.spec  # results of its own
     expected, found = plain.quantize(example()), fused.quantize(example())
-    assert set(found.notes) - set(expected.notes) == {
-        "rounded by the plain loop, not the fused kernel: triton is not installed"
-    }
+    said = "rounded by the plain loop, not the fused kernel: triton is not installed"
+    assert set(found.notes) - set(expected.notes) == {said}
     for name, weight in expected.weights.items():
         assert torch.equal(found.weights[name], weight)
 

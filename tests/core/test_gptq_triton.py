@@ -137,15 +137,20 @@ def test_feedback_is_summed_in_the_order_of_columns_with_one_rounding_each():
     assert np.abs(quantized).max() < 2**-3  # nothing was clamped
 
 
-def test_ties_go_to_the_even_code():
+def test_ties_go_to_the_even_code_and_what_is_not_a_number_stays_visible():
     block = Block(1, 8, 1, 4, symmetric=True)
     block.grid.scale.fill_(0.25)
     block.target = 0.25 * torch.tensor([[-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5, 40.0]])
     quantized, _ = block.run(quantize_block_fused, DEVICE)
     assert (quantized / 0.25).tolist() == [[-2, -2, 0, 0, 2, 2, 4, 7]]
+    block = Block(10, 6, 5, 4, symmetric=True)
+    block.target[4, 2] = float("nan")
+    quantized, _ = block.run(quantize_block_fused, DEVICE)
+    plain, _ = block.run(quantize_block)
+    np.testing.assert_array_equal(np.isnan(quantized), np.isnan(plain))
 
 
-def test_nothing_else_is_touched():
+def test_nothing_else_is_touched_and_another_layout_is_rounded_alike():
     # Rows beside the last tile and columns behind the block belong to others.
     block = Block(20, 19, 8, 4, symmetric=True)
     whole = torch.full((30, 19), 7.0, device=DEVICE)
@@ -158,17 +163,6 @@ def test_nothing_else_is_touched():
         assert (array[:5] == 7).all() and (array[25:] == 7).all()
     assert torch.equal(lower.cpu(), before)
     np.testing.assert_array_equal(quantized[5:25].cpu().numpy(), walk(block)[0])
-
-
-def test_a_target_that_is_not_a_number_stays_visible():
-    block = Block(10, 6, 5, 4, symmetric=True)
-    block.target[4, 2] = float("nan")
-    quantized, _ = block.run(quantize_block_fused, DEVICE)
-    plain, _ = block.run(quantize_block)
-    np.testing.assert_array_equal(np.isnan(quantized), np.isnan(plain))
-
-
-def test_blocks_in_another_layout_are_rounded_alike():
     block = Block(8, 9, 8, 4, symmetric=True)
     block.weight = block.weight.T.contiguous().T
     agrees_with_a_walk(block)
@@ -202,10 +196,8 @@ def test_gptq_is_the_same_with_either_loop(group, symmetric, static_groups, orde
 @pytest.mark.parametrize("name", ["gptaq", "qronos"])
 def test_what_reads_both_streams_is_the_same_with_either_loop(name):
     linears = linears_there()
-    plain, fused = (
-        parse_scheme(f"{name}-4bit:group=64:fused={fused}").quantize(linears)
-        for fused in ("false", "true")
-    )
+    spec = f"{name}-4bit:group=64:fused="
+    plain, fused = (parse_scheme(spec + is_).quantize(linears) for is_ in ("false", "true"))
     for linear, weight in filled(plain.weights.items()):
         apart = (fused.weights[linear] - weight).abs() > 1e-4 * weight.abs().max()
         assert apart.any(1).sum() <= 1

@@ -50,9 +50,7 @@ def rounded(weight, bits, group, symmetric, scale_dtype="float32"):
     dtype=st.sampled_from([np.float32, np.float64]),
     scale_dtype=st.sampled_from(["float32", "bf16"]),
 )
-def test_equals_rounding_group_by_group_bit_for_bit(
-    seed, bits, group, symmetric, kind, dtype, scale_dtype
-):
+def test_equals_rounding_group_by_group(seed, bits, group, symmetric, kind, dtype, scale_dtype):
     weight = np.random.default_rng(seed).standard_normal((3, 13))
     weight = {
         "normal": weight,
@@ -195,12 +193,9 @@ def test_blocks_that_run_over_the_ends_of_rows_keep_their_own_maximum(table, sha
 
 
 def module_int8(values, threshold):
-    module = bitsandbytes.nn.Linear8bitLt(
-        *values.T.shape, bias=False, has_fp16_weights=False, threshold=threshold
-    )
-    module.weight = bitsandbytes.nn.Int8Params(
-        values.clone(), requires_grad=False, has_fp16_weights=False
-    )
+    own = {"has_fp16_weights": False}
+    module = bitsandbytes.nn.Linear8bitLt(*values.T.shape, False, threshold=threshold, **own)
+    module.weight = bitsandbytes.nn.Int8Params(values.clone(), requires_grad=False, **own)
     return module.to("cpu").eval()
 
 
@@ -309,9 +304,7 @@ def test_importance_is_the_mean_square_of_inputs(name):
     ],
 )
 @pytest.mark.parametrize("suffix", ["", ":importance=true"])
-def test_columns_that_256_does_not_divide_get_the_type_of_llama_cpp_and_a_note(
-    name, kind, instead, suffix
-):
+def test_columns_that_256_does_not_divide_get_llama_cpps_type_and_note(name, kind, instead, suffix):
     quantized = parse_scheme(name + suffix).quantize(linears(384))
     assert {one.kind for one in quantized.stored.values()} == {instead}
     note = f"{instead} in place of {kind} where 256 does not divide the columns, as llama.cpp"

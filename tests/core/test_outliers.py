@@ -73,10 +73,8 @@ def best_of_80(part_RK, bits):
     for r, row in enumerate(part_RK):
         largest = np.abs(row).max() or 1.0
         tried = stored_scale(np.array([1 - k / 100 for k in range(80)]) * largest / top, "bf16")
-        losses = [
-            np.sum(np.abs(np.clip(np.round(row / s), -top - 1, top) * s - row) ** 2.4)
-            for s in tried
-        ]
+        rounded = [np.clip(np.round(row / s), -top - 1, top) * s for s in tried]
+        losses = [np.sum(np.abs(one - row) ** 2.4) for one in rounded]
         scales[r] = tried[int(np.argmin(losses))]
     return scales
 
@@ -116,9 +114,8 @@ def test_quik_is_the_published_loop_on_the_scales_it_searches(kept, search, last
 @pytest.mark.parametrize("kept", [0, 10])
 def test_atom_is_the_published_loop_in_cut_groups_and_eight_bits(kept, group):
     order = torch.argsort(example().inputs.gram_CC.diagonal(), stable=True)
-    check(
-        f"atom-4bit:keep={kept}:group={group}", order, kept, cut(0.85), in_eight_bits, group=group
-    )
+    spec = f"atom-4bit:keep={kept}:group={group}"
+    check(spec, order, kept, cut(0.85), in_eight_bits, group=group)
 
 
 @pytest.mark.parametrize("group", [-1, 64])
@@ -143,10 +140,8 @@ def test_quarot_rounds_onto_the_scales_it_searches(name, group):
 def test_linears_without_outliers_keep_no_column(last):
     linears = dataclasses.replace(example(), is_last=last)
     largest = float(linears.inputs.absmax_C.max()) / (2 if last else 1)
-    above, below = (
-        parse_scheme(f"quik-4bit:keep=5:threshold={share * largest}").quantize(linears)
-        for share in (1.001, 0.999)
-    )
+    ends = (f"keep=5:threshold={share * largest}" for share in (1.001, 0.999))
+    above, below = (parse_scheme(f"quik-4bit:{end}").quantize(linears) for end in ends)
     assert {one.kept is None for one in above.stored.values()} == {True}
     assert {one.kept is None for one in below.stored.values()} == {False}
     assert above.bits < below.bits
@@ -173,12 +168,8 @@ def test_quik_keeps_the_largest_inputs_and_atom_has_eight_bits_for_the_heaviest(
     order = torch.argsort(linears.inputs.gram_CC.diagonal(), stable=True)
     x = linears.inputs.sample_TC[:20]
     expected = torch.empty_like(x)
-    for columns, bits, clip in (
-        (order[:50], 4, 0.9),
-        (order[50:100], 4, 0.9),
-        (order[100:150], 4, 0.9),
-        (order[150:], 8, 1.0),
-    ):
+    low = ((order[a : a + 50], 4, 0.9) for a in (0, 50, 100))
+    for columns, bits, clip in (*low, (order[150:], 8, 1.0)):
         top = 2 ** (bits - 1) - 1
         scale = clip * x[:, columns].abs().amax(1, keepdim=True) / top
         expected[:, columns] = (x[:, columns] / scale).round().clamp(-top - 1, top) * scale

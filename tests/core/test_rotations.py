@@ -134,9 +134,8 @@ def test_flatquant_is_plain_rounding_behind_its_matrix():
 def test_rotated_weights_are_plain_gptq_behind_their_matrix(name):
     linears = example(torch.float64)
     scheme, turn = learned(name)
-    wide = Transform(
-        *(one.double() for one in (turn.left_AA, turn.right_BB, turn.scale_C, turn.token_clip)), {}
-    )
+    parts = turn.left_AA, turn.right_BB, turn.scale_C, turn.token_clip
+    wide = Transform(*(one.double() for one in parts), {})
     gram_CC = linears.inputs.gram_CC.double()
     inputs = Inputs(gram_CC, linears.inputs.absmean_C.double(), linears.inputs.tokens)
     given_weights = {n: wide.of_weights(w) for n, w in linears.weights.items()}
@@ -332,16 +331,11 @@ def small_block():
         return linear("o", heads) + down
 
     batch = MiniBatch(x[None], run(x[None], ()), torch.ones(1, TOKENS, dtype=torch.bool))
-    groups = tuple(
-        Linears(
-            {name: weight},
-            Inputs((x.T @ x).float(), x.abs().mean(0).float(), len(x)),
-            rows=rows,
-            **folds[name],
-        )
-        for name, weight in weights.items()
-        for x in [reads[name]]
-    )
+    groups = ()
+    for name, weight in weights.items():
+        x = reads[name]
+        inputs = Inputs((x.T @ x).float(), x.abs().mean(0).float(), len(x))
+        groups += (Linears({name: weight}, inputs, rows=rows, **folds[name]),)
     return WholeBlock(groups, (batch,), lambda: groups, run), reads
 
 

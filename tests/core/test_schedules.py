@@ -45,9 +45,8 @@ def _by_torch(peak, steps, scheduler, **settings):
 def test_warm_restarts_are_those_of_torch_but_where_a_cycle_ends(multiplier):
     # At the last step of a cycle torch has begun the next one already; here it has the floor.
     ours = build("sgdr", peak=1.0, period=7, multiplier=multiplier, floor_ratio=0.05)
-    theirs = _by_torch(
-        1.0, 100, CosineAnnealingWarmRestarts, T_0=7, T_mult=multiplier, eta_min=0.05
-    )
+    cycles = {"T_0": 7, "T_mult": multiplier, "eta_min": 0.05}
+    theirs = _by_torch(1.0, 100, CosineAnnealingWarmRestarts, **cycles)
     ends = set(itertools.accumulate(7 * multiplier**k for k in range(20)))
     for step in range(100):
         expected = 0.05 if step in ends else theirs[step]

@@ -137,9 +137,7 @@ def test_what_is_stored_is_loaded_as_the_library_loads_it(family, config, change
           for text in ("{", "[]", "{}")),
     ],
 )  # fmt: skip
-def test_a_config_and_weights_that_do_not_belong_together_are_refused_by_name(
-    made, config, add, drop, said, tmp_path
-):
+def test_a_config_and_weights_that_do_not_fit_are_refused(made, config, add, drop, said, tmp_path):
     edit(tiny.make(tmp_path, "llama", **made), add=add, drop=[drop])
     if isinstance(config, dict):
         configure(tmp_path, **config)
@@ -253,11 +251,8 @@ def test_a_configuration_does_not_choose_the_attention(key, once, tmp_path, monk
         assert not {name.partition(".")[0] for name in names} & {"kernels", "flash_attn"}
 
 
-TOKENIZER = {
-    "version": "1.0",
-    "added_tokens": [],
-    "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
-}
+WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+TOKENIZER = {"version": "1.0", "added_tokens": [], "model": WORDS}
 
 
 @pytest.mark.parametrize(
@@ -274,9 +269,8 @@ TOKENIZER = {
 )  # fmt: skip
 def test_a_mutated_tokenizer_is_refused_by_its_folder(name, text, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    (tmp_path / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
-    )
+    usual = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    (tmp_path / "tokenizer_config.json").write_text(usual)
     load_tokenizer(tmp_path)
     (tmp_path / name).write_text(text)
     try:
@@ -293,9 +287,7 @@ def test_a_mutated_tokenizer_is_refused_by_its_folder(name, text, tmp_path):
         ("gpt_neox", {}, False), ("llama", {}, False),
     ],
 )  # fmt: skip
-def test_models_that_read_what_is_behind_a_token_are_refused_by_their_configuration(
-    model_type, changes, refused, tmp_path
-):
+def test_models_that_read_behind_a_token_are_refused(model_type, changes, refused, tmp_path):
     match = r"reads what is (behind a token|before an answer)"
     with pytest.raises(ModelError, match=match) if refused else nullcontext():
         must_be_causal_type(AutoConfig.for_model(model_type, **changes), tmp_path)
@@ -368,9 +360,9 @@ def test_what_is_installed_while_a_batch_waits_at_a_linear_is_what_it_meets(firs
     name = block.groups[0].linears[0]
     weight_RC = block.weight(name)
     forward = mock.Mock(side_effect=lambda x: x @ weight_RC.T)
-    handle = block.module.get_submodule(name).register_forward_pre_hook(
-        lambda *_: block.install(Quantized({}, 0, forwards={name: forward}))
-    )
+    changed = Quantized({}, 0, forwards={name: forward})
+    linear = block.module.get_submodule(name)
+    handle = linear.register_forward_pre_hook(lambda *_: block.install(changed))
     block.forward(hidden_BTD)
     handle.remove()
     assert forward.call_count == 1

@@ -22,19 +22,16 @@ from tests.support.filled import filled
 
 QKV, OUT = "self_attn.q_proj+self_attn.k_proj+self_attn.v_proj", "self_attn.o_proj"
 GATE_UP, DOWN = "mlp.gate_proj+mlp.up_proj", "mlp.down_proj"
-GATED = [QKV, OUT, GATE_UP, DOWN]
+GATED = dict.fromkeys((QKV, OUT, GATE_UP, DOWN), True)
+INNER = GATED | {QKV: False, GATE_UP: False}
 
 # family -> groups in order of execution, True where a scale folds
 FOUND = {
-    "llama": dict.fromkeys(GATED, True),
-    "qwen2": dict.fromkeys(GATED, True),  # with biases on q, k and v
-    "qwen3": dict.fromkeys(GATED, True),  # with norms on q and k
-    "gemma": dict.fromkeys(GATED, True),  # norms multiply by (1 + weight)
-    "gemma2": dict.fromkeys(GATED, True),  # norms before and after
-    "olmo": {QKV: False, OUT: True, GATE_UP: False, DOWN: True},  # norms without weights
-    "olmo2": {QKV: False, OUT: True, GATE_UP: False, DOWN: True},  # norms after
-    "olmo3": {QKV: False, OUT: True, GATE_UP: False, DOWN: True},
-    "exaone4": {QKV: False, OUT: True, GATE_UP: False, DOWN: True},
+    # qwen2: with biases on q, k and v; qwen3: norms on q and k; gemma: norms multiply by
+    # (1 + weight); gemma2: norms before and after
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma", "gemma2"), GATED),
+    # olmo: norms without weights; the others: norms after
+    **dict.fromkeys(("olmo", "olmo2", "olmo3", "exaone4"), INNER),
     "apertus": {QKV: True, OUT: True, "mlp.up_proj": True, DOWN: False},  # xIELU
     "nemotron": {QKV: True, OUT: True, "mlp.up_proj": True, DOWN: False},  # squared ReLU
     "cohere": {f"{QKV}+{GATE_UP}": True, OUT: True, DOWN: True},  # attention beside the MLP
@@ -80,11 +77,8 @@ def test_one_scale_is_shared_by_the_query_heads_of_a_kv_channel(query, key_value
     index_C = {group.name: group.fold_C for group in next(blocks).groups}[OUT]
     assert index_C is not None
     # Written out from the definition: head by head, channel by channel.
-    expected = [
-        (head // (query // key_value)) * width + channel
-        for head in range(query)
-        for channel in range(width)
-    ]
+    shared = query // key_value
+    expected = [(head // shared) * width + c for head in range(query) for c in range(width)]
     assert index_C.tolist() == expected
 
 

@@ -100,14 +100,9 @@ def test_what_a_block_returns_waits_until_no_later_block_reads_it():
 def test_links_are_told_from_what_all_batches_share():
     mask, store = torch.ones(2), UserDict()
     same = {"mask": mask, "store": store, "kinds": {"full": mask}, "state": Carried("returned0.1")}
-    links = links_of(
-        {**same, "own": torch.ones(2)},
-        {**same, "own": torch.zeros(2)},
-        same | {"own": torch.ones(2)},
-    )
-    settled, given = links.settle(
-        {1: Arguments(after={**same, "own": torch.full((2, 4), 3.0)[:, 0]})}, None
-    )
+    links = links_of(*({**same, "own": torch.full((2,), own)} for own in (1.0, 0.0, 1.0)))
+    own = torch.full((2, 4), 3.0)[:, 0]
+    settled, given = links.settle({1: Arguments(after={**same, "own": own})}, None)
     after = settled[1].after
     assert after["mask"] is mask and after["kinds"] == {"full": mask}
     assert after["store"] == Store("store0", UserDict)
@@ -117,10 +112,8 @@ def test_links_are_told_from_what_all_batches_share():
     assert links.given(1) == given.keys() == links.passed(1) and not links.passed(0)
     assert links.later(0) == {"store0", "returned0.1", *given}
     # What several blocks are given of tokens waits for the last of them.
-    some, others = (
-        {index: Arguments(after={"x": numbers}) for index in (0, 1)}
-        for numbers in (torch.ones(2), torch.zeros(2))
-    )
+    numbers = torch.ones(2), torch.zeros(2)
+    some, others = ({k: Arguments(after={"x": one}) for k in (0, 1)} for one in numbers)
     links = Links.of(some, others, lambda: some)
     (name,) = links.given(0)
     assert (links.passed(0), links.passed(1)) == (frozenset(), {name})

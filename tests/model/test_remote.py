@@ -78,9 +78,7 @@ def run(folder, tmp_path, schemes="rtn-4bit:group=32"):
 # ----------------------------------------------------------------------------------- permission
 
 
-def test_without_leave_nothing_of_it_is_imported_and_with_it_it_computes_what_it_says(
-    folder, tmp_path, mark
-):
+def test_without_leave_nothing_is_imported_and_with_it_it_computes(folder, tmp_path, mark):
     tensors = own_code.make(folder, mark)
     for attempt in (
         lambda: read_config(folder),
@@ -113,9 +111,8 @@ def test_a_family_the_library_knows_never_runs_code_beside_it(folder, tmp_path, 
     (folder / "model.safetensors").write_bytes((native / "model.safetensors").read_bytes())
     assert not is_remote(folder)
     model = load(folder, trust_remote_code=True)
-    streamed = BlockModel(
-        folder, WeightFolder(folder), dtype=torch.float32, device=CPU, trust_remote_code=True
-    )
+    options = {"dtype": torch.float32, "device": CPU, "trust_remote_code": True}
+    streamed = BlockModel(folder, WeightFolder(folder), **options)
     assert type(model) is type(expected)
     assert torch.equal(logits(model), logits(expected))
     assert streamed.is_streamable
@@ -205,9 +202,8 @@ def test_it_is_streamed_once_the_stream_is_shown_to_be_the_same(tmp_path, mark, 
     tensors = own_code.make(folder, mark, **made)
     must_compute(folder, tensors)
     tallies = run(folder, tmp_path)
-    expected = torch.nn.functional.cross_entropy(
-        own_code.logits(tensors, TOKENS_T)[:-1], TOKENS_T[1:], reduction="sum"
-    )
+    logits_TV = own_code.logits(tensors, TOKENS_T)[:-1]
+    expected = torch.nn.functional.cross_entropy(logits_TV, TOKENS_T[1:], reduction="sum")
     measured = float(sum(nll.sum() for nll in tallies[FULL_PRECISION].nll))
     assert measured == pytest.approx(float(expected), rel=1e-5)
     assert any("bit-identical" in note for note in tallies[FULL_PRECISION].notes)
@@ -230,10 +226,8 @@ def test_it_is_refused_where_its_stream_is_another_or_fails(tmp_path, mark, monk
 
 def test_a_tensor_that_is_not_there_is_named(folder, mark):
     tensors = own_code.make(folder, mark)
-    own_code.safetensors.torch.save_file(
-        {name: t for name, t in tensors.items() if name != "layers.1.up.weight"},
-        folder / "model.safetensors",
-    )
+    del tensors["layers.1.up.weight"]
+    own_code.safetensors.torch.save_file(tensors, folder / "model.safetensors")
     error = refusal(folder, trust_remote_code=True)
     assert isinstance(error, SourceError)
     assert "`layers.1.up.weight`" in error.message

@@ -129,9 +129,8 @@ def test_quarot_rounds_what_folded_rotations_round(act, once):
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     expected = whole(tokens_BT).logits
     torch.testing.assert_close(expected, plain(tokens_BT).logits, atol=2e-4, rtol=0)
-    scheme, plainly = (
-        parse_scheme(f"quarot-rtn-4bit:{rest}") for rest in (f"act={act}", "rotate=false")
-    )
+    both = (f"act={act}", "rotate=false")
+    scheme, plainly = (parse_scheme(f"quarot-rtn-4bit:{rest}") for rest in both)
     for module in whole.model.layers.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = plainly.quantize(Linears({"w": module.weight.data})).weights["w"]

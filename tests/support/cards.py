@@ -75,9 +75,8 @@ def check(outcome, subject=SOUP, scheme="gptq-4bit", **more):
     said = f"{scheme} raises the loss of `{subject}` by 2.1 %, the margin is 2 %"
     settings = {"rule": "QA001", "level": level, "message": said, "hint": "", **more}
     interval = Interval(0.021, 0.018, 0.024)
-    return Finding(
-        subject=subject, scheme=scheme, interval=interval, margin=0.02, outcome=outcome, **settings
-    )
+    settings |= {"interval": interval, "margin": 0.02, "outcome": outcome}
+    return Finding(subject=subject, scheme=scheme, **settings)
 
 
 def held(*checks):
@@ -111,6 +110,7 @@ def everything():
         "subject": subject, "scheme": "gptq-4bit", "spec": "gptq:bits=4", "documents": 40,
         "tokens": 4000, "ce": half, "relative_error": half, "absolute_change": half, "kl": half,
     }  # fmt: skip
+    routing = RoutingRow(subject, "gptq-4bit", "gptq:bits=4", 0, 16, 4000, half, half)
     return replace(
         sample.repeated(),
         verdict=verdicts.three(),
@@ -125,10 +125,7 @@ def everything():
             strata=(StratumRow(stratum="web", **where),),
             positions=(PositionRow(first=0, last=255, **where),),
             roles=(RoleRow(role="user", **where),),
-            routing=tuple(
-                RoutingRow(subject, "gptq-4bit", "gptq:bits=4", block, 16, 4000, half, half)
-                for block in (0, 1)
-            ),
+            routing=(routing, replace(routing, block=1)),
             skipped=(NotDiagnosed(subject, "curvature", "out of memory"),),
         ),
     )

@@ -1,6 +1,7 @@
 """Rows of diagnostics: weights, sensitivity, curvature of three subjects, the loss around one."""
 
 from dataclasses import replace
+from itertools import product
 
 from qaudit.types import CurvatureRow, Diagnostics, Interval, PlaneRow, SensitivityRow, WeightRow
 from tests.support import sample
@@ -49,10 +50,8 @@ def diagnosed(weights=(), parts=(), **tables):
 
 
 def parts_of(label):
-    return tuple(
-        replace(row, subject=label)
-        for row in (ROLE, ALL, replace(ALL, bits=4, bits_per_weight=4.125))
-    )
+    rows = ROLE, ALL, replace(ALL, bits=4, bits_per_weight=4.125)
+    return tuple(replace(row, subject=label) for row in rows)
 
 
 HELD = "stage1-step5000"
@@ -101,12 +100,8 @@ def slice_of(label):
 
 
 def grid_of(label):
-    places = (-0.5, 0.0, 0.5, 1.0)
-    return [
-        point(label, a, b, 0.2 * b * b + 0.1 * a * a + 0.05 * a * b, HELD)
-        for a in places
-        for b in places
-    ]
+    places = product((-0.5, 0.0, 0.5, 1.0), repeat=2)
+    return [point(label, a, b, 0.2 * b * b + 0.1 * a * a + 0.05 * a * b, HELD) for a, b in places]
 
 
 def audit_with(curved, sliced):

@@ -57,14 +57,11 @@ class Desk:
     timeout_seconds: float = 20.0  # never reached where no fault is silent
 
     def __post_init__(self):
-        self.client = Client(
-            self.hub.url,
-            pause=self.pauses.append,
-            say=self.heard.append,
-            timeout_seconds=self.timeout_seconds,
-        )
+        pause, say = self.pauses.append, self.heard.append
+        limit = self.timeout_seconds
+        self.client = Client(self.hub.url, pause=pause, say=say, timeout_seconds=limit)
         self.listing = Listing(self.client)
-        options = {"pause": self.pauses.append, **self.options}
+        options = {"pause": pause, **self.options}
         self.fetcher = Fetcher(self.client, self.listing, watch=self, **options)
 
     def download(self, what, done_nbytes, total_nbytes):

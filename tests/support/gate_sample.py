@@ -5,16 +5,11 @@ from datetime import date
 
 from qaudit.types import Check, Finding, Gate, Ignore, Interval, Policy, PolicyRule
 
-HOSTILE = (
-    "</table><script>alert(1)</script>|[x](http://evil.example)`\x1b[2J\n::error::owned,a:b%0A"
-)
+HOSTILE = "</table><script>alert(1)</script>|[x](http://evil.example)`"
+HOSTILE += "\x1b[2J\n::error::owned,a:b%0A"
 
-POLICY = Policy(
-    name="house",
-    rules=(PolicyRule("four-bit", "relative_error", 0.02, line=4),),
-    path="ci/our policy.yaml",
-    known="error",
-)
+RULE = PolicyRule("four-bit", "relative_error", 0.02, line=4)
+POLICY = Policy(name="house", rules=(RULE,), path="ci/our policy.yaml", known="error")
 
 
 def check(**changes):

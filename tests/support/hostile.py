@@ -68,20 +68,16 @@ def named(words):
     assert audit.pick is not None
     subjects = tuple(map(subject, audit.subjects))
     recipe = replace(audit.plan.recipe, targets=(next(word), next(word)), soups=(next(word),))
+
+    def row(s):
+        names = {"subject": labels[s.subject], "scheme": schemes[s.scheme]}
+        return replace(s, **names, spec=next(word), notes=(next(word),))
+
     return replace(
         audit,
         subjects=subjects,
         plan=replace(audit.plan, recipe=recipe, subjects=subjects, notes=(next(word),)),
-        measurements=tuple(
-            replace(
-                s,
-                subject=labels[s.subject],
-                scheme=schemes[s.scheme],
-                spec=next(word),
-                notes=(next(word),),
-            )
-            for s in audit.measurements
-        ),
+        measurements=tuple(map(row, audit.measurements)),
         comparisons=tuple(
             replace(c, a=labels[c.a], b=labels[c.b], scheme=schemes[c.scheme])
             for c in audit.comparisons

@@ -36,9 +36,8 @@ def measurement(subject, scheme, spec, evidence, bits, seed=0, notes=()):
 def drawn(subject, scheme, spec, nll, tokens, bits, notes=()):
     """Return a measurement of documents that have a number instead of a text."""
     shas = tuple(hashlib.sha256(f"document {k}".encode()).hexdigest() for k in range(len(tokens)))
-    return measurement(
-        subject, scheme, spec, Evidence(shas, nll, tokens, tokens * 4), bits, notes=notes
-    )
+    evidence = Evidence(shas, nll, tokens, tokens * 4)
+    return measurement(subject, scheme, spec, evidence, bits, notes=notes)
 
 
 def corpus():

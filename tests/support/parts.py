@@ -43,10 +43,8 @@ def until(there, seconds=300):
 
 def losses(folder):
     """Return the losses of every document, to the bit."""
-    return {
-        (one.subject, one.spec, one.calibration_seed): one.evidence.nll_sum.tobytes()
-        for one in load(folder).evidence.measurements
-    }
+    found = load(folder).evidence.measurements
+    return {(m.subject, m.spec, m.calibration_seed): m.evidence.nll_sum.tobytes() for m in found}
 
 
 def same_audit(a, b):

@@ -1,8 +1,6 @@
 """One pass over a tiny model, and the losses of it."""
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,10 +70,8 @@ CORPUS = Corpus(Protocol(CONTEXT, CONTEXT), (), tuple(EVALUATION), tuple(DOCUMEN
 
 
 def feed(tokens_per_batch=160):
-    return Feed(
-        make_batches(CALIBRATION, CONTEXT, tokens_per_batch),
-        make_batches(EVALUATION, CONTEXT, tokens_per_batch),
-    )
+    both = CALIBRATION, EVALUATION
+    return Feed(*(make_batches(windows, CONTEXT, tokens_per_batch) for windows in both))
 
 
 def opened(folder, dtype=torch.float32, device=CPU, **options):
@@ -98,24 +94,19 @@ def run(model, schemes, spill, limit=10**9, given=None, **more):
     return {name: losses(given or feed(), tally) for name, tally in tallies.items()}, tallies
 
 
-class Finished(NamedTuple):
-    """What a pass gave."""
-
-    losses: dict[str, Any]
-    tallies: dict[str, Any]
-    linears: dict[tuple[str, int, str], Any]
-    """Of each scheme, block and linear: the inputs that it was given, and what it made of it."""
-
-
 def finished(spill, folder):
-    """Run a pass under all schemes."""
+    """Run a pass under all schemes; return losses, tallies and `linears`.
+
+    Of each scheme, block and linear: the inputs that it was given, and what it made of it.
+    """
     linears = {}
 
     def observe(scheme, given, quantized):
         for name, weight in quantized.weights.items():
             linears[scheme.spec, given.block, name] = given.inputs, weight.clone()
 
-    return Finished(*run(folder, ",".join(SCHEMES), spill, observe=observe), linears)
+    found, tallies = run(folder, ",".join(SCHEMES), spill, observe=observe)
+    return SimpleNamespace(losses=found, tallies=tallies, linears=linears)
 
 
 def spec_of(text):

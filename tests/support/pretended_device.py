@@ -214,9 +214,8 @@ class Device(TorchFunctionMode):
         out = self._compute(func, name, args, kwargs, widen=bool(here))
         self.computes = False
         if target is None:
-            return (
-                _plain(out).clone() if isinstance(out, DeviceTensor) and name != "__set__" else out
-            )
+            is_there = isinstance(out, DeviceTensor) and name != "__set__"
+            return _plain(out).clone() if is_there else out
         if isinstance(out, torch.Tensor):
             return self._wrap(out, target, tensors)
         return tree_map_only(torch.Tensor, lambda t: self._wrap(t, target, tensors), out)
@@ -253,14 +252,11 @@ class Device(TorchFunctionMode):
         if target is None and name != "copy_":  # the host waits for it
             stream.synchronize()
             return compute().clone()
-        out = (
-            args[0]
-            if name == "copy_"
-            else self._compute(func, name, args, dict(kwargs), widen=True)
-        )
-        if not isinstance(out, torch.Tensor):  # a length, say, which waits for nothing
-            return out
+        out = args[0]
         if name != "copy_":
+            out = self._compute(func, name, args, dict(kwargs), widen=True)
+            if not isinstance(out, torch.Tensor):  # a length, say, which waits for nothing
+                return out
             is_view = any(_key(out) == _key(t) for t in tensors if isinstance(t, DeviceTensor))
             out = self._wrap(out, target, tensors)
             if is_view:

@@ -84,9 +84,8 @@ def text_of_wrapper(folder, text):
     """Save the text of a Gemma 3 wrapper as a model of its own."""
     config = json.loads((folder / "config.json").read_text())["text_config"]
     text.mkdir()
-    (text / "config.json").write_text(
-        json.dumps({**config, "architectures": ["Gemma3ForCausalLM"], "tie_word_embeddings": True})
-    )
+    config |= {"architectures": ["Gemma3ForCausalLM"], "tie_word_embeddings": True}
+    (text / "config.json").write_text(json.dumps(config))
     inside = "language_model."
     tensors = load_file(folder / "model.safetensors")
     own = {n.removeprefix(inside): t for n, t in tensors.items() if n.startswith(inside)}
@@ -175,9 +174,7 @@ def write_quantized(folder, layout, tokenizer=None):
     ships, means = folder / layout, folder / f"{layout}-decoded"
     save(ships, family)
     tensors = load_file(ships / "model.safetensors")
-    coded = {
-        name: code(name, tensor) or ({name: tensor}, tensor) for name, tensor in tensors.items()
-    }
+    coded = {name: code(name, one) or ({name: one}, one) for name, one in tensors.items()}
     shutil.copytree(ships, means)
     _store({k: t for stored, _ in coded.values() for k, t in stored.items()}, ships)
     _store({name: tensor for name, (_, tensor) in coded.items()}, means)

@@ -22,15 +22,10 @@ from qaudit.types import SILENT, Pass, Plan, Price, Resolved, Traffic
 PRICING = Pricing(Sizes(1000, 2, 400, 200, 8, 16, 30), TextSize(100, 100, 32), Price())
 
 
-def with_passes(plan):
-    """Return a plan that a test wrote out by hand with the passes it stands for."""
-    schemes = parse_schemes(plan.specs) if plan.specs else ()
-    repeats = plan.recipe.repeats
-    return replace(plan, passes=passes_of(plan.subjects, schemes, repeats, PRICING))
-
-
 def prepared(plan, out, *, hub=None, disk_budget_nbytes=None, **options):
-    plan = plan if plan.passes else with_passes(plan)
+    schemes = parse_schemes(plan.specs) if plan.specs else ()
+    stands_for = passes_of(plan.subjects, schemes, plan.recipe.repeats, PRICING)
+    plan = replace(plan, passes=plan.passes or stands_for)
     if disk_budget_nbytes is not None:
         budget = disk_budget_nbytes + missing_nbytes(plan.texts)
         plan = replace(plan, traffic=Traffic(0, 0, 0, 0, budget))
@@ -50,9 +45,7 @@ def tasks_of(subjects, corpus, schemes):
     What calibrates is rounded otherwise, too, of the last subject.
     """
     passes = passes_of(subjects, schemes, len(corpus.draws), PRICING)
-    tasks = [
-        [Task.of(one, corpus) for one in passes if one.subject == subject] for subject in subjects
-    ]
+    tasks = [[Task.of(one, corpus) for one in passes if one.subject == s] for s in subjects]
     if drawn := tuple(scheme.spec for scheme in calibrated(schemes)):
         tasks[-1].append(Task.of(Pass(subjects[-1], drawn, perturbed=True), corpus))
     return tasks

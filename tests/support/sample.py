@@ -138,17 +138,13 @@ def repeated():
         return replace(with_loss(m, full[m.subject] + damage), calibration_seed=seed)
 
     more = tuple(again(m, seed) for seed in (1, 2) for m in found if m.scheme in scales)
-    floor = {
-        ("stage2-ingredient3-step1000", name): Moved(1e-4, 2e-5, 3e-4) for name in ("fp", *scales)
-    }
+    last, moved = "stage2-ingredient3-step1000", Moved(1e-4, 2e-5, 3e-4)
+    floor = {(last, name): moved for name in ("fp", *scales)}
     every = (*found, *more)
     judgement = judge(Measurements.of(subjects, every, 0.95), files(every), floor=floor)
     audit = put_together(every, subjects, judgement)
-    return replace(
-        audit,
-        diagnostics=Diagnostics(noise=judgement.noise),
-        plan=replace(audit.plan, recipe=replace(audit.plan.recipe, repeats=3)),
-    )
+    plan = replace(audit.plan, recipe=replace(audit.plan.recipe, repeats=3))
+    return replace(audit, diagnostics=Diagnostics(noise=judgement.noise), plan=plan)
 
 
 def put_together(found, subjects, judgement):
@@ -211,9 +207,8 @@ def _undecided(judgement):
     pick = judgement.pick
     if pick is None:
         return None
-    row = next(
-        m for m in judgement.measurements if (m.subject, m.scheme) == (pick.subject, pick.scheme)
-    )
+    place = pick.subject, pick.scheme
+    row = next(m for m in judgement.measurements if (m.subject, m.scheme) == place)
     names = ("subject", "scheme", "objective", "runner_up", "changes")
     one = ClassVerdict(
         bit_class=pick.scheme,

@@ -22,11 +22,8 @@ def save(folder, *, documents=16, seed=0, subjects=None, text=None, tasks=()):
     """Write the end of the sample's series, its soup, and two columns of evidence."""
     subjects = subjects or sample.series()[-4:]
     labels = {subject.label for subject in subjects}
-    found = tuple(
-        answered(m, tasks)
-        for m in sample.measurements(documents, seed)
-        if m.scheme in SCHEMES and m.subject in labels
-    )
+    every = [m for m in sample.measurements(documents, seed) if m.scheme in SCHEMES]
+    found = tuple(answered(m, tasks) for m in every if m.subject in labels)
     folder.mkdir(exist_ok=True)
     store = ResultStore(folder / "evidence")
     files = {}

@@ -107,13 +107,8 @@ def _example(dtype, fold, seed, rows):
     drift = 0.05 * torch.randn(x.shape, generator=generator) * x.abs().mean(0)
     largest = x.abs().amax(0)
     inputs = Inputs(x.T @ x, x.abs().mean(0), len(x), largest, drift.T @ x, x[::3])
-    return Linears(
-        weights,
-        inputs,
-        torch.arange(COLUMNS) // 2 if fold else None,
-        fold_is_norm=fold,
-        block_has_norm_folds=True,
-    )
+    fold_C = torch.arange(COLUMNS) // 2 if fold else None
+    return Linears(weights, inputs, fold_C, fold_is_norm=fold, block_has_norm_folds=True)
 
 
 def transform_nbits(scheme, columns):

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,20 +88,16 @@ class Place:
 
     def nbytes_of_weights(self, names):
         """Return what the disk holds of these blobs, whole or in the making."""
-        blobs = self.cache.glob("*/blobs/*")
-        return sum(_nbytes(path) for path in blobs if path.name.split(".")[0] in names)
+        found = 0
+        for path in self.cache.glob("*/blobs/*"):
+            with suppress(FileNotFoundError):  # gone since the folder was read
+                found += path.stat().st_size if path.name.split(".")[0] in names else 0
+        return found
 
     def fetched(self, names):
         """Return the blobs of weights that the server sent, in order, each as often as it did."""
         sent = [entry["path"].split("/")[-1] for entry in self.server.asked("GET /cdn/")]
         return [name for name in sent if name in names]
-
-
-def _nbytes(path):
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:  # gone since the folder was read
-        return 0
 
 
 @pytest.fixture(scope="session")

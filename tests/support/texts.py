@@ -18,20 +18,14 @@ def byte_level(*, own_bos=False):
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
+    special = {"special_tokens": ["<s>", "</s>"], "initial_alphabet": alphabet}
+    trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False, **special)
     bpe.train_from_iterator(TEXTS, trainer)
     if own_bos:
-        bpe.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
-        )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", model_max_length=8
-    )
+        ids = [("<s>", 0), ("</s>", 1)]
+        bpe.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=ids)
+    ends = {"bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=8, **ends)
 
 
 def words():

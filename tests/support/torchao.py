@@ -29,18 +29,11 @@ def tensors(kind, one, name):
         parts = {"qdata": codes_RC.to(torch.float8_e4m3fn), "scale": one.scales_RG}
     elif kind == "int4":
         low, high = codes_RC[:, ::2] & 15, codes_RC[:, 1::2] & 15
-        shifts_RG = -zeros_RG * one.scales_RG
-        parts = {
-            "qdata": (low | high << 4).to(torch.uint8).view(torch.int8),
-            "scale": one.scales_RG.T,
-            "zero_point": shifts_RG.T,
-        }
+        scales_GR, codes = one.scales_RG.T, (low | high << 4).to(torch.uint8).view(torch.int8)
+        parts = {"qdata": codes, "scale": scales_GR, "zero_point": -zeros_RG.T * scales_GR}
     else:
-        parts = {
-            "qdata": codes_RC.to(torch.int8),
-            "scale": one.scales_RG,
-            "zero_point": zeros_RG.to(torch.int8),
-        }
+        zeros_RG = zeros_RG.to(torch.int8)
+        parts = {"qdata": codes_RC.to(torch.int8), "scale": one.scales_RG, "zero_point": zeros_RG}
     return {f"{name}._weight_{part}": tensor.contiguous() for part, tensor in parts.items()}
 
 
@@ -89,7 +82,5 @@ def config(kind, bits):
         "intx": ("IntxWeightOnlyConfig", {"weight_dtype": dtype}),
         "int8 asymmetric": ("Int8DynamicActivationIntxWeightConfig", {"weight_dtype": dtype}),
     }[kind]
-    return {
-        "quant_method": "torchao",
-        "quant_type": {"default": {**named(name, data), "_version": 2}},
-    }
+    kind = {"default": {**named(name, data), "_version": 2}}
+    return {"quant_method": "torchao", "quant_type": kind}

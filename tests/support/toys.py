@@ -144,13 +144,10 @@ def tokenizer(*, adds_bos):
     """Return a small tokenizer, with or without BOS before every text."""
     trained = ByteLevelBPETokenizer()
     lines = [" ".join(WORDS), *(text(seed) for seed in range(20))]
-    special = ["<s>", "</s>"]
-    trained.train_from_iterator(
-        lines, vocab_size=VOCABULARY, special_tokens=special, show_progress=False
-    )
+    options = {"special_tokens": ["<s>", "</s>"], "show_progress": False}
+    trained.train_from_iterator(lines, vocab_size=VOCABULARY, **options)
     inner = trained._tokenizer
     if adds_bos:
-        inner.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", 0)]
-        )
+        bos = [("<s>", 0)]
+        inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=bos)
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")

@@ -49,11 +49,9 @@ def groups_here(folder, spec, calibration_BT):
     groups = []
 
     def observe(scheme, linears, quantized):
-        given, made = (
-            {name: weight_RC.clone() for name, weight_RC in one.weights.items()}
-            for one in (linears, quantized)
-        )
-        groups.append((replace(linears, weights=given), replace(quantized, weights=made)))
+        copies = [{n: w.clone() for n, w in one.weights.items()} for one in (linears, quantized)]
+        both = zip((linears, quantized), copies, strict=True)
+        groups.append(tuple(replace(one, weights=kept) for one, kept in both))
 
     windows = [Window(k, row.numpy().astype(np.int32)) for k, row in enumerate(calibration_BT)]
     feed = Feed(make_batches(windows, LENGTH, LENGTH), make_batches(windows[:1], LENGTH, LENGTH))

@@ -8,20 +8,13 @@ import base64
 import json
 import re
 from datetime import UTC, datetime
-from typing import NamedTuple
+from types import SimpleNamespace
 from urllib.parse import parse_qs, quote, urlencode
 
 import yaml
 
 from tests.support.hub.folders import in_memory, is_large, pointer
 from tests.support.hub.wire import RefusedError, Reply, as_json, refusal
-
-
-class User(NamedTuple):
-    """Whoever a token belongs to."""
-
-    name: str
-    role: str
 
 
 def user_of(hub, request):
@@ -33,7 +26,7 @@ def user_of(hub, request):
     if not known:
         raise refusal(401, "Invalid credentials in Authorization header")
     name, _, role = known.partition(":")
-    return User(name, role or "write")
+    return SimpleNamespace(name=name, role=role or "write")
 
 
 def may_read(repo, user):
@@ -316,11 +309,8 @@ def open_discussion(repo, title, user, *, base, status="open"):
 def list_all(hub, request, place):
     """List discussions, pull requests, or both."""
     repo, kind = repository_for(hub, request, place.repo), request.query.get("type", "all")
-    wanted = [
-        one
-        for one in repo.discussions
-        if kind == "all" or one["isPullRequest"] == (kind == "pull_request")
-    ]
+    kinds = {"all": (True, False), "pull_request": (True,)}.get(kind, (False,))
+    wanted = [one for one in repo.discussions if one["isPullRequest"] in kinds]
     count = {"count": len(wanted), "start": 0, "numClosedDiscussions": 0}
     return as_json({"discussions": wanted, **count})
 

@@ -51,9 +51,8 @@ def git_id(kind, data):
 
 def pointer(sha256, nbytes):
     """Return the text that git keeps in place of a large file."""
-    return (
-        f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {nbytes}\n".encode()
-    )
+    text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {nbytes}\n"
+    return text.encode()
 
 
 def is_large(name, nbytes):

@@ -215,10 +215,7 @@ def _part(found):
     return f"{slash}(?P<{name}>{'models|datasets' if name == 'kinds' else '[^/]+'})"
 
 
-PATTERNS = [
-    (method, re.compile(re.sub(r"/?\{(.+?)\}", _part, pattern)), handler)
-    for method, pattern, handler in ROUTES
-]
+PATTERNS = [(m, re.compile(re.sub(r"/?\{(.+?)\}", _part, path)), a) for m, path, a in ROUTES]
 
 
 def answer(hub, request):

@@ -152,9 +152,8 @@ async def deliver(send, request, reply, entry):
     headers = {**reply.headers}
     if isinstance(reply.body, bytes):
         headers.setdefault("Content-Length", len(reply.body))
-    lines = [
-        (k.lower().encode(), str(v).encode("latin-1")) for k, v in headers.items() if v is not None
-    ]
+    given = ((k, v) for k, v in headers.items() if v is not None)
+    lines = [(k.lower().encode(), str(v).encode("latin-1")) for k, v in given]
     await send({"type": "http.response.start", "status": reply.status, "headers": lines})
     if request.method != "HEAD" and not await _send_body(send, request.fault, reply.body, entry):
         return  # uvicorn closes a connection on which an answer was left unfinished

@@ -131,10 +131,8 @@ def qronos(weight_RC, own_TC, full_TC, *, bits, group, symmetric, act_order, dam
     weight[:, np.diag(hessian) == 0] = 0
     columns = weight.shape[1]
     group = columns if group == -1 else min(group, columns)
-    scales = [
-        find_scale(weight[:, a : a + group], bits, symmetric, "float32")
-        for a in range(0, columns, group)
-    ]
+    parts = [weight[:, a : a + group] for a in range(0, columns, group)]
+    scales = [find_scale(part, bits, symmetric, "float32") for part in parts]
     damped = hessian + damp * np.linalg.eigvalsh(hessian)[-1] * np.eye(columns)
     order = np.argsort(-np.diag(hessian), kind="stable") if act_order else np.arange(columns)
     moved = weight.copy()
