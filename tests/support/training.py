@@ -12,25 +12,10 @@ from experiments.shapes import ModelShape
 from qaudit.core.schedules import Constant, Linear
 
 SHAPE = ModelShape(hidden=16, ffn=32, layers=1, heads=2, kv_heads=1, vocabulary=64, context=8)
-HELD = TrainingRun(
-    name="stage1",
-    shape=SHAPE,
-    schedule=Constant(peak=1e-2, warmup=2),
-    steps=20,
-    save_at=(10, 20),
-    batch=4,
-    seed=1,
-)
-DECAY = replace(
-    HELD,
-    name="stage2-ingredient1",
-    schedule=Linear(peak=1e-2, end=10),
-    steps=10,
-    save_at=(10,),
-    seed=2,
-    parent=HELD,
-    fork_at=20,
-)
+HOW = {"shape": SHAPE, "schedule": Constant(peak=1e-2, warmup=2), "batch": 4}
+HELD = TrainingRun(name="stage1", steps=20, save_at=(10, 20), seed=1, **HOW)
+END = {"schedule": Linear(peak=1e-2, end=10), "steps": 10, "save_at": (10,), "fork_at": 20}
+DECAY = replace(HELD, name="stage2-ingredient1", seed=2, parent=HELD, **END)
 
 
 def weights(folder):

@@ -41,16 +41,10 @@ def verdict(*classes, status=None):
 
 def three():
     """Return a verdict with a class of each status."""
-    return verdict(
-        class_verdict("8"),
-        class_verdict("4", "undecided", needs=("about 322 documents, where 64 were measured",)),
-        class_verdict(
-            "3",
-            "hold",
-            level="warn",
-            breaches=("gptq-3bit raises the loss of `soup` by 6.5 % and the margin is 5 %",),
-        ),
-    )
+    needs = ("about 322 documents, where 64 were measured",)
+    breaches = ("gptq-3bit raises the loss of `soup` by 6.5 % and the margin is 5 %",)
+    held = class_verdict("3", "hold", level="warn", breaches=breaches)
+    return verdict(class_verdict("8"), class_verdict("4", "undecided", needs=needs), held)
 
 
 def with_verdict(value=None):
