@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -247,7 +246,7 @@ def publish(
         if dry_run:
             url, difference = plan.onto.url if plan.onto else None, "\n".join(_difference(plan))
             rows = {"state": "dry run", "url": url, **_rows(plan), "readme_diff": difference}
-            preview = json.dumps(rows, indent=2) if as_json else "\n".join(_preview(plan, hub))
+            preview = json.dumps(rows, indent=2) if as_json else _preview(plan, hub)
             print_result(preview)
             return 0
         for text in plan.notes:
@@ -274,7 +273,7 @@ def repository(text: str) -> str:
     return ref.location
 
 
-def _preview(plan: PublishPlan, hub: Hub) -> Iterator[str]:
+def _preview(plan: PublishPlan, hub: Hub) -> str:
     from tabulate import tabulate
 
     from qaudit.report.format import plural, printable
@@ -288,23 +287,18 @@ def _preview(plan: PublishPlan, hub: Hub) -> Iterator[str]:
         opened = f"already published: {page}"
     elif not hub.client.logged_in:
         opened += " (not logged in: there may be an open one already)"
-    yield opened
-    yield ""
-
     rows: list[tuple[str, str, str]] = [
         (file.path_in_repo, f"{file.upload_info.size:,}", state) for file, state in plan.files
     ]
     rows += [(path, "", "removed") for path in plan.removed]
-    yield tabulate(rows, ("file", "bytes", ""), tablefmt="plain", disable_numparse=True,
-                   colalign=("left", "right", "left"))  # fmt: skip
-    nbytes = sum(file.upload_info.size for file in plan.additions)
-    yield ""
-    yield f"{plural(len(plan.additions), 'file')} to send, {size(nbytes)}; nothing was written"
-    for text in plan.notes:
-        yield f"note: {printable(text)}"
+    table = tabulate(rows, ("file", "bytes", ""), tablefmt="plain", disable_numparse=True,
+                     colalign=("left", "right", "left"))  # fmt: skip
+    count, nbytes = len(plan.additions), sum(file.upload_info.size for file in plan.additions)
+    sent = f"{plural(count, 'file')} to send, {size(nbytes)}; nothing was written"
+    lines = [opened, "", table, "", sent, *(f"note: {printable(text)}" for text in plan.notes)]
     if difference := _difference(plan):
-        yield ""
-        yield from (printable(line) for line in difference)
+        lines += ["", *map(printable, difference)]
+    return "\n".join(lines)
 
 
 def _difference(plan: PublishPlan) -> list[str]:

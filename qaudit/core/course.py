@@ -157,7 +157,7 @@ def equal_report(
     names: Sequence[str], reason: str | None, source: str | None = None, *, one_place: bool = False
 ) -> str:
     """Say that revisions serve the same weights; those of one place in a run may well do so."""
-    claim = f"{_listed(names)} {_ONE if one_place else _EQUAL}"
+    claim = f"{listed(names)} {_ONE if one_place else _EQUAL}"
     return f"{claim}: {reason}{_from(source)}" if reason else f"{claim}{_from(source)}"
 
 
@@ -172,7 +172,7 @@ def doubts_of_files(suspect: Sequence[str]) -> tuple[str, ...]:
     return tuple(t for t in suspect if not is_bad_report(t) and not names_in_equal_report(t))
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     quoted = [f"`{name}`" for name in names]
     return f"{', '.join(quoted[:-1])} and {quoted[-1]}" if len(quoted) > 1 else quoted[0]
 

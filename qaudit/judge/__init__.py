@@ -92,7 +92,7 @@ def judge(
         comparisons=case.comparisons,
         findings=(*(findings_of(answer) if answer else ()), *by_rules),
         pick=pick,
-        noise=noise(every, floor),
+        noise=tuple(noise(every, floor)),
         verdict=verdict_of(answer, str(held.objective)) if answer else None,
     )
 
@@ -170,17 +170,14 @@ def _differing(
     saved: Mapping[str, Any], computed: Mapping[str, Any], *, bounds: bool
 ) -> Iterator[str]:
     for name, value in saved.items():
+        other, same = computed.get(name), True
         if name in _ACTED_ON:
-            if value != computed.get(name):
-                yield name
+            same = value == other
         elif isinstance(value, Interval) or name in _INTERVALS:
-            if not _same_interval(value, computed.get(name), bounds=bounds):
-                yield name
-        elif (
-            isinstance(value, int | float)
-            and (bounds or name not in _BY_METHOD)
-            and not _same(value, computed.get(name))
-        ):
+            same = _same_interval(value, other, bounds=bounds)
+        elif isinstance(value, int | float) and (bounds or name not in _BY_METHOD):
+            same = _same(value, other)
+        if not same:
             yield name
 
 

@@ -27,7 +27,13 @@ from typing import Literal
 import numpy as np
 
 from qaudit.core import statistics
-from qaudit.core.course import doubts_of_files, is_bad_report, is_release, names_in_equal_report
+from qaudit.core.course import (
+    doubts_of_files,
+    is_bad_report,
+    is_release,
+    listed,
+    names_in_equal_report,
+)
 from qaudit.core.scheme import LOOKS_BROKEN
 from qaudit.judge.scores import first_rows
 from qaudit.judge.table import (
@@ -181,25 +187,21 @@ def ignores_its_text(case: RuleCase) -> Iterator[Finding]:
 
 def least_loss_is_not_best(case: RuleCase) -> Iterator[Finding]:
     """QA007: the subject that loses least to the picked scheme need not be the one to ship."""
-    if case.pick is None:
-        return
     pick = case.pick
-    errors = [
-        (s.relative_error.estimate, s)
+    errors = {
+        s.subject: s.relative_error
         for s in first_rows(case.measurements).values()
-        if s.scheme == pick.scheme and s.relative_error is not None
-    ]
-    if not errors:
-        return
-    _, least = min(errors, key=lambda pair: pair[0])
-    if least.subject != pick.subject:
-        cell, error = (least.subject, pick.scheme), least.relative_error
+        if pick and s.scheme == pick.scheme and s.relative_error is not None
+    }
+    least = min(errors, key=lambda label: errors[label].estimate, default=None)
+    if pick is not None and least not in (None, pick.subject):
+        cell = (least, pick.scheme)
         message = (
-            f"`{least.subject}` loses least to {pick.scheme}, "
+            f"`{least}` loses least to {pick.scheme}, "
             f"and `{pick.subject}` is the best one quantized"
         )
         hint = "a model that has learned less can have less to lose: ship by quantized loss"
-        yield Finding("QA007", "info", *cell, message, hint, error, outcome="pass")
+        yield Finding("QA007", "info", *cell, message, hint, errors[least], outcome="pass")
 
 
 def costs_more_than_before(case: RuleCase) -> Iterator[Finding]:
@@ -430,11 +432,8 @@ def _quoted(checkpoint: Checkpoint) -> str:
 
 
 def _names(checkpoints: Sequence[Checkpoint]) -> str:
-    shown = [_quoted(c) for c in checkpoints[:_MOST_NAMES]]
-    more = len(checkpoints) - len(shown)
-    if more:
-        return f"{', '.join(shown)} and {more} more"
-    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
+    labels = [c.label for c in checkpoints]
+    return listed(labels) if len(labels) <= _MOST_NAMES else first_of(labels, _MOST_NAMES)
 
 
 def _finding(

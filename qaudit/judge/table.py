@@ -12,7 +12,7 @@ documents, like a loss, or a quantile of tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -291,20 +291,14 @@ def fidelity_columns(evidence: Evidence, confidence: float) -> dict[str, Any]:
         return columns
     counts_DB = evidence.fidelity.kl_counts[used]
     shares = {"kl_p50": 0.5, "kl_p90": 0.9, "kl_p99": 0.99, "kl_p999": 0.999}
-    by_confidence: dict[str, Any] = {}
+    columns |= {name: quantile_interval(counts_DB, at, confidence) for name, at in shares.items()}
+    columns["kl_max"] = float(evidence.fidelity.kl_max[used].max())
     if (sums := evidence.fidelity.by_confidence) is not None:
         tokens_B, kl_B = sums.tokens.sum(axis=0), sums.kl_sum.sum(axis=0)
         pairs = [(float(kl), int(tokens)) for kl, tokens in zip(kl_B, tokens_B, strict=True)]
-        by_confidence = {
-            "confidence_shares": tuple(tokens / int(tokens_B.sum()) for _, tokens in pairs),
-            "confidence_kl": tuple(kl / tokens if tokens else None for kl, tokens in pairs),
-        }
-    return {
-        **columns,
-        **{name: quantile_interval(counts_DB, at, confidence) for name, at in shares.items()},
-        "kl_max": float(evidence.fidelity.kl_max[used].max()),
-        **by_confidence,
-    }
+        columns["confidence_shares"] = tuple(n / int(tokens_B.sum()) for _, n in pairs)
+        columns["confidence_kl"] = tuple(kl / n if n else None for kl, n in pairs)
+    return columns
 
 
 def columns_of(
@@ -365,20 +359,20 @@ class Moved:
     top1: float | None = None  # the share of tokens
 
 
-def noise(table: Measurements, floor: Mapping[Cell, Moved]) -> tuple[Noise, ...]:
-    """Return what else moves added losses than documents, where it is known.
+def noise(table: Measurements, floor: Mapping[Cell, Moved]) -> Iterator[Noise]:
+    """Yield what else moves added losses than documents, where it is known.
 
     `table` has every draw of calibration text, and `floor` how far rounding alone moves a
     measurement. None of it is in an interval.
     """
     drawn = [cell for cell in table.cells if len(table.draws(*cell)) > 1]
-    rows = []
     for subject, scheme in dict.fromkeys((*drawn, *floor)):
         full, draws = table.full(subject), table.draws(subject, scheme)
         result = draw = numerical = None
         if scheme != FULL_PRECISION:
             cells = [(subject, scheme), (subject, FULL_PRECISION)]
             result = estimated(table, cells, statistics.excess)
+        spread = result.spread if result else None
         moved = floor.get((subject, scheme))
         if full is not None and is_finite(full):
             loss = float(full.evidence.nll_sum.sum())
@@ -387,20 +381,18 @@ def noise(table: Measurements, floor: Mapping[Cell, Moved]) -> tuple[Noise, ...]
                 draw = float(np.std(totals, ddof=1)) / loss  # of the added loss
             if moved:
                 numerical = moved.nats * float(full.evidence.tokens.sum()) / loss
-        row = Noise(
+        yield Noise(
             subject=subject,
             scheme=scheme,
             draws=len(draws),
-            interval=result.interval if result and result.spread else None,
-            documents=result.spread.standard_error if result and result.spread else None,
+            interval=result.interval if result and spread else None,
+            documents=spread.standard_error if spread else None,
             draw=draw,
             numerical=numerical,
             numerical_nats=moved.nats if moved else None,
             kl_floor=moved.kl if moved else None,
             top1_floor=moved.top1 if moved else None,
         )
-        rows.append(row)
-    return tuple(rows)
 
 
 @dataclass(frozen=True)

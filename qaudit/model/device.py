@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -104,11 +103,9 @@ class Copies:
         placed.record_stream(self._computing)
         return placed
 
-    @contextmanager
-    def ahead(self) -> Iterator[None]:
+    def ahead(self) -> AbstractContextManager[None]:
         """Copy to the device beside what it computes, in a `with` body; see `sent`."""
-        with torch.cuda.stream(self._up):  # does nothing where there is no stream
-            yield
+        return torch.cuda.stream(self._up)  # does nothing where there is no stream
 
     def sent(self) -> torch.cuda.Event | None:
         """Return when what was copied to the device so far is there."""

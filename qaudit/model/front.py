@@ -81,17 +81,16 @@ class Inspector:
         Experts of a layer are alike: folds are proved on the first, in a copy that has no other.
         """
         hidden_BTD = self.hidden()
-        contradicts = (
-            "numbers in `config.json` may contradict each other"  # which shows here at last
-        )
+        # Numbers that contradict each other show here at last.
+        contradicts = "numbers in `config.json` may contradict each other"
         with unreadable(f"block {index} cannot be run", contradicts, ModelError):
             entering_BTD = hidden_BTD.to(self.dtype)
             structure = find_structure(block, lambda m: arguments.call(m, entering_BTD))
         must_be_linear(block, f"block {index}", structure)
         self.left |= structure.left
         exact, called = copy.deepcopy(block).float(), arguments.to_float32()
-        sample = replace(structure, readers=tuple(map(structure.sampled, structure.readers)))
-        sample = replace(sample, readers=tuple(dict.fromkeys(sample.readers)))
+        sampled = dict.fromkeys(map(structure.sampled, structure.readers))
+        sample = replace(structure, readers=tuple(sampled))
 
         def run(module: nn.Module) -> Tensor:
             return all_numbers(called.call(module, hidden_BTD))
@@ -110,12 +109,12 @@ class Inspector:
             )
         groups = []
         for linears in structure.readers:
-            expert, sampled = structure.experts.get(linears), structure.sampled(linears)
+            expert, alike = structure.experts.get(linears), structure.sampled(linears)
             index_C = source = rows = None
             if rotated is not None:
-                named = zip(linears, sampled, strict=True)
+                named = zip(linears, alike, strict=True)
                 rows = {own: rotated[like] for own, like in named if like in rotated}
-            if (fold := fold_of.get(sampled)) is not None:
+            if (fold := fold_of.get(alike)) is not None:
                 is_norm = not is_linear(block.get_submodule(fold.source))
                 absorbs = fold.source if expert is None else expert.before[-1]
                 source = FoldSource(absorbs, is_norm, fold.offset, fold.one_plus)

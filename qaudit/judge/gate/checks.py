@@ -288,16 +288,13 @@ def answer(question: Question, policy: Policy, levels: Levels) -> Check:
             message = f"the loss of `{cell[0]}` under {cell[1]} is not finite"
             hint = "measure it in float32, and look for outliers in its weights"
             return check(outcome="fail", message=message, hint=hint, documents=documents)
-    if record.of_rollouts:
-        result = _of_rollouts(question, levels)
-    elif record.of_tasks:
-        result = _of_tasks(question, levels)
-    elif rule.strata is not None:
-        result = _worst(question, levels)
-    elif record.quantile is not None:
-        result = _tail(question, record.quantile, levels)
-    else:
-        result = _mean(question, levels)
+    ways = {
+        _of_rollouts: record.of_rollouts,
+        _of_tasks: record.of_tasks,
+        _worst: rule.strata is not None,
+        _tail: record.quantile is not None,
+    }
+    result = next((way for way, is_so in ways.items() if is_so), _mean)(question, levels)
     if isinstance(result, str):
         return check(outcome="missing", message=result, documents=documents)
     interval, against, _ = result
@@ -382,11 +379,11 @@ def _worst(question: Question, levels: Levels) -> _Answer | str:
     return largest(results.values()), worst, lambda: Deciding(hint)
 
 
-def _tail(question: Question, share: float, levels: Levels) -> _Answer:
+def _tail(question: Question, levels: Levels) -> _Answer:
     """Return the quantile over the tokens, documents being the clusters."""
-    table = question.table
+    table, share = question.table, question.record.quantile
     fidelity = table.draws(*question.own[0])[0].evidence.fidelity
-    assert fidelity is not None
+    assert fidelity is not None and share is not None
     counts = fidelity.kl_counts[table.scored()]
     whole = sided(*(statistics.quantile_interval(counts, share, level) for level in levels))
     assert whole is not None

@@ -243,9 +243,7 @@ def _result(of: Check | Finding, gate: Gate) -> dict[str, Any]:
         row["suppressions"] = [{"kind": "external", "status": "accepted", "justification": why}]
     row["properties"] = {
         "outcome": of.outcome,
-        "estimate": interval and interval.estimate,
-        "low": interval and interval.low,
-        "high": interval and interval.high,
+        **{name: getattr(interval, name, None) for name in ("estimate", "low", "high")},
         "margin": of.margin,
         "unit": of.unit,
         "documents": of.documents,
