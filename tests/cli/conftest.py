@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from qaudit.saved.audits import to_json
+from tests.support import sample
 from tests.support.cli import AUDITED, QUICK, ROUNDED, STEPS, run_in, settings
 from tests.support.models import save_model, save_tokenizer, write_documents
 
@@ -93,6 +95,15 @@ def scan(place, qaudit):
         return qaudit("scan", *QUICK, *arguments, **expected)
 
     return run
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """Return a working directory with a saved audit in `out`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
+    return tmp_path
 
 
 @pytest.fixture

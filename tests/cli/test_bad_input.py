@@ -144,7 +144,7 @@ REFUSED = [
             (short(WEIGHTS, 5), 4, CUT, DAMAGED),
             (short(WEIGHTS, 500), 4, CUT, DAMAGED),
             (short(WEIGHTS, 60_000), 4, CUT, DAMAGED),
-            (of_tensors(dict.pop, LOST), 4, f"no tensor for `{LOST}` in `ser", "incomplete"),
+            (of_tensors(dict.pop, LOST), 4, f"no tensor for `{LOST}` in `serie", "incomplete"),
             (of_tensors(SIDE=torch.ones(2, 2)), 4, "has no place for `SIDE`", "belong together"),
             (of_tensors(**{UP: torch.ones(64, 30)}), 4, f"`{UP}` in `series/st", "config"),
             (filled(V, "nan", slice(4, 6)), 4, NO_NUMBERS, "diverged"),

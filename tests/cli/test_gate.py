@@ -62,15 +62,13 @@ def gate(qaudit, audit):
     return run
 
 
-def test_no_format_changes_the_exit_code(gate):
+def test_formats_go_to_files_and_never_change_the_exit_code(gate, audit, qaudit, monkeypatch):
     answers = (("2%", 0, "SHIP"), ("0.01%", 1, "HOLD"), ("0.75%", 3, "UNDEC"))
     for form, (margin, code, verdict) in product(FORMATS, answers):
         done = gate("--format", form, margin=margin)
         assert (done.code, done.err) == (code, ""), form
         assert done.out.strip() and (form != "terminal" or done.out.startswith(verdict)), form
-
-
-def test_formats_go_to_files_and_the_terminal_s_stays_on_stdout(gate, audit, qaudit, monkeypatch):
+    # What is for a terminal stays on stdout.
     done = gate("--format", "junit=out/gate.xml", "--format", "json=gate.json", margin="0.01%")
     assert done.out.startswith("HOLD")
     assert done.err == "wrote out/gate.xml\nwrote gate.json\n"

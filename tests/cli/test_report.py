@@ -20,15 +20,6 @@ from tests.support.cli import ROUNDED, TEXT, audit_of
 from tests.support.saved_audits import stub_pictures
 
 
-@pytest.fixture
-def saved(tmp_path, monkeypatch):
-    """Return a working directory with a saved audit in `out`."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
-    return tmp_path
-
-
 def test_a_scan_and_its_report_say_the_same(scan, qaudit, place):
     summary = scan("series/step10", "series/step200").out
     assert qaudit("report", "out", "--format", "terminal").out == summary

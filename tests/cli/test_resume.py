@@ -288,8 +288,13 @@ def test_an_unfinished_scan_says_so_and_shows_what_is_measured(scan, qaudit, mon
     assert "plots/" not in card.out  # nothing is drawn there yet
 
     assert qaudit("scan", "out/plan.json", "--out", "out").code == 0  # as the hint says
-    assert len(audit_of()["subjects"]) == 3
-    assert qaudit("report", "out").code == 0
+    whole = audit_of()["measurements"]
+    assert {row["subject"] for row in whole} == {"step10", "step200", "step1000"}
+    qaudit("report", "out", code=0)
+    assert "3 of 3 subjects measured" in qaudit("status", "out", code=0).out
+    (OUT / "audit.json").unlink()
+    qaudit("collect", "out", code=0)
+    assert audit_of()["measurements"] == whole
 
 
 def killed_at(root, allowed):

@@ -117,16 +117,6 @@ def test_every_scheme_has_its_divergence_from_what_was_measured_before(scan):
     assert 0 < two["rms_dp"] < 1
 
 
-def test_a_plan_is_a_target_that_status_and_collect_read(finished, qaudit):
-    qaudit("scan", "out/plan.json", "--out", "again", code=0)
-    rows = [audit_of(folder)["measurements"] for folder in (finished, Path("again"))]
-    assert [row["ce"] for row in rows[0]] == [row["ce"] for row in rows[1]]
-    assert "3 of 3 subjects measured" in qaudit("status", "out", code=0).out
-    (finished / "audit.json").unlink()
-    assert qaudit("collect", "out").code == 0
-    assert audit_of(finished)["measurements"] == rows[0]
-
-
 @pytest.mark.slow
 def test_a_local_scan_never_loads_the_client_of_the_hub(place):
     code = """

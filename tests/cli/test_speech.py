@@ -26,9 +26,7 @@ from qaudit.cli.progress import Bars, Progress, Rates
 from qaudit.cli.terminal import complain, one_line, print_result, say
 from qaudit.errors import UsageError
 from qaudit.report.folder import FORMATS
-from qaudit.saved.audits import to_json
 from tests.house.test_without_torch import BLOCK, COMMAND
-from tests.support import sample
 from tests.support.cards import whole_at
 from tests.support.cli import QUICK, SEVERAL, audit_of, refused
 from tests.support.models import write_documents
@@ -281,13 +279,6 @@ def test_foreign_text_in_a_refusal_is_one_line(qaudit, tmp_path, monkeypatch):
         assert lines[0].startswith("error: "), command
         assert len(lines) <= 2, command  # the error and its hint
         assert not controls(done.err), command
-
-
-@pytest.fixture
-def saved(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
-    return tmp_path
 
 
 def test_whoever_stops_reading_early_causes_no_error(saved):
