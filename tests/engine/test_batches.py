@@ -95,9 +95,8 @@ def test_a_tree_gives_the_losses_of_its_sequences(family, once, tmp_path, monkey
     np.testing.assert_allclose(trees, alone, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("config", "reads"),
-    [
+def test_a_plan_knows_from_the_configuration_whether_a_model_reads_trees():
+    for config, reads in (
         ({"model_type": "llama"}, True),
         ({"model_type": "mistral"}, False),  # 4096 where the file names none
         ({"model_type": "mistral", "sliding_window": None}, True),
@@ -107,10 +106,8 @@ def test_a_tree_gives_the_losses_of_its_sequences(family, once, tmp_path, monkey
         ({"model_type": "bloom"}, False),
         ({"model_type": ["llama"]}, False),
         ({}, False),
-    ],
-)
-def test_a_plan_knows_from_the_configuration_whether_a_model_reads_trees(config, reads):
-    assert reads_trees(config) is reads
+    ):
+        assert reads_trees(config) is reads, config
 
 
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=70)

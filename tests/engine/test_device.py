@@ -189,18 +189,15 @@ def test_hashes_have_the_hosts_numbers_and_the_host_does_not_wait_for_them():
     assert (main, hashes.of(scheme.spec)) == ([], {"0.w": sha256_of(weight_RC)})
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_libraries_that_find_no_memory_are_out_of_memory():
+    for text in (
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
         "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
         "DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes",
         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
-    ],
-)
-def test_libraries_that_find_no_memory_are_out_of_memory(text):
-    assert is_out_of_memory(RuntimeError(text))
+    ):
+        assert is_out_of_memory(RuntimeError(text)), text
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError())
     assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
 
