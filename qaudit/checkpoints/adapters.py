@@ -124,17 +124,15 @@ def must_share_tokens(folder: Path, base: Path) -> None:
     if not all(path.is_file() for path in texts):
         return
     # Trainer writes the file anew; padding and the order of keys are of no consequence.
-    keys, (first, second) = (
-        ("model", "added_tokens", "normalizer", "pre_tokenizer"),
-        map(read_table, texts),
-    )
-    if differing := [key for key in keys if first.get(key) != second.get(key)]:
-        raise SourceError(
-            f"`{texts[0]}` and `{texts[1]}` differ in `{differing[0]}`: the adapter was trained on "
-            "other tokens than its base",
-            hint="merge it into its base with PEFT (`merge_and_unload`), save its tokenizer "
-            "beside the result, and scan that",
-        )
+    first, second = map(read_table, texts)
+    for key in ("model", "added_tokens", "normalizer", "pre_tokenizer"):
+        if first.get(key) != second.get(key):
+            raise SourceError(
+                f"`{texts[0]}` and `{texts[1]}` differ in `{key}`: the adapter was trained on "
+                "other tokens than its base",
+                hint="merge it into its base with PEFT (`merge_and_unload`), save its tokenizer "
+                "beside the result, and scan that",
+            )
 
 
 class AdaptedWeights:

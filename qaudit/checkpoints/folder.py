@@ -106,10 +106,9 @@ def _with_files(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
             for p in weight_files(folder)
         )
     read = replace(checkpoint, files=files, settings=settings_in(folder), suspect=suspect)
-    parent = Path(folder.absolute().parent)
-    if (folder / "config.json").is_file() or not (parent / "config.json").is_file():
-        return read
-    if only_dcp(folder) is None:
+    parent = folder.absolute().parent
+    is_alone = (folder / "config.json").is_file() or not (parent / "config.json").is_file()
+    if is_alone or only_dcp(folder) is None:
         return read
     base = Checkpoint(Ref(str(parent)), parent.name, settings=settings_in(parent))
     return replace(read, base=base, settings=base.settings)

@@ -340,7 +340,7 @@ class CompressedTensors(packing.Format):
             signed_RC = stored.codes_RC.to(torch.int16) - 2 ** (stored.bits - 1)
             parts = {"weight": signed_RC.to(torch.int8), "weight_scale": stored.scales_RG}
         else:
-            codes = packing.integer_codes(linear, stored, self.scheme, self.name)
+            codes = packing.integer_codes(linear, stored, self)
             if self.scheme.mixes_bits and codes.zeros_RG is not None:
                 raise SchemeError(
                     f"`{self.scheme.short}` has zero points, with which transformers decodes "

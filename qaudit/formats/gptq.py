@@ -90,6 +90,7 @@ class GptqFiles(packing.Format):
     """Files that GPTQModel, transformers, vLLM and SGLang load as GPTQ."""
 
     name: ClassVar[str] = "gptq"
+    widths: ClassVar[tuple[int, ...]] = (3, 4, 8)
     mixes_bits: ClassVar[bool] = True
     loading: ClassVar[str] = packing.GPTQMODEL
     loaded_by: ClassVar[packing.Programs] = {"gptqmodel": (), "vllm": ()}
@@ -109,13 +110,8 @@ class GptqFiles(packing.Format):
     )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
-        codes = packing.integer_codes(linear, stored, self.scheme, self.name)
+        codes = packing.integer_codes(linear, stored, self)
         rows, columns = codes.codes_RC.shape
-        if codes.bits not in (3, 4, 8):
-            raise packing.unfit(
-                f"`gptq` files have 3, 4 or 8 bits, and `{self.scheme.short}` has {codes.bits}",
-                ", which has 2 to 8",
-            )
         if rows % 32 or columns % 32:  # kernels read so many at once
             raise packing.unfit(
                 f"`{linear}` is {rows} x {columns}, and `gptq` files hold multiples of 32"
@@ -187,6 +183,7 @@ class AwqFiles(packing.Format):
     """Files that vLLM, SGLang and transformers load as AWQ."""
 
     name: ClassVar[str] = "awq"
+    widths: ClassVar[tuple[int, ...]] = (_BITS,)
     loading: ClassVar[str] = packing.GPTQMODEL
     loaded_by: ClassVar[packing.Programs] = {"gptqmodel": (), "vllm": ()}
     reader = reading.Reader(
@@ -205,13 +202,8 @@ class AwqFiles(packing.Format):
     )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
-        codes = packing.integer_codes(linear, stored, self.scheme, self.name)
+        codes = packing.integer_codes(linear, stored, self)
         rows = len(codes.codes_RC)
-        if codes.bits != _BITS:
-            raise packing.unfit(
-                f"`awq` files have 4 bits, and `{self.scheme.short}` has {codes.bits}",
-                ", which has 2 to 8",
-            )
         if rows % _PER_WORD:
             raise packing.unfit(f"`{linear}` has {rows} rows, and `awq` files hold multiples of 8")
 

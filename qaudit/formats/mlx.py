@@ -20,8 +20,6 @@ from qaudit.formats.packing import Document
 from qaudit.formats.reading import SCALES, Layout, Reader, StoredLinear, contradiction, whole_number
 from qaudit.support.lazy import Tensor, torch
 
-_BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
-
 
 def _mlx(parts: StoredLinear) -> Layout:
     """Take bits and group from the configuration of this linear, or of all."""
@@ -56,6 +54,7 @@ class MlxFiles(packing.Format):
 
     name: ClassVar[str] = "mlx"
     library: ClassVar[str] = "mlx"
+    widths: ClassVar[tuple[int, ...]] = (2, 3, 4, 5, 6, 8)
     mixes_bits: ClassVar[bool] = True
     has_embeddings: ClassVar[bool] = True
     suffixes = (".weight", ".scales", ".biases")
@@ -69,13 +68,13 @@ class MlxFiles(packing.Format):
     )
 
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
-        codes = packing.integer_codes(linear, stored, self.scheme, self.name)
+        codes = packing.integer_codes(linear, stored, self)
         group, columns = packing.declared_group(self.scheme), codes.codes_RC.shape[1]
-        if codes.bits not in _BITS or group not in _GROUPS:
+        if group not in (32, 64, 128):
             raise packing.unfit(
-                f"`mlx` files have {', '.join(map(str, _BITS))} bits in groups of 32, 64 or "
-                f"128, and `{self.scheme.short}` has {codes.bits} in groups of {group}",
-                ", or scan with group=64" if codes.bits in _BITS else "",
+                f"`mlx` files have groups of 32, 64 or 128, and `{self.scheme.short}` has groups "
+                f"of {group}",
+                ", or scan with group=64",
             )
         if columns * codes.bits % WORD:
             raise packing.unfit(f"`{linear}` has {columns} columns, whose codes do not fill words")

@@ -23,11 +23,11 @@ from qaudit.core.linears import Codes, IntegerCodes, StoredWeight
 from qaudit.core.mixture import any_expert
 from qaudit.core.registry import discover, modules_in, schemes
 from qaudit.core.scheme import NO_CACHE, Scheme
-from qaudit.errors import MachineError, SchemeError, SourceError, UsageError
+from qaudit.errors import SchemeError, SourceError, UsageError
 from qaudit.formats.reading import Reader
 from qaudit.settings import EXAMPLE_SCHEMES
 from qaudit.support.lazy import Tensor, torch
-from qaudit.support.plugins import Plugins, entries_of, imported, plugin_at
+from qaudit.support.plugins import Plugins, entries_of, loaded
 
 Document = dict[str, Any]
 Programs = Mapping[str, tuple[str, ...]]
@@ -71,6 +71,7 @@ class Format:
     leaves_out: ClassVar[tuple[str, ...]] = ()  # dense tensors that its files may lack
     holds: ClassVar[tuple[Codes, ...]] = ()  # codes that no other format has
     has_embeddings: ClassVar[bool] = False  # quantized, as the head is
+    widths: ClassVar[tuple[int, ...]] = (2, 3, 4, 5, 6, 7, 8)  # of the integers that files hold
     mixes_bits: ClassVar[bool] = False  # its files name the bits of each linear
     has_experts: ClassVar[bool] = True  # a runtime loads quantized experts of its files
     loaded_by: ClassVar[Programs] = {}
@@ -119,14 +120,22 @@ class Format:
         return {**original, "quantization_config": quantization}
 
 
-def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) -> IntegerCodes:
+def integer_codes(linear: str, stored: StoredWeight, form: Format) -> IntegerCodes:
     """Return integer codes that a file can hold, or refuse them with what would work."""
+    scheme = form.scheme
     if not scheme.bit_class.isdecimal() or scheme.transforms_inputs:
         raise changed_inputs(scheme)
     if not isinstance(stored, IntegerCodes):
         raise SchemeError(
-            f"`{scheme.short}` does not store integer codes and zero points, which `{form}` holds",
+            f"`{scheme.short}` does not store integer codes and zero points, which `{form.name}` "
+            "holds",
             hint=_elsewhere(scheme),
+        )
+    if stored.bits not in form.widths:
+        raise unfit(
+            f"`{form.name}` files have {', '.join(map(str, form.widths))} bits, and "
+            f"`{scheme.short}` has {stored.bits}",
+            ", which has 2 to 8",
         )
     if stored.scales_RG.dtype != torch.bfloat16:
         raise SchemeError(
@@ -142,7 +151,7 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
     if stored.group_of_C is not None:
         raise SchemeError(
             f"`{scheme.short}` mixes the columns of its groups, and no current kernel for "
-            f"`{form}` reads them so",
+            f"`{form.name}` reads them so",
             hint="scan with static_groups=true, or with act_group_aware=true in place of act_order",
         )
     columns, group = stored.codes_RC.shape[1], declared_group(scheme)
@@ -150,7 +159,7 @@ def integer_codes(linear: str, stored: StoredWeight, scheme: Scheme, form: str) 
         fitting = [size for size in (128, 64, 32) if columns % size == 0]
         raise SchemeError(
             f"groups of {group} do not fill the {columns} columns of `{linear}`, "
-            f"and `{form}` holds full groups alone",
+            f"and `{form.name}` holds full groups alone",
             hint=f"scan with {' or '.join(f'group={size}' for size in (*fitting[:1], -1))}",
         )
     return stored
@@ -246,14 +255,7 @@ def readers() -> Mapping[str, Reader]:
 def reader_named(name: str) -> Reader | None:
     """Return a reader; that of another distribution is imported where a file names its format."""
     if (entry := further_readers().get(name)) is not None:
-        with imported("reader", entry):
-            reader = entry.load()
-        if not isinstance(reader, Reader) or reader.name != name:
-            origin = plugin_at("reader", entry)
-            raise MachineError(
-                f"`{entry.value}` of {origin} is no Reader named `{name}`",
-                hint=f"install another version of it, or `pip uninstall {origin.distribution}`",
-            )
+        reader: Reader = loaded("reader", entry, Reader)
         return reader
     if name in readers() or name not in formats().entries:
         return readers().get(name)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from qaudit.errors import MachineError, QauditError, UsageError
 from qaudit.types import Plugin, PluginKind
@@ -36,7 +36,8 @@ class Plugins(Mapping[str, type[P]], Generic[P]):
 
     def __getitem__(self, name: str) -> type[P]:
         if name in self.entries:
-            return self._loaded(self.entries[name])
+            plugin: type[P] = loaded(self.kind, self.entries[name], self._base)
+            return plugin
         return self.built_in[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -60,17 +61,20 @@ class Plugins(Mapping[str, type[P]], Generic[P]):
         """Return the distribution that a plug-in is of; None for one that is built in."""
         return plugin_at(self.kind, self.entries[name]) if name in self.entries else None
 
-    def _loaded(self, entry: EntryPoint) -> type[P]:
-        with imported(self.kind, entry):
-            plugin = entry.load()
-        named = isinstance(plugin, type) and getattr(plugin, "name", "") == entry.name
-        if isinstance(plugin, type) and issubclass(plugin, self._base) and named:
-            return plugin
-        origin = plugin_at(self.kind, entry)
-        raise MachineError(
-            f"`{entry.value}` of {origin} is no {self._base.__name__} named `{entry.name}`",
-            hint=f"install another version of it, or `pip uninstall {origin.distribution}`",
-        )
+
+def loaded(kind: PluginKind, entry: EntryPoint, base: type[Any]) -> Any:
+    """Import a plug-in: a value of the base for readers, a class below it for all others."""
+    with imported(kind, entry):
+        plugin = entry.load()
+    is_class = isinstance(plugin, type)
+    fits = isinstance(plugin, base) if kind == "reader" else is_class and issubclass(plugin, base)
+    if fits and getattr(plugin, "name", "") == entry.name:
+        return plugin
+    origin = plugin_at(kind, entry)
+    raise MachineError(
+        f"`{entry.value}` of {origin} is no {base.__name__} named `{entry.name}`",
+        hint=f"install another version of it, or `pip uninstall {origin.distribution}`",
+    )
 
 
 @cache

@@ -68,7 +68,7 @@ class GgufFiles(packing.Format):
     def pack(self, linear: str, stored: StoredWeight) -> dict[str, Tensor]:
         if isinstance(stored, GgufBlocks):
             return {f"{linear}.{stored.kind}": stored.packed_RB.cpu()}
-        codes = packing.integer_codes(linear, stored, self.scheme, self.name)
+        codes = packing.integer_codes(linear, stored, self)
         kind = _EXACT.get(codes.bits)
         if kind is None or codes.zeros_RG is not None or codes.group % _BLOCK:
             raise SchemeError(
