@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -38,7 +39,7 @@ from qaudit.engine.read_out import document_sums
 from qaudit.engine.tokens import Feed
 from qaudit.errors import SchemeError
 from qaudit.model.blocks import Weights
-from qaudit.model.routes import must_agree, must_be_equal
+from qaudit.model.routes import MergedWeights
 from qaudit.settings import EXAMPLE_SCHEME
 from qaudit.types import FULL_PRECISION, PlaneRow
 
@@ -62,7 +63,8 @@ def measure_plane(case: Case) -> list[PlaneRow]:
         losses = _line(case, choice, anchor, weights, 0.0)
         if before is not None and previous is not None:
             for a in (a for a in parameters.along if a != 0.0):
-                moved = Between((case.subject.label, previous), weights, before, a)
+                labels = case.subject.label, previous
+                moved = MergedWeights(labels, (weights, before), partial(between, part=a))
                 losses |= _line(case, choice, anchor, moved, a)
         elif parameters.grid:
             notes.append("the checkpoint before is not on disk: only the line was measured")
@@ -179,27 +181,10 @@ class Along(Scheme):
         return Quantized(weights, bits=0)
 
 
-class Between:
-    """Weights a part of the way to those of another checkpoint."""
-
-    def __init__(
-        self, labels: tuple[str, str], weights: Weights, other: Weights, part: float
-    ) -> None:
-        self._labels, self._weights, self._other, self._part = labels, weights, other, part
-        must_agree(labels[0], weights, labels[1], other)
-
-    def names(self) -> Sequence[str]:
-        return self._weights.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._weights.shape(name)
-
-    def read(self, name: str) -> Tensor:
-        here, origin = self._weights.read(name), self._other.read(name)
-        if not here.is_floating_point():
-            must_be_equal(name, self._labels[0], here, self._labels[1], origin)
-            return here
-        return here.float() + self._part * (origin.float() - here.float())
+def between(tensors: Sequence[Tensor], part: float) -> Tensor:
+    """Return a tensor a part of the way to that of another checkpoint."""
+    here, origin = (tensor.float() for tensor in tensors)
+    return here + part * (origin - here)
 
 
 MEASURE = Measure(measure_plane)

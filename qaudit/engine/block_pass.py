@@ -275,7 +275,8 @@ def open_weights(
         return members[0]
     labels = [checkpoint.label for checkpoint in checkpoints]
     shares = [share for _, share in subject.members]
-    merged = MergedWeights(labels, members, shares, parse_merge(subject.merge))
+    merge = partial(parse_merge(subject.merge).merge, weights=shares)
+    merged = MergedWeights(labels, members, merge)
     must_be_one_architecture(labels, [*map(folder_of, checkpoints)])
     return merged
 

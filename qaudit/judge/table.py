@@ -135,9 +135,7 @@ class Measurements:
     @cached_property
     def documents(self) -> int:
         """Number of documents with at least one scored token; the same for all measurements."""
-        if not self.measurements:
-            return 0
-        return int((self.measurements[0].evidence.tokens > 0).sum())
+        return int(self.scored().sum()) if self.measurements else 0
 
     def scored(self) -> npt.NDArray[np.bool_]:
         return self.measurements[0].evidence.scored()

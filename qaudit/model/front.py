@@ -282,7 +282,6 @@ class Front:
     def _moved(self, tokens_BT: Tensor) -> Recorded:
         """Return what blocks are called with where each returns other hidden states."""
         self._tape.moves = True
-        try:
-            return self._play(tokens_BT)[1]
-        finally:
-            self._tape.moves = False
+        _, recorded = self._play(tokens_BT)
+        self._tape.moves = False
+        return recorded

@@ -58,7 +58,6 @@ from transformers.core_model_loading import (
 
 from qaudit.checkpoints.configuration import unreadable
 from qaudit.checkpoints.safetensors import headers
-from qaudit.core.merge import Merge
 from qaudit.errors import ModelError, SourceError
 from qaudit.support.keys import first_of
 
@@ -147,14 +146,10 @@ class MergedWeights:
     """The weights of a soup, as one source of tensors."""
 
     def __init__(
-        self,
-        labels: Sequence[str],
-        members: Sequence[Weights],
-        shares: Sequence[float],
-        merge: Merge,
+        self, labels: Sequence[str], members: Sequence[Weights], merge: Callable[..., Tensor]
     ) -> None:
-        self._labels = list(labels)
-        self._members, self._shares, self._merge = list(members), list(shares), merge
+        """Refuse members that differ; `merge` makes one tensor of those of all members."""
+        self._labels, self._members, self._merge = list(labels), list(members), merge
         for label, member in zip(labels[1:], members[1:], strict=True):
             must_agree(labels[0], members[0], label, member)
 
@@ -167,9 +162,14 @@ class MergedWeights:
     def read(self, name: str) -> Tensor:
         tensors = [member.read(name) for member in self._members]
         if tensors[0].is_floating_point():
-            return self._merge.merge(tensors, self._shares)
+            return self._merge(tensors)
         for label, tensor in zip(self._labels[1:], tensors[1:], strict=True):
-            must_be_equal(name, self._labels[0], tensors[0], label, tensor)
+            if tensor.dtype != tensors[0].dtype or not torch.equal(tensor, tensors[0]):
+                both = f"`{self._labels[0]}` and `{label}`"
+                raise SourceError(
+                    f"`{name}` holds whole numbers that differ between {both}",
+                    hint="whole numbers cannot be merged: leave one of the members out",
+                )
         return tensors[0]  # counts or masks have no mean
 
 
@@ -188,15 +188,6 @@ def must_agree(first: str, a: Weights, second: str, b: Weights) -> None:
                 f"`{first}` and `{second}` cannot be merged: `{name}` is {difference}",
                 hint="a soup needs members of one architecture",
             )
-
-
-def must_be_equal(name: str, first: str, a: Tensor, second: str, b: Tensor) -> None:
-    """Refuse a tensor of whole numbers that is not the same in two members."""
-    if a.dtype != b.dtype or not torch.equal(a, b):
-        raise SourceError(
-            f"`{name}` holds whole numbers that differ between `{first}` and `{second}`",
-            hint="whole numbers cannot be merged: leave one of the members out",
-        )
 
 
 _MISMATCH = "the config and the weights do not belong together"

@@ -3,6 +3,8 @@
 Linears of experts have names of their own, where a release stores them in one tensor.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -72,7 +74,9 @@ def test_a_soup_is_joined_of_merged_tensors(once, tmp_path):
     a, b = members
     mean = {name: (a.read(name).double() + b.read(name)).float() / 2 for name in a.names()}
     soup = change(released.save(tmp_path, "olmo_hybrid"), **mean)
-    merged = MergedWeights(["a", "b"], members, [0.5, 0.5], parse_merge("mean"))
+    merged = MergedWeights(
+        ["a", "b"], members, partial(parse_merge("mean").merge, weights=[0.5, 0.5])
+    )
     model = BlockModel(soup, merged, dtype=torch.float32, device=CPU)
     must_be_plain(model, soup, "olmo_hybrid")
 

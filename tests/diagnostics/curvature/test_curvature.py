@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,10 +25,11 @@ from qaudit.diagnostics.curvature_measure import (
     product_nbytes,
 )
 from qaudit.diagnostics.plane import Plane
-from qaudit.diagnostics.plane_measure import Along, Anchor, Between, measure_plane
+from qaudit.diagnostics.plane_measure import Along, Anchor, between, measure_plane
 from qaudit.engine.measure import measure
 from qaudit.engine.tasks import Task
 from qaudit.errors import MachineError, SchemeError, SourceError
+from qaudit.model.routes import MergedWeights
 from qaudit.saved.codec import encode
 from qaudit.saved.results import ResultStore
 from qaudit.types import Corpus, CurvatureRow, PlaneRow, Subject
@@ -217,15 +219,15 @@ def test_blocks_stay_until_read_and_weights_between_two_are_on_a_line(series) ->
         unread.quantize(Linears({"q": weight}, block=block))
     assert len(unread.moved) == 3
     here, there = (WeightFolder(folder_of(c)) for c in series)
-    between = Between(("a", "b"), here, there, 0.25)
-    name = between.names()[0]
+    quarter = MergedWeights(("a", "b"), (here, there), partial(between, part=0.25))
+    name = quarter.names()[0]
     expected = 0.75 * here.read(name).double() + 0.25 * there.read(name).double()
-    torch.testing.assert_close(between.read(name).double(), expected, rtol=0, atol=1e-6)
-    assert between.shape(name) == tuple(expected.shape)
+    torch.testing.assert_close(quarter.read(name).double(), expected, rtol=0, atol=1e-6)
+    assert quarter.shape(name) == tuple(expected.shape)
 
     class Shorter(WeightFolder):
         def names(self):
             return super().names()[1:]
 
     with pytest.raises(SourceError, match="cannot be merged"):
-        Between(("a", "b"), here, Shorter(folder_of(series[1])), 1.0)
+        MergedWeights(("a", "b"), (here, Shorter(folder_of(series[1]))), partial(between, part=1.0))
