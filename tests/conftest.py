@@ -1,17 +1,13 @@
 """What holds for every test: one thread, no network, no settings of the person who runs it."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 # Before anything imports torch: results must not depend on how many cores are at hand, and
 # several workers share them.
@@ -24,9 +20,6 @@ os.environ["MPLBACKEND"] = "Agg"
 
 import pytest
 from hypothesis import settings
-
-if TYPE_CHECKING:
-    from tests.support.cli import Outcome, Run
 
 # Processes that tests start read compiled modules, and so does the next run.
 sys.dont_write_bytecode = False
@@ -48,7 +41,7 @@ CACHES = itertools.count()
 INPUTS = [0]  # generated for property tests, in this process and in finished workers
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+def pytest_itemcollected(item):
     """Mark property tests, and count the inputs that they are given."""
     test = getattr(item, "obj", None)
     if not getattr(test, "is_hypothesis_test", False):
@@ -59,7 +52,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         return
 
     @functools.wraps(inner)
-    def counted(*arguments: Any, **named: Any) -> Any:
+    def counted(*arguments, **named):
         INPUTS[0] += 1
         return inner(*arguments, **named)
 
@@ -67,14 +60,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     test.hypothesis.inner_test = counted
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Take libraries and collected tests out of every later search for garbage."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)  # what a test leaves is small, what it loaded is large
     gc.enable()
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session):
     """Hand a worker's count to the process that prints it."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
@@ -82,13 +75,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
+def pytest_testnodedown(node, error):
     """Add the count of a worker that ended."""
     INPUTS[0] += getattr(node, "workeroutput", {}).get("inputs", 0)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_settings_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _no_settings_from_outside(tmp_path_factory):
     """Pin what is free, too: plans and routes depend on it, and other processes take some."""
     with pytest.MonkeyPatch.context() as patched:
         for name in list(os.environ):
@@ -105,25 +98,25 @@ def _no_settings_from_outside(tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(autouse=True)
-def _named_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _named_cache(tmp_path_factory):
     """Name a cache for each test, made if it is used."""
     cache = tmp_path_factory.getbasetemp() / f"qaudit-cache-{next(CACHES)}"
     os.environ["QAUDIT_CACHE"] = str(cache)
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def once(tmp_path_factory):
     """Return what has a function write into a folder of its own, once; tests only read it."""
 
     @functools.cache
-    def call(function: Any, *arguments: Any, **named: Any) -> Any:
+    def call(function, *arguments, **named):
         return function(tmp_path_factory.mktemp("once"), *arguments, **named)
 
     return call
 
 
 @pytest.fixture(scope="session")
-def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel_file(tmp_path_factory):
     """Return the wheel that a release would publish: compressing the demo takes seconds."""
     from hatchling.builders.wheel import WheelBuilder
 
@@ -135,13 +128,13 @@ def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def qaudit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+def qaudit(monkeypatch, capsys):
     """Return a function that runs the command line in this process, and may expect its code."""
 
     from qaudit.cli import main
     from tests.support.cli import Outcome
 
-    def run(*arguments: object, code: int | None = None) -> Outcome:
+    def run(*arguments, code=None):
         monkeypatch.setattr(sys, "argv", ["qaudit", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
@@ -157,7 +150,7 @@ def qaudit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_pictures(monkeypatch):
     """Draw nothing: pictures are two thirds of a tiny scan's time."""
     from tests.support.saved_audits import stub_pictures
 
@@ -165,7 +158,7 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def online(tmp_path, monkeypatch):
     """Return a home folder with a network, no token and empty caches."""
     from qaudit.hub.api import Client
     from qaudit.hub.fetch import Fetcher
@@ -181,5 +174,5 @@ def online(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(f"{INPUTS[0]:,} inputs were generated for property tests")

@@ -1,15 +1,10 @@
 """Many audits as one page: its rows are those of the audits, and a forged audit is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -17,14 +12,14 @@ import pytest
 from qaudit import gallery, gate, load
 from qaudit.judging import decide
 from qaudit.saved.audits import to_json
-from qaudit.saved.evidence import SavedAudit, read_saved
+from qaudit.saved.evidence import read_saved
 from qaudit.version import __version__
-from tests.support.cli import Run, refused
+from tests.support.cli import refused
 from tests.support.saved_audits import save
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("audits")
     for seed, name in enumerate(("one", "two")):
         record = save(folder / name, seed=seed)
@@ -35,17 +30,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
+def site(tmp_path):
     return tmp_path / "site"
 
 
-def rows_of(site: Path) -> list[dict[str, Any]]:
+def rows_of(site):
     return pyarrow.parquet.read_table(site / "gallery.parquet").to_pylist()
 
 
-def test_all_rows_and_verdicts_are_on_the_page_and_in_the_table(
-    saved: Path, site: Path, qaudit: Run
-) -> None:
+def test_all_rows_and_verdicts_are_on_the_page_and_in_the_table(saved, site, qaudit):
     done = qaudit("gallery", saved / "one", saved / "two", "--out", site)
     assert (done.code, done.out) == (0, f"{site / 'index.html'}\n")
     assert {path.name for path in site.iterdir()} == {"index.html", "gallery.parquet"}
@@ -67,7 +60,7 @@ def test_all_rows_and_verdicts_are_on_the_page_and_in_the_table(
         assert f"{decision.scheme}|" in row
 
 
-def forge(folder: Path, original: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+def forge(folder, original, change):
     """Copy an audit and change what its audit.json says."""
     shutil.copytree(original, folder)
     audit = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
@@ -76,23 +69,21 @@ def forge(folder: Path, original: Path, change: Callable[[dict[str, Any]], None]
     return folder
 
 
-def halve_the_error(audit: dict[str, Any]) -> None:
+def halve_the_error(audit):
     next(row for row in audit["measurements"] if row["relative_error"])["relative_error"] /= 2
 
 
-def ship_it(audit: dict[str, Any]) -> None:
+def ship_it(audit):
     decision = audit["verdict"]["classes"][0]
     decision["status"] = "hold" if decision["status"] == "ship" else "ship"
 
 
-def prefer_the_soup(audit: dict[str, Any]) -> None:
+def prefer_the_soup(audit):
     audit["comparisons"][0] |= {"estimate": -1.0, "low": -1.5, "high": -0.5}
 
 
 @pytest.mark.parametrize("change", [halve_the_error, ship_it, prefer_the_soup])
-def test_a_forged_audit_is_refused_by_its_name_and_the_others_go_on(
-    saved: Path, site: Path, qaudit: Run, change: Callable[[dict[str, Any]], None]
-) -> None:
+def test_a_forged_audit_is_refused_by_its_name_and_the_others_go_on(saved, site, qaudit, change):
     forged = forge(site.parent / "forged", saved / "one", change)
     refused(qaudit("gallery", forged, "--out", site), 2, "forged", "")
     assert not site.exists()  # of forged audits alone
@@ -102,13 +93,13 @@ def test_a_forged_audit_is_refused_by_its_name_and_the_others_go_on(
     assert {row["audit"] for row in rows_of(site)} == {"two"}
 
 
-def tell_a_story(audit: dict[str, Any]) -> None:
+def tell_a_story(audit):
     audit["findings"][0] |= {"message": "STORY", "hint": "STORY"}
     for subject in audit["subjects"]:
         subject["members"][0]["learning_rate"] = 0.123456
 
 
-def test_what_evidence_does_not_give_is_not_shown(saved: Path, site: Path, qaudit: Run) -> None:
+def test_what_evidence_does_not_give_is_not_shown(saved, site, qaudit):
     forged = forge(site.parent / "one", saved / "one", tell_a_story)
     assert qaudit("gallery", forged, "--out", site).code == 0
     page = (site / "index.html").read_text(encoding="utf-8")
@@ -116,8 +107,8 @@ def test_what_evidence_does_not_give_is_not_shown(saved: Path, site: Path, qaudi
     assert found == [False, False, True]
 
 
-def name_a_policy(path: str) -> Callable[[dict[str, Any]], None]:
-    def change(audit: dict[str, Any]) -> None:
+def name_a_policy(path):
+    def change(audit):
         audit["plan"]["recipe"]["policy"] = path
         audit["verdict"] = None
 
@@ -125,8 +116,8 @@ def name_a_policy(path: str) -> Callable[[dict[str, Any]], None]:
 
 
 def test_a_policy_outside_of_an_audits_folder_is_never_opened_and_one_in_it_judges_it(
-    saved: Path, tmp_path: Path, site: Path, qaudit: Run
-) -> None:
+    saved, tmp_path, site, qaudit
+):
     (tmp_path / "secret.yaml").write_text("SECRET: [", encoding="utf-8")
     for place in ("/etc/shadow", "../secret.yaml", f"{tmp_path}/secret.yaml", "link.yaml"):
         shutil.rmtree(tmp_path / "forged", ignore_errors=True)
@@ -142,12 +133,10 @@ def test_a_policy_outside_of_an_audits_folder_is_never_opened_and_one_in_it_judg
     assert {row["policy"] for row in rows_of(site)} == {"own"}
 
 
-def test_an_audit_that_cannot_be_read_ends_nothing_but_itself(
-    saved: Path, site: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_audit_that_cannot_be_read_ends_nothing_but_itself(saved, site, qaudit, monkeypatch):
     broken, read = site.parent / "broken", gallery.read_saved
 
-    def crash(path: Path) -> SavedAudit:
+    def crash(path):
         if path == broken and broken.exists():
             raise ZeroDivisionError("of all things")
         return read(path)
@@ -163,9 +152,7 @@ def test_an_audit_that_cannot_be_read_ends_nothing_but_itself(
         shutil.copytree(saved / "one", broken, dirs_exist_ok=True)
 
 
-def test_audits_are_told_by_the_folders_above_them_and_shown_once(
-    saved: Path, tmp_path: Path, site: Path, qaudit: Run
-) -> None:
+def test_audits_are_told_by_the_folders_above_them_and_shown_once(saved, tmp_path, site, qaudit):
     for folder in ("x/one", "y/one", "decay-cpu/seed-1"):
         shutil.copytree(saved / "one", tmp_path / folder)
     clashing = (tmp_path / "x" / "one", tmp_path / "y" / "one" / "audit.json")

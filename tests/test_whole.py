@@ -1,7 +1,5 @@
 """A file is there whole or not at all, nothing lies beside it, and a folder has one writer."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -16,7 +14,7 @@ from qaudit.saved.parts import one_writer
 from qaudit.whole import partial_name, read_regular, remove_stale, write_whole
 
 
-def test_what_is_written_is_what_was_given_line_ends_and_all(tmp_path: Path) -> None:
+def test_what_is_written_is_what_was_given_line_ends_and_all(tmp_path):
     path = tmp_path / "new" / "a.txt"
     write_whole(path, "one\r\ntwo\n")
     assert path.read_bytes() == b"one\r\ntwo\n"
@@ -24,13 +22,11 @@ def test_what_is_written_is_what_was_given_line_ends_and_all(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("broken", ["pathlib.Path.replace", "os.fsync"])
-def test_what_fails_leaves_the_old_file_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+def test_what_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, broken):
     path = tmp_path / "a.txt"
     write_whole(path, "old")
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with monkeypatch.context() as patched:
@@ -42,7 +38,7 @@ def test_what_fails_leaves_the_old_file_and_no_other(
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "link to a device", "folder"])
-def test_only_regular_files_and_new_names_are_written(tmp_path: Path, kind: str) -> None:
+def test_only_regular_files_and_new_names_are_written(tmp_path, kind):
     path = tmp_path / "a.txt"
     if kind == "fifo":
         os.mkfifo(path)
@@ -58,7 +54,7 @@ def test_only_regular_files_and_new_names_are_written(tmp_path: Path, kind: str)
     assert path.lstat().st_mode == before
 
 
-def test_what_cannot_be_written_is_said_and_only_our_stale_files_removed(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_said_and_only_our_stale_files_removed(tmp_path):
     with pytest.raises(MachineError, match="surrogates not allowed"):
         write_whole(tmp_path / "a", "\ud800")
     assert list(tmp_path.iterdir()) == []
@@ -94,7 +90,7 @@ with one_writer(Path(sys.argv[1])):
 
 
 @pytest.fixture
-def other(tmp_path: Path):
+def other(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path / "out")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -104,8 +100,8 @@ def other(tmp_path: Path):
 
 
 def test_the_second_writer_is_refused_until_the_first_was_killed_and_without_a_folder(
-    tmp_path: Path, other: subprocess.Popen[str]
-) -> None:
+    tmp_path, other
+):
     out = tmp_path / "out"
     said = "written by another process"
     with pytest.raises(MachineError, match=said) as refusal, one_writer(out):
@@ -122,10 +118,8 @@ def test_the_second_writer_is_refused_until_the_first_was_killed_and_without_a_f
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_written_to_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refuse(*_: object) -> None:
+def test_a_file_system_without_locks_is_written_to_without_one(tmp_path, monkeypatch, number):
+    def refuse(*_):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", refuse)

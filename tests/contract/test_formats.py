@@ -1,7 +1,5 @@
 """What every registered format must keep; a new file in `qaudit/formats` inherits it."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import replace
@@ -27,15 +25,13 @@ from qaudit.core.gguf import GgufBlocks
 from qaudit.core.linears import IntegerCodes
 from qaudit.core.registry import parse_scheme
 from qaudit.errors import QauditError, SchemeError
-from qaudit.formats.packing import Document, Format, format_named, formats
+from qaudit.formats.packing import format_named, formats
 from qaudit.formats.weights import QuantizedFolder, format_of
 from tests.support.filled import filled
 from tests.support.formats import example
 
-Tensors = dict[str, torch.Tensor]
 
-
-def integers(*bits: int, groups: tuple[int, ...] = (32, -1)) -> list[str]:
+def integers(*bits, groups=(32, -1)):
     kinds = [f"group={group}{sym}" for group in groups for sym in ("", ":sym=false")]
     return [f"rtn-{number}bit:{kind}" for number in bits for kind in kinds]
 
@@ -62,22 +58,22 @@ FILES = [(form, spec) for form, spec in CASES if formats()[form].has_settings]
 every_file = pytest.mark.parametrize(("form", "spec"), FILES)
 
 
-def packed(form: str, spec: str) -> tuple[Format, Tensors]:
+def packed(form, spec):
     packing = format_named(form, parse_scheme(spec))
     return packing, packing.pack("a", example(spec).stored["w"])
 
 
-def write(folder: Path, form: Format, tensors: Tensors, config: Document) -> Path:
+def write(folder, form, tensors, config):
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(form.whole_config({}, config)))
     return folder
 
 
-def configuration(form: Format, spec: str) -> Document:
+def configuration(form, spec):
     return form.config(("lm_head",), symmetric="sym=false" not in spec)
 
 
-def dense(form: Format, folder: Path) -> torch.Tensor:
+def dense(form, folder):
     if form.has_settings:
         return QuantizedFolder(folder).read("a.weight")
     files = WeightFolder(folder)
@@ -85,12 +81,12 @@ def dense(form: Format, folder: Path) -> torch.Tensor:
     return GgufBlocks(stored, name.rpartition(".")[2]).decode()
 
 
-def test_every_format_names_the_schemes_that_it_holds() -> None:
+def test_every_format_names_the_schemes_that_it_holds():
     assert set(HOLDS) == set(formats())
 
 
 @pytest.mark.parametrize("form", formats())
-def test_every_other_scheme_is_refused_with_a_way_out(form: str) -> None:
+def test_every_other_scheme_is_refused_with_a_way_out(form):
     for spec in {spec for _, spec in CASES} - set(HOLDS[form]):
         with pytest.raises(SchemeError) as refusal:
             packed(form, spec)
@@ -98,7 +94,7 @@ def test_every_other_scheme_is_refused_with_a_way_out(form: str) -> None:
 
 
 @every_case
-def test_what_was_packed_is_read_back_bit_for_bit(form: str, spec: str, tmp_path: Path) -> None:
+def test_what_was_packed_is_read_back_bit_for_bit(form, spec, tmp_path):
     packing, tensors = packed(form, spec)
     assert all(n.startswith("a.") and t.is_contiguous() for n, t in filled(tensors.items()))
     config, quantized = configuration(packing, spec), example(spec)
@@ -114,7 +110,7 @@ def test_what_was_packed_is_read_back_bit_for_bit(form: str, spec: str, tmp_path
 
 
 @every_file
-def test_bits_are_not_believed(form: str, spec: str, tmp_path: Path) -> None:
+def test_bits_are_not_believed(form, spec, tmp_path):
     """Fewer bits in the configuration are refused, or change nothing."""
     packing, tensors = packed(form, spec)
     config = json.dumps(configuration(packing, spec))
@@ -131,7 +127,7 @@ def test_bits_are_not_believed(form: str, spec: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form, specs in HOLDS.items() if integers(4)[0] in specs])
-def test_scales_may_be_negative(form: str, tmp_path: Path) -> None:
+def test_scales_may_be_negative(form, tmp_path):
     """AutoRound turns the sign of a symmetric group whose largest weight is positive."""
     stored = example("rtn-4bit:group=32").stored["w"]
     assert isinstance(stored, IntegerCodes)
@@ -144,7 +140,7 @@ def test_scales_may_be_negative(form: str, tmp_path: Path) -> None:
 
 
 @given(st.sampled_from(FILES), st.data())
-def test_damaged_tensors_are_refused_in_words(case: tuple[str, str], data: st.DataObject) -> None:
+def test_damaged_tensors_are_refused_in_words(case, data):
     form, spec = case
     packing, tensors = packed(form, spec)
     name = data.draw(st.sampled_from(sorted(tensors)))
@@ -160,7 +156,7 @@ def test_damaged_tensors_are_refused_in_words(case: tuple[str, str], data: st.Da
 
 
 @pytest.mark.parametrize("form", formats())
-def test_a_cache_is_no_part_of_a_file(form: str) -> None:
+def test_a_cache_is_no_part_of_a_file(form):
     with pytest.raises(SchemeError, match="cached keys and values") as refusal:
         format_named(form, parse_scheme("rtn-4bit:group=32:kv=int8"))
     assert "export rtn-4bit:group=32," in refusal.value.hint
@@ -169,7 +165,7 @@ def test_a_cache_is_no_part_of_a_file(form: str) -> None:
 # ------------------------------------------------------------------ the format's own library
 
 
-def of_compressed_tensors(state: Tensors, config: Document) -> torch.Tensor:
+def of_compressed_tensors(state, config):
     theirs = QuantizationConfig.model_validate(config).config_groups["group_0"]
     if theirs.format == "pack-quantized":
         state["weight_scale"] = state["weight_scale"].float()  # keeps the product in float32
@@ -189,7 +185,7 @@ def of_compressed_tensors(state: Tensors, config: Document) -> torch.Tensor:
     return exact_RC
 
 
-def of_bitsandbytes(state: Tensors, config: Document) -> torch.Tensor:
+def of_bitsandbytes(state, config):
     if "SCB" in state:
         return bitsandbytes.functional.int8_vectorwise_dequant(state["weight"], state["SCB"])
     packed_codes = state.pop("weight")
@@ -198,7 +194,7 @@ def of_bitsandbytes(state: Tensors, config: Document) -> torch.Tensor:
     return bitsandbytes.functional.dequantize_4bit(packed_codes, how).float()
 
 
-def of_gguf(state: Tensors, config: Document) -> torch.Tensor:
+def of_gguf(state, config):
     ((kind, blocks),) = state.items()
     values = gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[kind])
     return torch.from_numpy(np.array(values, np.float32))
@@ -211,9 +207,7 @@ LIBRARIES = {
 
 
 @pytest.mark.parametrize(("form", "spec"), [case for case in CASES if case[0] in LIBRARIES])
-def test_the_library_of_the_format_reads_the_weights_that_were_measured(
-    form: str, spec: str
-) -> None:
+def test_the_library_of_the_format_reads_the_weights_that_were_measured(form, spec):
     packing, tensors = packed(form, spec)
     state = {name.removeprefix("a."): tensor for name, tensor in tensors.items()}
     theirs_RC = LIBRARIES[form](state, configuration(packing, spec))
@@ -226,7 +220,7 @@ PRESETS |= {"rtn-4bit": "W4A16", "rtn-4bit:sym=false": "W4A16_ASYM"}
 
 
 @pytest.mark.parametrize("spec", PRESETS)
-def test_the_configuration_is_that_of_its_preset(spec: str) -> None:
+def test_the_configuration_is_that_of_its_preset(spec):
     form = format_named("compressed-tensors", parse_scheme(spec))
     written = QuantizationConfig.model_validate(configuration(form, spec))
     ours = written.config_groups["group_0"]

@@ -1,7 +1,5 @@
 """What every registered merge must keep. A new file in `core/merges/` is tested by being there."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

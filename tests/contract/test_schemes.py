@@ -3,8 +3,6 @@
 What a scheme measures is what a file can hold: weights are decoded codes, bits are theirs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import subprocess

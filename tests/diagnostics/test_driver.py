@@ -1,12 +1,8 @@
 """Subjects diagnosed while they are measured: what comes out, what is kept, what goes without."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,38 +36,34 @@ QUICK = SCHEMES[1:]
 
 
 @pytest.fixture(scope="module")
-def series(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, ...]:
+def series(tmp_path_factory):
     root = tmp_path_factory.mktemp("series")
     found = [find_checkpoints(save_model(root / f"step{k}", k))[0] for k in (10, 20)]
     singles = [Subject(c.label, ((c, 1.0),)) for c in found]
     return (*singles, Subject("soup", tuple((c, 0.5) for c in found), "mean"))
 
 
-def tasks(subjects: tuple[Subject, ...], schemes: Any = SCHEMES) -> list[Task]:
+def tasks(subjects, schemes=SCHEMES):
     return [Task.unplanned(subject, corpus(), schemes) for subject in subjects]
 
 
-def diagnose(
-    subjects: tuple[Subject, ...], folder: Path, *asked: str, schemes: Any = SCHEMES
-) -> SimpleNamespace:
+def diagnose(subjects, folder, *asked, schemes=SCHEMES):
     return measure_tasks(tasks(subjects, schemes), MACHINE, folder, parse_diagnostics(asked))
 
 
 @pytest.fixture(scope="module")
-def done(series: tuple[Subject, ...], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def done(series, tmp_path_factory):
     folder = tmp_path_factory.mktemp("done")
     return folder, diagnose(series, folder, "weights:group=16", "sensitivity:layers=2")
 
 
 @pytest.fixture
-def again(done: tuple[Path, Any], tmp_path: Path) -> Path:
+def again(done, tmp_path):
     """Return a copy of the finished folder."""
     return Path(shutil.copytree(done[0], tmp_path / "again"))
 
 
-def test_looking_at_weights_changes_no_bit_of_a_measurement_before_or_after(
-    series: tuple[Subject, ...], done: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_looking_at_weights_changes_no_bit_of_a_measurement_before_or_after(series, done, tmp_path):
     """Schemes that share a pass and one that stands alone see the same weights."""
     plain = diagnose(series, tmp_path)
     for a, b in filled(zip(plain.filed, done[1].filed, strict=True)):
@@ -87,9 +79,7 @@ def test_looking_at_weights_changes_no_bit_of_a_measurement_before_or_after(
     ]
 
 
-def test_every_subject_has_rows_for_the_model_and_each_role_as_it_was_merged(
-    series: tuple[Subject, ...], done: tuple[Path, Any]
-) -> None:
+def test_every_subject_has_rows_for_the_model_and_each_role_as_it_was_merged(series, done):
     rows = done[1].diagnostics.weights
     for subject in series:
         own = [row for row in rows if row.subject == subject.label]
@@ -114,15 +104,12 @@ def test_every_subject_has_rows_for_the_model_and_each_role_as_it_was_merged(
 
 
 def test_what_was_diagnosed_is_found_again_and_another_scheme_alone_is_evaluated(
-    series: tuple[Subject, ...],
-    done: tuple[Path, Any],
-    again: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sent: list[tuple[str, ...]] = []
+    series, done, again, monkeypatch
+):
+    sent = []
     partly = "qaudit.diagnostics.sensitivity_measure.run_partly"
 
-    def counted(model: Any, feed: Any, schemes: Any, *others: Any) -> Any:
+    def counted(model, feed, schemes, *others):
         sent.append(tuple(scheme.short for scheme in schemes))
         return run_blocks(model, feed, schemes, *others)
 
@@ -137,14 +124,14 @@ def test_what_was_diagnosed_is_found_again_and_another_scheme_alone_is_evaluated
     assert set(found.diagnostics.weights[0].perturbation) == {s.short for s in more}
 
 
-def copy_of(subject: Subject, label: str) -> Subject:
+def copy_of(subject, label):
     return Subject(label, ((replace(subject.first, label=label), 1.0),))
 
 
 def test_a_diagnostic_that_fails_is_noted_and_a_twin_has_the_rows_and_reasons_of_its_first(
-    series: tuple[Subject, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(case: Any) -> Any:
+    series, tmp_path, monkeypatch
+):
+    def fails(case):
         if case.subject.label == "step10":
             raise MemoryError
         raise ModelError("its blocks are tied in knots")
@@ -162,9 +149,7 @@ def test_a_diagnostic_that_fails_is_noted_and_a_twin_has_the_rows_and_reasons_of
     ]
 
 
-def test_weights_gone_leave_measurements_and_twins_have_own_rows(
-    series: tuple[Subject, ...], tmp_path: Path
-) -> None:
+def test_weights_gone_leave_measurements_and_twins_have_own_rows(series, tmp_path):
     one = Path(shutil.copytree(series[0].first.ref.location, tmp_path / "step10"))
     (checkpoint,) = find_checkpoints(one)
     subject = Subject("step10", ((checkpoint, 1.0),))
@@ -189,16 +174,14 @@ def test_weights_gone_leave_measurements_and_twins_have_own_rows(
 
 
 @pytest.mark.parametrize("evicts", [False, True])
-def test_weights_that_may_leave_the_disk_are_not_read_beside_others(
-    series: tuple[Subject, ...], tmp_path: Path, evicts: bool
-) -> None:
+def test_weights_that_may_leave_the_disk_are_not_read_beside_others(series, tmp_path, evicts):
     """They are on disk here: whether they are read does not depend on that moment."""
     root = Path(series[0].first.ref.location).parent
     of_hub = replace(series[0].first, commit="a", ref=Ref(str(root), "step10"))
     subjects = [Subject("step10", ((of_hub, 1.0),)), series[1]]
     cases = list[Case]()
 
-    def watch(case: Case) -> Any:
+    def watch(case):
         cases.append(case)
         return lambda *_: None
 
@@ -212,8 +195,8 @@ def test_weights_that_may_leave_the_disk_are_not_read_beside_others(
     assert [case.previous for case in cases] == [None if evicts else of_hub]
 
 
-def test_the_checkpoint_before_is_of_the_same_branch_or_of_the_trunk() -> None:
-    def point(label: str, stage: str, ingredient: int | None = None) -> Subject:
+def test_the_checkpoint_before_is_of_the_same_branch_or_of_the_trunk():
+    def point(label, stage, ingredient=None):
         ref = Ref("org/name", label)
         one = Checkpoint(ref, label, commit="a", stage=stage, ingredient=ingredient)
         return Subject(label, ((one, 1.0),))
@@ -227,9 +210,7 @@ def test_the_checkpoint_before_is_of_the_same_branch_or_of_the_trunk() -> None:
     assert [one and one.label for one in before] == [None, "a", "b", "c", "b", None]
 
 
-def test_parts_are_what_is_left_when_all_else_stays_beside_the_sum_of_all(
-    series: tuple[Subject, ...], done: tuple[Path, Any]
-) -> None:
+def test_parts_are_what_is_left_when_all_else_stays_beside_the_sum_of_all(series, done):
     """A model of transformers with one role of its weights replaced has the same loss."""
     tight = parse_schemes(["rtn-3bit:group=16"])
     folder = done[0] / "rounded"
@@ -259,7 +240,7 @@ def test_parts_are_what_is_left_when_all_else_stays_beside_the_sum_of_all(
 
 
 @torch.no_grad()
-def plain_losses(model: Any) -> list[float]:
+def plain_losses(model):
     losses = []
     for window in corpus().evaluation:
         tokens_T = torch.from_numpy(window.tokens.astype("int64"))
@@ -275,7 +256,7 @@ def plain_losses(model: Any) -> list[float]:
 ROLES = ("q", "o", "down")
 
 
-def test_every_role_and_every_block_is_in_exactly_one_part_of_its_kind() -> None:
+def test_every_role_and_every_block_is_in_exactly_one_part_of_its_kind():
     variants = variants_of(ROLES, 10, 3, 4, 4)
     for bits in (3, 4):
         alone = [v for v in variants if v.part == "role" and v.bits[0][1] == bits]
@@ -293,7 +274,7 @@ def test_every_role_and_every_block_is_in_exactly_one_part_of_its_kind() -> None
     assert Variant("layers", "0..1", (("q", 3),), (0, 2)).bits_of(2, "self_attn.q_proj") is None
 
 
-def test_diagnostics_read_back_all_stands_for_each_and_others_are_refused() -> None:
+def test_diagnostics_read_back_all_stands_for_each_and_others_are_refused():
     assert set(diagnostics()) == {"curvature", "plane", "positions", "sensitivity", "weights"}
     for name in diagnostics():
         plain = diagnostics()[name]()
@@ -324,7 +305,7 @@ def test_diagnostics_read_back_all_stands_for_each_and_others_are_refused() -> N
 FOUR = (replace(ALL, bits=4), replace(ROLE, bits=4))
 
 
-def test_a_role_adds_most_with_all_its_interval() -> None:
+def test_a_role_adds_most_with_all_its_interval():
     for rows, rules in (
         ([ROLE], ["QA035"]),
         ([replace(ROLE, share=Interval(0.6, 0.49, 0.7))], []),  # not all of the interval

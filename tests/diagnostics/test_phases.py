@@ -5,7 +5,6 @@ Courses of these tests are known: few samples tell what they hold.
 
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,14 +27,14 @@ from qaudit.judge import judge as judge_all
 from qaudit.judge.table import Measurements
 from qaudit.report.markdown import render_blocks
 from qaudit.report.views import View
-from qaudit.types import AuditRecord, Course, Diagnostics, Subject
+from qaudit.types import Diagnostics, Subject
 from tests.support import sample
 from tests.support.cards import titles, whole
 from tests.support.courses import EVERY, checkpoint, measurements, subjects, table
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Take fewer samples: chances of 1 % are all that is expected."""
     fewer = partial(changepoint.trajectory, samples=399)
     monkeypatch.setattr("qaudit.diagnostics.phases.trajectory", fewer)
@@ -48,7 +47,7 @@ SAMPLES = 199
 BY_NAME = {case.name: case for case in (*SMOOTH, *BROKEN)}
 
 
-def test_a_break_is_found_and_one_that_is_not_there_seldom() -> None:
+def test_a_break_is_found_and_one_that_is_not_there_seldom():
     for name in ("straight", "saturating"):
         found = list(looked_at(BY_NAME[name], 12, 64, 60, SAMPLES))
         # 60 trials at 5 %: 7 or more alarms are a chance of 3 % at the very edge of the promise.
@@ -61,7 +60,7 @@ def test_a_break_is_found_and_one_that_is_not_there_seldom() -> None:
         assert all((row[key] or 0) >= least for key, least in percents.items())
 
 
-def test_a_series_is_judged_the_same_twice_and_sampled_as_the_jackknife_says() -> None:
+def test_a_series_is_judged_the_same_twice_and_sampled_as_the_jackknife_says():
     first, again = (list(looked_at(BY_NAME["slope x 16"], 9, 20, 2, SAMPLES)) for _ in range(2))
     assert first == again
     few = MINIMUM_POINTS - 1
@@ -81,7 +80,7 @@ def test_a_series_is_judged_the_same_twice_and_sampled_as_the_jackknife_says() -
     assert np.allclose(sampled_NN, plain_NN, atol=0.1 * plain_NN.max())
 
 
-def test_the_likelihood_is_that_of_a_plain_normal_density() -> None:
+def test_the_likelihood_is_that_of_a_plain_normal_density():
     draw = np.random.default_rng(0)
     x = np.linspace(0, 1, 9)
     mixed = np.eye(9) + 0.1 * draw.standard_normal((9, 9))  # none is lifted to the floor
@@ -105,7 +104,7 @@ def test_the_likelihood_is_that_of_a_plain_normal_density() -> None:
         assert line.gains(seen_1M, line.weights[which])[4, 0] == pytest.approx(plain, rel=1e-9)
 
 
-def test_level_slope_and_unit_of_a_course_do_not_matter() -> None:
+def test_level_slope_and_unit_of_a_course_do_not_matter():
     draw = np.random.default_rng(1)
     moved = 0.01 * draw.standard_normal((300, 10))
     x = np.linspace(1, 10, 10)
@@ -122,7 +121,7 @@ def test_level_slope_and_unit_of_a_course_do_not_matter() -> None:
     assert (places.at_C < places.x_N[-2]).all()
 
 
-def test_a_run_is_the_longest_branch_and_its_places_are_tokens_or_steps_or_an_order() -> None:
+def test_a_run_is_the_longest_branch_and_its_places_are_tokens_or_steps_or_an_order():
     first = [checkpoint(k) for k in (1, 2)]
     one = [checkpoint(3, ingredient=1, label="a3")]
     two = [checkpoint(k, ingredient=2, label=f"b{k}") for k in (3, 4)]
@@ -152,23 +151,23 @@ FLAT = 0.05 + 0 * K
 BREAKS = 0.04 + 0.04 * (K > 9)
 
 
-def phases_of(found: Measurements) -> tuple[Course, ...]:
+def phases_of(found):
     return judge(found, Diagnostics())[0].phases
 
 
 @cache
-def broken() -> Measurements:
+def broken():
     """Loss falls and then stays flat; one error breaks with the decay, the other never moves."""
     return table(FALLING, LEARNING, {"gptq-3bit": BREAKS, "gptq-4bit": FLAT / 5})
 
 
 @cache
-def broken_course() -> Course:
+def broken_course():
     (found,) = phases_of(broken())
     return found
 
 
-def test_breaks_are_placed_and_looks_share_one_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_breaks_are_placed_and_looks_share_one_chance(monkeypatch):
     course = broken_course()
     assert course.decay is not None
     assert (course.decay.low, course.decay.high) == (10 * EVERY, 11 * EVERY)
@@ -180,10 +179,10 @@ def test_breaks_are_placed_and_looks_share_one_chance(monkeypatch: pytest.Monkey
     assert row.at is not None
     assert row.at.low <= 10.5 * EVERY <= row.at.high
     assert (still.verdict, still.at, still.kind) == ("none", None, None)
-    levels: list[float] = []
+    levels = []
     search = changepoint.find_break
 
-    def counted(series: Any, level: float, **known: Any) -> Any:
+    def counted(series, level, **known):
         levels.append(level)
         return search(series, level, **known)
 
@@ -195,7 +194,7 @@ def test_breaks_are_placed_and_looks_share_one_chance(monkeypatch: pytest.Monkey
     assert set(levels[3:]) == {statistics.simultaneous(0.95, 6)}
 
 
-def test_short_series_few_documents_and_missing_checkpoints_have_no_change_point() -> None:
+def test_short_series_few_documents_and_missing_checkpoints_have_no_change_point():
     for points in (2, 7):
         found = table(HELD[:points], LEARNING[:points], {"rtn-4bit": BREAKS[-points:]})
         (course,) = phases_of(found)
@@ -215,7 +214,7 @@ def test_short_series_few_documents_and_missing_checkpoints_have_no_change_point
     assert row.verdict == "unknown" and "finite loss" in row.reason
 
 
-def test_where_the_decay_starts_is_not_guessed_and_the_loss_ends_where_it_lies_flat() -> None:
+def test_where_the_decay_starts_is_not_guessed_and_the_loss_ends_where_it_lies_flat():
     for rates, reason in (
         ([3e-3] * 5, "does not fall"),
         ([3e-3, 2e-3, 1e-3, 0.0], "from the first checkpoint on"),
@@ -237,11 +236,11 @@ def test_where_the_decay_starts_is_not_guessed_and_the_loss_ends_where_it_lies_f
         assert any(reason in course.loss_end_reason for reason in reasons)
 
 
-def rules(found: Measurements) -> list[tuple[str, str | None]]:
+def rules(found):
     return [(f.rule, f.scheme) for f in judge(found, Diagnostics())[1]]
 
 
-def test_advice_is_of_the_scheme_whose_error_grows_and_none_of_a_healthy_run() -> None:
+def test_advice_is_of_the_scheme_whose_error_grows_and_none_of_a_healthy_run():
     said = rules(broken())
     assert ("QA031", "gptq-3bit") in said
     assert ("QA031", "gptq-4bit") not in said
@@ -264,7 +263,7 @@ def test_advice_is_of_the_scheme_whose_error_grows_and_none_of_a_healthy_run() -
     assert [c.checkpoints for c in phases_of(wider)] == [broken_course().checkpoints]
 
 
-def audit(few: int) -> AuditRecord:
+def audit(few):
     made = subjects(([1e-3] * 7 + [1e-3 * (1 - k / 5) for k in range(1, 6)])[:few])
     errors = {"gptq-3bit": 0.04 + 0.05 * (K[:few] > 6), "gptq-4bit": 0.01 + 0 * K[:few]}
     found = measurements([s.label for s in made], LEARNING[:few], errors)
@@ -274,7 +273,7 @@ def audit(few: int) -> AuditRecord:
     return replace(put, diagnostics=tables, findings=(*put.findings, *advice))
 
 
-def test_the_card_says_where_the_error_changes_and_what_cannot_be_told() -> None:
+def test_the_card_says_where_the_error_changes_and_what_cannot_be_told():
     long = audit(12)
     text = render_blocks(section(View(long)).blocks)
     assert "starts to fall between `step7` and `step8`" in text

@@ -1,10 +1,6 @@
 """What is said and drawn of diagnostics: roles, strata, positions, curvature and slices."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -13,7 +9,7 @@ from qaudit.audit import Audit
 from qaudit.diagnostics.plane import beyond_the_parabola
 from qaudit.report.folder import figures
 from qaudit.report.format import digits, interval_text
-from qaudit.types import AuditRecord, Diagnostics, Interval, NotDiagnosed, PositionRow, StratumRow
+from qaudit.types import Diagnostics, Interval, NotDiagnosed, PositionRow, StratumRow
 from tests.support import sample
 from tests.support.cards import section, whole
 from tests.support.diagnosed import (
@@ -32,11 +28,11 @@ from tests.support.diagnosed import (
 )
 
 
-def why(audit: AuditRecord) -> str:
+def why(audit):
     return section(whole(audit), "Why")
 
 
-def test_the_card_says_what_each_role_adds_who_went_without_and_names_cannot_break_it() -> None:
+def test_the_card_says_what_each_role_adds_who_went_without_and_names_cannot_break_it():
     text = why(diagnosed((WEIGHT,), parts_of(LAST)))
     assert "| `down` | 0.060 [0.050, 0.070] | 60.0 [52.0, 68.0] |" in text
     assert "| `down` | 1.25 | 5.3 | 20 |" in text
@@ -52,8 +48,8 @@ def test_the_card_says_what_each_role_adds_who_went_without_and_names_cannot_bre
     assert "<room>" not in text
 
 
-PICK: Any = sample.audit().pick
-ERRORS: dict[str, Any] = {
+PICK = sample.audit().pick
+ERRORS = {
     "subject": PICK.subject, "scheme": PICK.scheme, "spec": "spec", "tokens": 4000,
     "ce": around(3.0, 0.01), "relative_error": around(0.02, 0.01),
     "absolute_change": around(0.06, 0.01),
@@ -62,11 +58,11 @@ EARLY = PositionRow(first=0, last=255, **ERRORS, documents=64)
 LATE = replace(EARLY, first=256, last=1023, documents=20, relative_error=around(0.09, 0.01))
 
 
-def shown(*rows: StratumRow, positions: tuple[PositionRow, ...] = ()) -> AuditRecord:
+def shown(*rows, positions=()):
     return replace(sample.audit(), diagnostics=Diagnostics(strata=rows, positions=positions))
 
 
-def test_the_card_names_the_worst_stratum_first_and_positions_if_several(tmp_path: Path) -> None:
+def test_the_card_names_the_worst_stratum_first_and_positions_if_several(tmp_path):
     web = StratumRow(stratum="web", **ERRORS, documents=40)
     worse = around(0.05, 0.01)
     code = replace(web, stratum="code", relative_error=worse, kl=worse, is_worst=True)
@@ -93,7 +89,7 @@ def test_the_card_names_the_worst_stratum_first_and_positions_if_several(tmp_pat
 # --------------------------------------------------------------------- curvature and slices
 
 
-def test_the_trace_is_said_with_its_factor_and_a_loss_beside_its_parabola_is_told() -> None:
+def test_the_trace_is_said_with_its_factor_and_a_loss_beside_its_parabola_is_told():
     sharp = "How sharp the loss is"
     text = section(whole(audit_with([*SERIES, *ROLES], [])), sharp)
     assert f"At the last checkpoint `{LAST}` the trace of the Hessian is 3,000" in text
@@ -105,7 +101,7 @@ def test_the_trace_is_said_with_its_factor_and_a_loss_beside_its_parabola_is_tol
     text = section(whole(audit_with([model(HELD, 1000.0), model(LAST, 1150.0)], [])), sharp)
     assert "within their scatter" in text and "rose" not in text
 
-    def told(*changes: float) -> str:
+    def told(*changes):
         places = (-0.5, 0.0, 0.5, 1.0)
         line = [(b, around(change, 0.01)) for b, change in zip(places, changes, strict=True)]
         return beyond_the_parabola("x", "gptq-3bit", line)
@@ -119,12 +115,12 @@ def test_the_trace_is_said_with_its_factor_and_a_loss_beside_its_parabola_is_tol
     assert text.endswith("0.200 [0.190, 0.210] nats per token.")
 
 
-def texts_of(svg: str) -> list[str]:
+def texts_of(svg):
     """Return the texts of a picture and the tips of its marks."""
     return [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
 
 
-def test_pictures_of_slices_name_models_and_subjects() -> None:
+def test_pictures_of_slices_name_models_and_subjects():
     audit = audit_with(SERIES, [*slice_of(HELD), *grid_of(LAST), *slice_of("soup")])
     texts = texts_of(figures(audit)["plane"])
     assert {"as it is", "gptq-3bit", HELD, f"Loss around {LAST}"} <= set(texts)
@@ -134,7 +130,7 @@ def test_pictures_of_slices_name_models_and_subjects() -> None:
     assert not any("towards the quantized model" in text for text in only_lines)
 
 
-def test_numbers_and_intervals_have_the_digits_that_they_deserve() -> None:
+def test_numbers_and_intervals_have_the_digits_that_they_deserve():
     for found, text in (
         (around(41234.0, 1234.0), "41,200 [40,000, 42,500]"),
         (around(0.19901, 0.0171), "0.199 [0.182, 0.216]"),

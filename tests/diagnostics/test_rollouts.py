@@ -1,11 +1,8 @@
 """Rows of rollouts and of routing: sums by prompt, greedy divergence, what ends, which experts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,17 +13,7 @@ from qaudit.diagnostics.routing import judge as judge_routing
 from qaudit.judge.gate import gate
 from qaudit.judge.table import Measurements
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import (
-    AuditRecord,
-    Diagnostics,
-    Interval,
-    Measurement,
-    Positions,
-    Roles,
-    RolloutEvidence,
-    RolloutRow,
-    Routing,
-)
+from qaudit.types import Diagnostics, Interval, Positions, Roles, RolloutEvidence, Routing
 from tests.support import sample
 from tests.support.cards import section, whole
 from tests.support.filled import filled
@@ -36,7 +23,7 @@ from tests.support.saved_audits import violations
 CELL = ("soup", "gptq-3bit")
 
 
-def evidence(**changes: Any) -> RolloutEvidence:
+def evidence(**changes):
     """Return 12 prompts with a greedy and a sampled rollout each."""
     random = np.random.default_rng(4)
     tokens = random.integers(20, 40, 24)
@@ -49,7 +36,7 @@ def evidence(**changes: Any) -> RolloutEvidence:
     return RolloutEvidence(**{**values, **changes})
 
 
-def table(quantized: RolloutEvidence, full: RolloutEvidence) -> Measurements:
+def table(quantized, full):
     measured = [
         replace(m, evidence=replace(m.evidence, rollouts=full if m.scheme == "fp" else quantized))
         for m in sample.measurements(12)
@@ -57,14 +44,14 @@ def table(quantized: RolloutEvidence, full: RolloutEvidence) -> Measurements:
     return Measurements.of(sample.series(), measured, 0.95)
 
 
-def row(quantized: RolloutEvidence, full: RolloutEvidence | None = None) -> RolloutRow:
+def row(quantized, full=None):
     full = full or evidence(kl_sum=None)
     rows = judge(table(quantized, full), Diagnostics())[0].rollouts
     (found,) = (r for r in rows if (r.subject, r.scheme) == CELL)
     return found
 
 
-def test_sums_are_over_prompts_and_greedy_divergence_counts_from_one() -> None:
+def test_sums_are_over_prompts_and_greedy_divergence_counts_from_one():
     one = evidence()
     found = row(one)
     assert one.kl_sum is not None
@@ -99,7 +86,7 @@ def test_sums_are_over_prompts_and_greedy_divergence_counts_from_one() -> None:
     assert row(evidence(), replace(full, sha256="other")).end_of_turn is None
 
 
-def parts(factors: Any) -> RolloutEvidence:
+def parts(factors):
     """Return rollouts whose ends are so much likelier in each of two roles and two bins."""
     tokens = np.stack([evidence().tokens - 5, np.where(np.arange(24) % 4 < 2, 5, 0)], 1)
     ends = np.random.default_rng(1).gamma(9, 0.1, (24, 2, 1)) * np.array(factors)[:, None]
@@ -108,7 +95,7 @@ def parts(factors: Any) -> RolloutEvidence:
     return evidence(roles=Roles(("reasoning", "answer"), **sums), positions=positions)
 
 
-def test_ends_are_told_by_role_and_by_place_in_the_answer_and_on_the_card() -> None:
+def test_ends_are_told_by_role_and_by_place_in_the_answer_and_on_the_card():
     quantized, full = parts((1.5, 0.9)), parts((1.0, 1.0))
     rows = judge(table(quantized, full), Diagnostics())[0]
     found = [r for r in rows.rollout_roles if (r.subject, r.scheme) == CELL]
@@ -141,7 +128,7 @@ def test_ends_are_told_by_role_and_by_place_in_the_answer_and_on_the_card() -> N
     assert answer.end_of_turn is not None
 
 
-def marked(prompts: int = 60, shift: float = 0.0, **changes: Any) -> RolloutEvidence:
+def marked(prompts=60, shift=0.0, **changes):
     """Return four drawn answers of each prompt, half of them right, and their probabilities."""
     count = 4 * prompts
     mark = (np.arange(count) % 2).astype(np.float64)
@@ -155,7 +142,7 @@ def marked(prompts: int = 60, shift: float = 0.0, **changes: Any) -> RolloutEvid
     return evidence(**{**values, **changes})
 
 
-def test_marks_give_the_score_to_expect_and_what_cannot_be_expected_is_not_said() -> None:
+def test_marks_give_the_score_to_expect_and_what_cannot_be_expected_is_not_said():
     full = marked(kl_sum=None)
     same = row(marked(), full)
     assert same.expected_score is not None
@@ -188,7 +175,7 @@ SHARES = np.array([0.99, 0.95, 0.9])
 RULE = rule(metric="routing_agreement", margin=0.1, subjects=(A,), schemes=("rtn-4bit",))
 
 
-def routed(measured: Measurement, seed: int = 0) -> Measurement:
+def routed(measured, seed=0):
     """Return a measurement with the routing of three layers, the last of which moves most."""
     if measured.scheme == "fp":
         return measured
@@ -203,18 +190,18 @@ def routed(measured: Measurement, seed: int = 0) -> Measurement:
 
 
 @cache
-def measured() -> tuple[Measurement, ...]:
+def measured():
     return tuple(routed(m, seed) for seed, m in enumerate(sample.measurements(16)))
 
 
 @cache
-def audit() -> AuditRecord:
+def audit():
     found = Measurements.of(sample.series(), measured(), 0.95)
     diagnostics, _ = judge_routing(found, Diagnostics())
     return replace(sample.assemble(measured(), sample.series()), diagnostics=diagnostics)
 
 
-def test_rows_of_measurements_and_layers_have_intervals_and_those_of_layers_hold_at_once() -> None:
+def test_rows_of_measurements_and_layers_have_intervals_and_those_of_layers_hold_at_once():
     found = {(m.subject, m.scheme): m for m in measured()}
     for row in filled(audit().measurements):
         routing = found[row.subject, row.scheme].evidence.routing
@@ -250,7 +237,7 @@ def test_rows_of_measurements_and_layers_have_intervals_and_those_of_layers_hold
         assert row.moved.estimate == pytest.approx(routing.moved[layer].sum() / tokens.sum())
 
 
-def test_the_page_has_a_table_and_a_rule_bounds_the_share_of_tokens() -> None:
+def test_the_page_has_a_table_and_a_rule_bounds_the_share_of_tokens():
     text = section(whole(audit()), "Routing")
     assert "| rtn-4bit |" in text and "least in block" in text
     assert section(whole(sample.audit(16)), "Routing") == ""

@@ -5,11 +5,8 @@ adding differ by rounding alone: 1e-9 is far above it for a few thousand weights
 anything that is printed.
 """
 
-from __future__ import annotations
-
 import math
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,27 +19,22 @@ from qaudit.core.linears import Linears
 from qaudit.core.registry import parse_scheme
 from qaudit.diagnostics import weights_measure as w
 from qaudit.diagnostics.diagnostic import role_of
-from qaudit.diagnostics.weights_measure import (
-    WeightStatistics,
-    difference,
-    joined,
-    sums_of,
-)
+from qaudit.diagnostics.weights_measure import WeightStatistics, difference, joined, sums_of
 
 ASKED = WeightStatistics(group=16, sym=False, outlier=3.0)
 
 
-def matrix(seed: int = 0, rows: int = 12, columns: int = 40, freedom: float = 4.0) -> torch.Tensor:
+def matrix(seed=0, rows=12, columns=40, freedom=4.0):
     generator = np.random.default_rng(seed)
     drawn = 0.02 * generator.standard_t(freedom, (rows, columns)) + 0.003
     return torch.from_numpy(drawn.astype(np.float32))
 
 
-def columns(weight_RC: Any, bits: Any = (), asked: WeightStatistics = ASKED) -> dict[str, Any]:
+def columns(weight_RC, bits=(), asked=ASKED):
     return sums_of(weight_RC, asked, bits).columns()
 
 
-def test_the_kurtosis_is_that_of_scipy_by_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kurtosis_is_that_of_scipy_by_parts_too(monkeypatch):
     expected = stats.kurtosis(matrix().double().numpy(), axis=None, fisher=True, bias=True)
     assert columns(matrix())["kurtosis"] == pytest.approx(expected, rel=1e-9)
     whole = sums_of(matrix(), ASKED, (3,), matrix(1))
@@ -53,7 +45,7 @@ def test_the_kurtosis_is_that_of_scipy_by_parts_too(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_tensors_put_together_are_one_large_tensor(count: int) -> None:
+def test_tensors_put_together_are_one_large_tensor(count):
     several = [matrix(k, rows=4 + k, freedom=3 + k) * (k + 1) for k in range(count)]
     together = reduce(joined, [sums_of(weight_RC, ASKED, (3, 4)) for weight_RC in several])
     whole = sums_of(torch.cat(several), ASKED, (3, 4))
@@ -64,12 +56,12 @@ def test_tensors_put_together_are_one_large_tensor(count: int) -> None:
     assert together.columns()["kurtosis"] == pytest.approx(whole.columns()["kurtosis"], rel=1e-9)
 
 
-def plain_groups(weight_RC: torch.Tensor, group: int) -> list[np.ndarray]:
+def plain_groups(weight_RC, group):
     rows = weight_RC.double().numpy()
     return [row[c : c + group] for row in rows for c in range(0, len(row), group)]
 
 
-def test_outliers_and_the_effective_range_are_those_of_plain_loops() -> None:
+def test_outliers_and_the_effective_range_are_those_of_plain_loops():
     weight_RC = matrix(3)
     flat = weight_RC.double().numpy().ravel()
     beyond = np.abs(flat - flat.mean()) > 3 * flat.std()
@@ -83,7 +75,7 @@ def test_outliers_and_the_effective_range_are_those_of_plain_loops() -> None:
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_the_distance_to_the_grid_is_that_of_a_plain_loop(bits: int, symmetric: bool) -> None:
+def test_the_distance_to_the_grid_is_that_of_a_plain_loop(bits, symmetric):
     weight_RC, steps = matrix(7), []
     for group in plain_groups(weight_RC, 16):
         low, high = min(group.min(), 0), max(group.max(), 0)
@@ -98,7 +90,7 @@ def test_the_distance_to_the_grid_is_that_of_a_plain_loop(bits: int, symmetric: 
     assert found == pytest.approx(math.sqrt(np.mean(np.square(steps))), rel=1e-9)
 
 
-def test_distances_shapes_and_changes_are_those_of_their_definitions() -> None:
+def test_distances_shapes_and_changes_are_those_of_their_definitions():
     scheme = parse_scheme("rtn-3bit:group=16:sym=false:scale_dtype=float32")
     rounded = scheme.quantize(Linears({"w": matrix(2)})).weights["w"]
     assert columns(rounded, (3,))["grid_distance"]["3"] == pytest.approx(0, abs=1e-5)
@@ -119,9 +111,7 @@ def test_distances_shapes_and_changes_are_those_of_their_definitions() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 99), st.floats(0.05, 20), st.floats(-5, 5))
-def test_shapes_ignore_scale_and_shift_and_distances_scale(
-    seed: int, scale: float, shift: float
-) -> None:
+def test_shapes_ignore_scale_and_shift_and_distances_scale(seed, scale, shift):
     """Between two points of the grid, rounding of the scale may send a weight to either."""
     plain = sums_of(matrix(seed).double(), ASKED, (3,))
     moved = sums_of(scale * (matrix(seed).double() + shift), ASKED, ())
@@ -133,7 +123,7 @@ def test_shapes_ignore_scale_and_shift_and_distances_scale(
     assert scaled.columns()["grid_distance"]["3"] == pytest.approx(distance, rel=1e-6)
 
 
-def test_roles_are_the_same_whatever_a_family_calls_them() -> None:
+def test_roles_are_the_same_whatever_a_family_calls_them():
     names = {
         "self_attn.q_proj": "q", "attention.query_key_value": "qkv", "attention.dense": "o",
         "attn.c_proj": "o", "mlp.c_proj": "down", "mlp.dense_4h_to_h": "down",

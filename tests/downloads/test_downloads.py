@@ -1,13 +1,8 @@
 """Weights are there when their turn comes, gone when it is over, and nobody waits for ever."""
 
-from __future__ import annotations
-
 import json
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,7 +15,6 @@ from tests.support.shelf import (
     SOON,
     STEPS,
     Fake,
-    Place,
     checkpoint,
     measure,
     place,
@@ -29,20 +23,18 @@ from tests.support.shelf import (
     subject,
 )
 
-Make = Callable[..., Downloads]
-
 
 @pytest.fixture
-def fake() -> Iterator[Fake]:
+def fake():
     """Return what fetches names; no thread of a download outlives its test."""
     yield Fake()
     assert not [t.name for t in threading.enumerate() if t.name.startswith("downloads")]
 
 
 @pytest.fixture
-def downloads(fake: Fake) -> Make:
-    def make(*subjects: Subject, contents: int | None = None, **more: Any) -> Downloads:
-        hub: Any = SimpleNamespace(fetcher=fake, client=fake)
+def downloads(fake):
+    def make(*subjects, contents=None, **more):
+        hub = SimpleNamespace(fetcher=fake, client=fake)
         budget = None if contents is None else 10 * contents
         return Downloads(hub, subjects, disk_budget_nbytes=budget, **more)
 
@@ -52,12 +44,12 @@ def downloads(fake: Fake) -> Make:
 A, B, C, D = map(checkpoint, "abcd")
 
 
-def test_what_ends_the_thread_is_raised_to_those_that_wait(fake: Fake, downloads: Make) -> None:
+def test_what_ends_the_thread_is_raised_to_those_that_wait(fake, downloads):
     fake.refused["a"] = MachineError("the disk is full")
     fake.gates["a"] = threading.Event()
-    raised: list[BaseException] = []
+    raised = []
 
-    def wait() -> None:
+    def wait():
         try:
             with downloads(subject(A)) as supplied, supplied.ready(subject(A)):
                 pass
@@ -77,7 +69,7 @@ GONE, BROKEN = HubError("gone"), UnreachableError("broke off")
 TWIN = checkpoint("final", content="a", repo="org/final")
 
 
-HAD: list[Any] = [
+HAD = [
     ((A, B), 1, "", {}, "a, b", "fetch a, evict a, fetch b, evict b"),
     ((A, B), None, "", {}, "a, b", "fetch a, fetch b"),
     ((A, B, C), 1, "", {"b": GONE}, "a, b: gone, c",
@@ -94,7 +86,7 @@ HAD: list[Any] = [
 
 
 @pytest.mark.parametrize("row", HAD)
-def test_what_can_be_had_is_measured_and_goes(fake: Fake, downloads: Make, row: Any) -> None:
+def test_what_can_be_had_is_measured_and_goes(fake, downloads, row):
     subjects, contents, cached, refused, measured, done = row
     fake.disk, fake.refused = {*cached}, refused
     wanted = [subject(*one) if isinstance(one, tuple) else subject(one) for one in subjects]
@@ -103,13 +95,13 @@ def test_what_can_be_had_is_measured_and_goes(fake: Fake, downloads: Make, row: 
     assert ", ".join(fake.done()) == done
 
 
-def test_a_subject_is_not_ready_before_all_its_members_are(fake: Fake, downloads: Make) -> None:
+def test_a_subject_is_not_ready_before_all_its_members_are(fake, downloads):
     fake.gates["b"] = threading.Event()
     began = threading.Event()
     soup = subject(A, B)
     with downloads(soup) as supplied:
 
-        def run() -> None:
+        def run():
             with supplied.ready(soup):
                 began.set()
 
@@ -124,7 +116,7 @@ def test_a_subject_is_not_ready_before_all_its_members_are(fake: Fake, downloads
 
 
 @pytest.mark.parametrize("error", [UnreachableError("silence"), MachineError("the disk is full")])
-def test_what_ends_a_scan_ends_it_late(fake: Fake, downloads: Make, error: MachineError) -> None:
+def test_what_ends_a_scan_ends_it_late(fake, downloads, error):
     fake.refused["c"], fake.silent = error, True
     measured = []
     with (
@@ -138,7 +130,7 @@ def test_what_ends_a_scan_ends_it_late(fake: Fake, downloads: Make, error: Machi
     assert measured == ["a", "b"]
 
 
-def test_two_that_do_not_come_in_a_row_end_the_scan(fake: Fake, downloads: Make) -> None:
+def test_two_that_do_not_come_in_a_row_end_the_scan(fake, downloads):
     fake.refused |= {label: UnreachableError(f"`{label}` broke off") for label in ("b", "c")}
     every = [subject(one) for one in (A, B, C, D)]
     ends = pytest.raises(UnreachableError, match="`c` broke off")
@@ -151,7 +143,7 @@ def test_two_that_do_not_come_in_a_row_end_the_scan(fake: Fake, downloads: Make)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_interrupt_evicts_none(fake: Fake, downloads: Make, error: type[BaseException]) -> None:
+def test_an_interrupt_evicts_none(fake, downloads, error):
     fake.gates["b"] = threading.Event()  # never opened
     with (
         pytest.raises(error),
@@ -163,7 +155,7 @@ def test_an_interrupt_evicts_none(fake: Fake, downloads: Make, error: type[BaseE
     assert fake.done() == ["fetch a", "break off"]
 
 
-def test_folders_of_this_machine_need_nothing(fake: Fake, downloads: Make) -> None:
+def test_folders_of_this_machine_need_nothing(fake, downloads):
     local = Checkpoint(Ref("/series/e"), "e", (WeightFile("model.safetensors", 10, "e"),))
     with downloads(subject(local), subject(A), subject(local, A), contents=1) as supplied:
         assert measure(supplied) == ["e", "a", "e+a"]
@@ -173,7 +165,7 @@ def test_folders_of_this_machine_need_nothing(fake: Fake, downloads: Make) -> No
         assert measure(supplied) == ["a", "b"]
 
 
-def test_subjects_nobody_asks_for_hold_nothing_up(fake: Fake, downloads: Make) -> None:
+def test_subjects_nobody_asks_for_hold_nothing_up(fake, downloads):
     with (
         downloads(subject(A), subject(B), subject(C), contents=1) as supplied,
         supplied.ready(subject(C)),
@@ -183,7 +175,7 @@ def test_subjects_nobody_asks_for_hold_nothing_up(fake: Fake, downloads: Make) -
     assert fake.disk == set()
 
 
-def test_two_names_for_one_content_are_fetched_once(fake: Fake, downloads: Make) -> None:
+def test_two_names_for_one_content_are_fetched_once(fake, downloads):
     with downloads(subject(A), subject(TWIN), contents=1) as supplied:
         for each in supplied.order:
             with supplied.ready(each):
@@ -202,7 +194,7 @@ def test_two_names_for_one_content_are_fetched_once(fake: Fake, downloads: Make)
     assert fake.done()[4:] == ["fetch final"]
 
 
-def test_the_next_one_comes_while_one_is_measured(fake: Fake, downloads: Make) -> None:
+def test_the_next_one_comes_while_one_is_measured(fake, downloads):
     with downloads(subject(A), subject(B), contents=2) as supplied:
         with supplied.ready(subject(A)):
             assert fake.until("fetch b")
@@ -212,7 +204,7 @@ def test_the_next_one_comes_while_one_is_measured(fake: Fake, downloads: Make) -
     assert fake.kept == {"a": {"b"}, "b": set()}
 
 
-def test_what_a_killed_scan_left_is_evicted(fake: Fake, downloads: Make, tmp_path: Path) -> None:
+def test_what_a_killed_scan_left_is_evicted(fake, downloads, tmp_path):
     record = tmp_path / "fetched.json"
     fake.disk.add("b")  # was there before
     with (
@@ -230,7 +222,7 @@ def test_what_a_killed_scan_left_is_evicted(fake: Fake, downloads: Make, tmp_pat
     assert not record.exists()
 
 
-def test_a_damaged_record_evicts_nothing(fake: Fake, downloads: Make, tmp_path: Path) -> None:
+def test_a_damaged_record_evicts_nothing(fake, downloads, tmp_path):
     with pytest.raises(MachineError, match="`a\\+b` needs 20 bytes of disk"):
         downloads(subject(A), subject(A, B), contents=1)
     assert fake.log == []  # before anything is fetched
@@ -244,8 +236,8 @@ def test_a_damaged_record_evicts_nothing(fake: Fake, downloads: Make, tmp_path: 
 
 
 def test_nothing_is_evicted_from_a_cache_that_other_hosts_may_read(
-    fake: Fake, downloads: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fake, downloads, tmp_path, monkeypatch
+):
     (tmp_path / "mounts").write_text("server:/x / nfs4 rw 0 0\n")
     monkeypatch.setattr("qaudit.host.MOUNTS", tmp_path / "mounts")
     with pytest.raises(MachineError, match=r"network file system \(nfs4\)") as refusal:
@@ -265,7 +257,7 @@ def test_nothing_is_evicted_from_a_cache_that_other_hosts_may_read(
 __all__ = ["place", "shelf"]  # fixtures
 
 
-def test_candidates_lie_on_the_disk_together_and_come_once(place: Place) -> None:
+def test_candidates_lie_on_the_disk_together_and_come_once(place):
     series = place.checkpoints(*(f"org/series@{step}" for step in STEPS[:3]))
     names = place.weights(*STEPS[:3])
     search = Subject("best", tuple((c, 1 / 3) for c in series), "greedy:scheme=rtn-4bit")

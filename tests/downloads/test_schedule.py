@@ -1,8 +1,5 @@
 """Weights come and go within the budget, and no byte comes twice without need."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from functools import cache
 from itertools import chain, combinations
 
@@ -10,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qaudit.downloads.downloads import DownloadSchedule, Step
+from qaudit.downloads.downloads import DownloadSchedule
 
 KEYS = "abcde"
 
 
-def total(schedule: DownloadSchedule, keys: set[str]) -> int:
+def total(schedule, keys):
     return sum(schedule.nbytes[key] for key in keys)
 
 
 @st.composite
-def schedules(draw: st.DrawFn, subjects: int = 7, one_size: bool = False) -> DownloadSchedule:
+def schedules(draw, subjects=7, one_size=False):
     """Draw a schedule whose budget holds each subject alone, or that has no budget."""
     keys = st.lists(st.sampled_from(KEYS), max_size=3, unique=True)
     needs = tuple(tuple(k) for k in draw(st.lists(keys, max_size=subjects)))
@@ -34,7 +31,7 @@ def schedules(draw: st.DrawFn, subjects: int = 7, one_size: bool = False) -> Dow
     return DownloadSchedule(needs, nbytes, cached, present, budget)
 
 
-def walked(schedule: DownloadSchedule, steps: Sequence[Step]) -> list[set[str]]:
+def walked(schedule, steps):
     """Walk the steps and return what is there after each; fail on a step that is useless."""
     there, checked, states = set(schedule.present), set(), []
     for step in steps:
@@ -57,11 +54,11 @@ def walked(schedule: DownloadSchedule, steps: Sequence[Step]) -> list[set[str]]:
     return states
 
 
-def cheapest(schedule: DownloadSchedule, order: Sequence[int]) -> int:
+def cheapest(schedule, order):
     """Try every choice of what stays behind each subject: the fewest bytes there can be."""
 
     @cache
-    def rest(turn: int, there: frozenset[str]) -> float:
+    def rest(turn, there):
         if turn == len(order):
             return 0
         needed = set(schedule.needs[order[turn]]) - schedule.cached
@@ -76,14 +73,12 @@ def cheapest(schedule: DownloadSchedule, order: Sequence[int]) -> int:
     return int(rest(0, schedule.present))
 
 
-def subsets(keys: frozenset[str]) -> chain[frozenset[str]]:
+def subsets(keys):
     every = (combinations(sorted(keys), count) for count in range(len(keys) + 1))
     return chain.from_iterable(map(frozenset, some) for some in every)
 
 
-def itinerary(
-    needs: Sequence[Sequence[str]], budget: int | None, *, cached: str = "", present: str = ""
-) -> tuple[Step, ...]:
+def itinerary(needs, budget, *, cached="", present=""):
     """Return the steps for contents of one size."""
     nbytes = dict.fromkeys((*KEYS, *"xyz"), 1)
     contents = tuple(map(tuple, needs)), nbytes, frozenset(cached), frozenset(present)
@@ -91,7 +86,7 @@ def itinerary(
     return schedule.steps(schedule.order)
 
 
-def words(steps: Sequence[Step]) -> str:
+def words(steps):
     """Print steps in short: `+a` comes, `-a` goes, `?a` is checked, `0` is measured."""
     signs = {"fetch": "+", "evict": "-", "check": "?", "measure": ""}
     return " ".join(
@@ -103,7 +98,7 @@ def words(steps: Sequence[Step]) -> str:
 
 
 @given(schedules())
-def test_everything_is_there_when_it_is_measured(schedule: DownloadSchedule) -> None:
+def test_everything_is_there_when_it_is_measured(schedule):
     steps = schedule.steps(schedule.order)
     states = walked(schedule, steps)
     measured = [s.position for s in steps if s.kind == "measure"]
@@ -123,7 +118,7 @@ def test_everything_is_there_when_it_is_measured(schedule: DownloadSchedule) -> 
 
 
 @given(schedules())
-def test_what_is_never_needed_again_goes_at_once(schedule: DownloadSchedule) -> None:
+def test_what_is_never_needed_again_goes_at_once(schedule):
     steps = schedule.steps(schedule.order)
     if schedule.budget is None:
         return
@@ -141,7 +136,7 @@ def test_what_is_never_needed_again_goes_at_once(schedule: DownloadSchedule) -> 
 
 
 @given(schedules(subjects=5))
-def test_a_larger_budget_never_costs_more(schedule: DownloadSchedule) -> None:
+def test_a_larger_budget_never_costs_more(schedule):
     one = dict.fromkeys(KEYS, 1)
     larger = [
         DownloadSchedule(schedule.needs, one, schedule.cached, schedule.present, budget)
@@ -155,19 +150,19 @@ def test_a_larger_budget_never_costs_more(schedule: DownloadSchedule) -> None:
 
 
 @given(schedules(subjects=6, one_size=True))
-def test_for_contents_of_one_size_nothing_fetches_less(schedule: DownloadSchedule) -> None:
+def test_for_contents_of_one_size_nothing_fetches_less(schedule):
     order = tuple(range(len(schedule.needs)))
     assert schedule.fetched_nbytes(schedule.steps(order)) == cheapest(schedule, order)
 
 
 @given(schedules(subjects=6))
-def test_for_mixed_sizes_at_most_twice_what_could_be_is_fetched(schedule: DownloadSchedule) -> None:
+def test_for_mixed_sizes_at_most_twice_what_could_be_is_fetched(schedule):
     order = tuple(range(len(schedule.needs)))
     best = cheapest(schedule, order)
     assert best <= schedule.fetched_nbytes(schedule.steps(order)) <= 2 * best
 
 
-def test_a_series_with_a_soup_of_scattered_members_is_fetched_once() -> None:
+def test_a_series_with_a_soup_of_scattered_members_is_fetched_once():
     for budget in (3, 4, 5):
         steps = itinerary(["a", "x", "b", "y", "c", "z", "abc"], budget)
         assert sum(step.kind == "fetch" for step in steps) == 6
@@ -195,8 +190,6 @@ def test_a_series_with_a_soup_of_scattered_members_is_fetched_once() -> None:
         ("a b", 1, {"present": "az"}, "-z ?a 0 -a +b 1 -b"),
     ],
 )
-def test_steps_are_in_this_order(
-    needs: str, budget: int | None, more: dict[str, str], expected: str
-) -> None:
+def test_steps_are_in_this_order(needs, budget, more, expected):
     listed = [names.strip("-") for names in needs.split()]
     assert words(itinerary(listed, budget, **more)) == expected

@@ -1,12 +1,8 @@
 """A pool of processes, what each of them gets of a scan, and devices that compute rightly."""
 
-from __future__ import annotations
-
 import math
 import random
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,15 +16,13 @@ from qaudit.executors import queues
 from qaudit.executors.folder import cut, in_line
 from qaudit.executors.part import refuse_bad_device, wrong_products
 from qaudit.executors.queues import gpu_workers
-from tests.support.cli import Run, audit_of, refused
+from tests.support.cli import audit_of, refused
 from tests.support.parts import demo, same_audit
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
-def test_two_workers_give_the_audit_of_one_process(
-    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_workers_give_the_audit_of_one_process(tmp_path, qaudit, monkeypatch):
     monkeypatch.chdir(tmp_path)
     killed = []
     start = queues.Pool._start
@@ -52,12 +46,12 @@ def test_two_workers_give_the_audit_of_one_process(
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the_same_command(
-    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, qaudit, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     asked = (*demo(tmp_path), "--checkpoints", "step10", "--set", "repeats=1")
     asked = (*asked, "--soup", "best=greedy(step10+step200+step1000)")
-    started: list[tuple[str, int]] = []
+    started = []
     start = queues.Pool._start
 
     def first_of_round_2_is_killed(self, worker, part, count):  # type: ignore[no-untyped-def]
@@ -85,7 +79,7 @@ def test_a_worker_that_is_killed_among_candidates_of_a_search_is_replaced_by_the
     assert len(first["greedy"][0]["candidates"]) == 3
 
 
-def test_gpus_are_those_of_cuda_or_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_those_of_cuda_or_of_the_driver(monkeypatch):
     for visible, names in (
         ("3,5", ["3", "5"]),
         ("0,0,1", ["0", "1"]),
@@ -103,7 +97,7 @@ def test_gpus_are_those_of_cuda_or_of_the_driver(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: next(answers, None) or absent())
 
-    def absent() -> None:
+    def absent():
         raise FileNotFoundError
 
     assert [*gpu_workers("all")] == ["GPU 0", "GPU 1"]  # and no slices
@@ -112,8 +106,8 @@ def test_gpus_are_those_of_cuda_or_of_the_driver(monkeypatch: pytest.MonkeyPatch
 
 
 def test_gpus_that_are_no_number_or_of_another_executor_or_device_are_refused(
-    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, qaudit, monkeypatch
+):
     absent = ("scan", tmp_path / "absent", "--out", tmp_path / "out")
     for text in ("0", "-1", "", "x", "1.5", "ALL", "9" * 5000, "\u0663"):
         for more in [], ["--dry-run"]:  # before anything is planned
@@ -126,9 +120,9 @@ def test_gpus_that_are_no_number_or_of_another_executor_or_device_are_refused(
     refused(done, 2, "the plan computes on `cpu`", "--device cuda")
 
 
-def test_workers_share_memory_for_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_memory_for_states(tmp_path, monkeypatch):
     monkeypatch.setattr("qaudit.executors.queues.default_stream_limit", lambda: 1000)
-    run: Any = None
+    run = None
     for options, limit in (([], "250B"), (["--set", "stream_memory=7B"], "7B")):
         pool = queues.Pool(run, tmp_path, workers=queues.cpu_workers(4), options=options)
         assert [*pool.options] == ["--set", f"stream_memory={limit}"]
@@ -136,7 +130,7 @@ def test_workers_share_memory_for_states(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("count", [16, 64])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "node-local"])
-def test_a_real_scan_is_cut_within_15_percent_of_the_lower_bound(count: int, shared: bool) -> None:
+def test_a_real_scan_is_cut_within_15_percent_of_the_lower_bound(count, shared):
     units = scan()
     one = outcome(units, count, shared=shared)
     needed = len({c.content for u in units for c in u.checkpoints})
@@ -149,7 +143,7 @@ def test_a_real_scan_is_cut_within_15_percent_of_the_lower_bound(count: int, sha
     count=st.integers(1, 12),
     seed=st.integers(0, 99),
 )
-def test_every_unit_is_in_one_part_and_twins_are_together(sizes, count, seed) -> None:
+def test_every_unit_is_in_one_part_and_twins_are_together(sizes, count, seed):
     draw = random.Random(seed)
     series = [checkpoint(n, nbytes) for n, nbytes in enumerate(sizes)]
     units = [alone(one, draw.uniform(1, 9)) for one in series]
@@ -177,8 +171,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_sound_device_gives_every_integer_and_one_wrong_bit_is_enough_to_refuse_another(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+    monkeypatch, dtype
+):
     monkeypatch.setattr(ready, "SIZE", 128)
     a, b, exact = ready._product(ready.SIZE)
     assert torch.equal(exact.long(), torch.matmul(a, b))  # as integers of 64 bits give it
@@ -186,7 +180,7 @@ def test_a_sound_device_gives_every_integer_and_one_wrong_bit_is_enough_to_refus
     refuse_bad_device(CPU, dtype)
     matmul = torch.matmul
 
-    def once_wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def once_wrong(a, b):
         """Make one product of matrices in this dtype wrong by its last bit."""
         product = matmul(a, b)
         if product.dtype == dtype:

@@ -5,8 +5,6 @@ the folder is written and no port is fixed. Debian and Ubuntu:
 apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pwd
@@ -16,17 +14,14 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from qaudit.errors import UsageError
 from qaudit.executors.queues import _jobs, _quoted, _ranges
-from tests.support.cli import Run
 from tests.support.parts import ROOT, demo, same_audit, start, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
@@ -77,13 +72,13 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 Preempt
 class Slurm:
     """A controller and nodes, each with so many CPUs."""
 
-    def __init__(self, folder: Path, *, nodes: int = 2, cpus: int = 1) -> None:
+    def __init__(self, folder, *, nodes=2, cpus=1):
         self.folder, self.cpus = folder, cpus
         self.nodes = [f"n{k}" for k in range(nodes)]
         self.env = {**os.environ, "SLURM_CONF": f"{folder}/slurm.conf"}
-        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._daemons = {}
 
-    def __enter__(self) -> Slurm:
+    def __enter__(self):
         """Start all of them, and wait until the nodes take jobs."""
         try:
             self._start_all(self.folder)
@@ -92,7 +87,7 @@ class Slurm:
             raise
         return self
 
-    def _start_all(self, folder: Path) -> None:
+    def _start_all(self, folder):
         for place in (folder, folder / "state"):
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(0o755)  # munged refuses a socket below a folder that others may write
@@ -120,12 +115,12 @@ class Slurm:
             self._start("slurmd", "-D", "-N", node, name=node)
         until(lambda: self._idle() == len(self.nodes), 30)
 
-    def _idle(self) -> int:
+    def _idle(self):
         """Count the nodes that answer: one that does not is `idle*`."""
         text = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False)
         return text.split().count("idle")
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         """Kill jobs, then the daemons."""
         user = pwd.getpwuid(os.getuid()).pw_name
         with suppress(subprocess.SubprocessError, AssertionError):
@@ -140,7 +135,7 @@ class Slurm:
                 daemon.kill()
                 daemon.wait()
 
-    def run(self, *command: str, check: bool = True, timeout: float = 60) -> str:
+    def run(self, *command, check=True, timeout=60):
         """Run a command of Slurm and return what it prints."""
         done = subprocess.run(
             command, env=self.env, text=True, timeout=timeout, check=False,
@@ -149,7 +144,7 @@ class Slurm:
         assert not (check and done.returncode), f"{' '.join(command)}: {done.stdout}"
         return done.stdout
 
-    def lose_node_of(self, job: str) -> str:
+    def lose_node_of(self, job):
         """Kill a node with everything that a job has there, like a power cut; return its name."""
         records = self.run("scontrol", "--oneliner", "show", "job", job).splitlines()
         (record,) = [one for one in records if one.startswith(f"JobId={job} ")]
@@ -165,12 +160,12 @@ class Slurm:
                     process.send_signal(end)
         return str(node)
 
-    def return_node(self, node: str) -> None:
+    def return_node(self, node):
         """Start a node that was lost, and wait until it takes jobs."""
         self._start("slurmd", "-D", "-N", node, name=node)
         until(lambda: self._idle() == len(self.nodes), 60)
 
-    def _start(self, *command: str, name: str = "") -> None:
+    def _start(self, *command, name=""):
         program = shutil.which(command[0], path=PLACES)
         assert program is not None
         with (self.folder / f"{name or command[0]}.out").open("wb") as log:
@@ -179,7 +174,7 @@ class Slurm:
             )
 
 
-def _free_ports(count: int) -> list[int]:
+def _free_ports(count):
     with ExitStack() as held:
         some = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in some]
@@ -194,14 +189,14 @@ slurm_only = [
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[Slurm]:
+def slurm():
     with tempfile.TemporaryDirectory(prefix="slurm") as folder:  # a short path, for sockets
         Path(folder).chmod(0o755)
         with Slurm(Path(folder), cpus=3) as running:  # room for every part at once
             yield running
 
 
-def test_a_damaged_list_has_no_jobs_and_a_script_quotes_paths(tmp_path: Path) -> None:
+def test_a_damaged_list_has_no_jobs_and_a_script_quotes_paths(tmp_path):
     for text in ("[]", "7", '{"round": 1, "parts": 2, "jobs": 3}', "{"):
         (tmp_path / "slurm.json").write_text(text)
         assert _jobs(tmp_path / "slurm.json", 1, 2) == []
@@ -213,15 +208,15 @@ def test_a_damaged_list_has_no_jobs_and_a_script_quotes_paths(tmp_path: Path) ->
         _quoted("/a\n#SBATCH --account=x")
 
 
-def lines_of(log: Path) -> list[dict[str, Any]]:
+def lines_of(log):
     return list(map(json.loads, log.read_text().splitlines())) if log.exists() else []
 
 
-def of_each_start(log: Path, key: str) -> list[Any]:
+def of_each_start(log, key):
     return [line[key] for line in lines_of(log) if line.get("began")]
 
 
-def measuring(log: Path) -> bool:
+def measuring(log):
     """Return whether the process that wrote last has begun a subject and not ended."""
     lines = lines_of(log)
     began = max((k for k, one in enumerate(lines) if one.get("began")), default=len(lines))
@@ -253,7 +248,7 @@ class Job:
     Parts write no evidence while there is a file `hold`, so that a test finds them measuring.
     """
 
-    def __init__(self, slurm: Slurm, place: Path, *more: object) -> None:
+    def __init__(self, slurm, place, *more):
         self.slurm, self.place, self.heard = slurm, place, ""
         (place / "site").mkdir()
         (place / "site" / "sitecustomize.py").write_text(HOLD)
@@ -262,13 +257,13 @@ class Job:
         self.asked = (*self.asked, "--set", "slurm=--mem=100 --cpus-per-task=1")
         self.parts = place / "out" / "parts"
 
-    def run(self, *more: object) -> int:
+    def run(self, *more):
         """Run it to its end; what it submits is heard."""
         code, err = self.command(*self.asked, *more)
         self.heard += err
         return code
 
-    def run_until_complete(self) -> int:
+    def run_until_complete(self):
         """Run it again while it exits with 3; return how often."""
         for runs in range(1, 5):
             code = self.run()
@@ -277,22 +272,22 @@ class Job:
             assert code == 3, self.heard
         raise AssertionError(self.heard)
 
-    def command(self, *command: object) -> tuple[int, str]:
+    def command(self, *command):
         path = f"{self.place / 'site'}:{ROOT}"
         conf = self.slurm.env["SLURM_CONF"]
         process = start(self.place, *command, SLURM_CONF=conf, PYTHONPATH=path)
         out, err = process.communicate(timeout=600)
         return process.returncode, out + err
 
-    def submitted(self) -> list[str]:
+    def submitted(self):
         return re.findall(r"submitted parts (\S+ of \d+) as job", self.heard)
 
-    def measuring(self) -> Path:
+    def measuring(self):
         """Wait until any part measures, and return its log."""
         until(lambda: any(measuring(log) for log in self.parts.glob("*.jsonl")))
         return next(log for log in sorted(self.parts.glob("*.jsonl")) if measuring(log))
 
-    def must_be_as_in_one_process(self) -> None:
+    def must_be_as_in_one_process(self):
         found = [k for k, one in enumerate(self.asked) if one == "--soup"][1:]
         soups = [self.asked[k + more] for k in found for more in (0, 1)]
         code, err = self.command("scan", *demo(self.place), *soups, "--out", "whole")
@@ -303,9 +298,7 @@ class Job:
 class TestOnSlurm:
     pytestmark = slurm_only
 
-    def test_preempted_and_killed_parts_give_the_audit_of_one_process(
-        self, slurm: Slurm, tmp_path: Path
-    ) -> None:
+    def test_preempted_and_killed_parts_give_the_audit_of_one_process(self, slurm, tmp_path):
         job = Job(slurm, tmp_path, "--set", "parts=5", "--soup", "step200+step1000")
         job.hold.touch()
         assert job.run("--set", "detach=true") == 0, job.heard
@@ -329,7 +322,7 @@ class TestOnSlurm:
         assert job.run() == 0
         assert job.submitted() == []
 
-    def test_a_node_that_is_gone_is_replaced_by_another(self, slurm: Slurm, tmp_path: Path) -> None:
+    def test_a_node_that_is_gone_is_replaced_by_another(self, slurm, tmp_path):
         job = Job(slurm, tmp_path, "--set", "parts=2")
         job.hold.touch()
         assert job.run("--set", "detach=true") == 0, job.heard
@@ -344,16 +337,14 @@ class TestOnSlurm:
             slurm.return_node(node)
         job.must_be_as_in_one_process()
 
-    def test_a_search_is_a_job_of_one_part(self, slurm: Slurm, tmp_path: Path) -> None:
+    def test_a_search_is_a_job_of_one_part(self, slurm, tmp_path):
         job = Job(slurm, tmp_path, "--set", "parts=2", "--soup", "greedy(step10+step200+step1000)")
         job.run_until_complete()
         assert job.submitted()[:2] == ["0-1 of 2", "0 of 1"]
         job.must_be_as_in_one_process()
 
 
-def test_without_slurm_it_says_so(
-    tmp_path: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_slurm_it_says_so(tmp_path, qaudit, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     done = qaudit("scan", *demo(tmp_path), "--out", "out", "--set", "executor=slurm")

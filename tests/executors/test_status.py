@@ -1,14 +1,10 @@
 """What `qaudit status` says of parts, and whatever a record or a log holds: inside the folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -30,19 +26,19 @@ HERE = platform.node()
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plan(tmp_path_factory):
     place = tmp_path_factory.mktemp("planned")
     assert command(["qaudit", "plan", *map(str, demo(place)), "--out", str(place / "out")]) == 0
     return place / "out"
 
 
 @pytest.fixture
-def planned(plan: Path, tmp_path: Path) -> Path:
+def planned(plan, tmp_path):
     return shutil.copytree(plan, tmp_path / "out")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_a_stopped_subject_was_not_attempted(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_stopped_subject_was_not_attempted(tmp_path, error):
     attempts = tmp_path / "step10.attempts"
     path = tmp_path / "0-of-1.jsonl"
     with pytest.raises(error), PartLog(path, lambda _: attempts, SILENT) as part:
@@ -51,20 +47,20 @@ def test_a_stopped_subject_was_not_attempted(tmp_path: Path, error: type[BaseExc
     assert attempts.exists() == (error is MemoryError)
 
 
-def log(out: Path, name: str, *lines: dict[str, object], ago: float = 1.0) -> None:
+def log(out, name, *lines, ago=1.0):
     text = "".join(json.dumps({"at": time.time() - ago, **line}) + "\n" for line in lines)
     (out / "parts" / f"{name}.jsonl").write_text(text)
 
 
-def states(out: Path) -> dict[str, str]:
+def states(out):
     return {part.name: part.state for part in run_status(out).parts}
 
 
-def began(**values: object) -> dict[str, object]:
+def began(**values):
     return {"began": True, "host": HERE, "pid": os.getpid(), "job": None, **values}
 
 
-def test_without_a_queue_logs_and_processes_tell(planned: Path) -> None:
+def test_without_a_queue_logs_and_processes_tell(planned):
     (planned / "parts" / "units").mkdir()
     log(planned, "0-of-5", began(), {"subject": "step10"}, {"ended": "done"})
     log(planned, "1-of-5", began(), {"subject": "step10"}, {"ended": "KeyboardInterrupt"})
@@ -79,9 +75,7 @@ def test_without_a_queue_logs_and_processes_tell(planned: Path) -> None:
     assert f"part 2/5      running  {HERE} step200" in text
 
 
-def test_the_queue_tells_states(
-    planned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_queue_tells_states(planned, tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     squeue = tmp_path / "bin" / "squeue"
     squeue.touch(0o755)
@@ -98,9 +92,7 @@ def test_the_queue_tells_states(
         assert "--jobs=7,8,9,10" in (tmp_path / "asked").read_text()
 
 
-def test_the_time_left_is_of_the_longest_part(
-    planned: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_is_of_the_longest_part(planned, monkeypatch):
     run = read_run(planned)
     units = units_of(run.plan.passes)
     now = time.time()
@@ -134,7 +126,7 @@ def test_the_time_left_is_of_the_longest_part(
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def measured(tmp_path_factory):
     """Return a folder whose first round is measured, with a diagnostic."""
     place = tmp_path_factory.mktemp("damaged")
     arguments = [*demo(place), "--checkpoints", "step10", "--checkpoints", "step200"]
@@ -147,7 +139,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield place / "out"
 
 
-def read(out: Path) -> None:
+def read(out):
     """Read a folder as `status` and `collect` do, up to the next round."""
     render(run_status(out))
     run = read_run(out)
@@ -159,7 +151,7 @@ def read(out: Path) -> None:
 
 @settings(max_examples=15)
 @given(st.data())
-def test_any_record_of_a_unit_is_read_or_missing(measured: Path, data: st.DataObject) -> None:
+def test_any_record_of_a_unit_is_read_or_missing(measured, data):
     path = data.draw(st.sampled_from(sorted((measured / "parts" / "units").glob("*.json"))))
     whole = path.read_text()
     try:
@@ -176,7 +168,7 @@ def test_any_record_of_a_unit_is_read_or_missing(measured: Path, data: st.DataOb
 
 @settings(max_examples=15)
 @given(st.data())
-def test_any_log_of_a_part_is_read(measured: Path, data: st.DataObject) -> None:
+def test_any_log_of_a_part_is_read(measured, data):
     path = measured / "parts" / "0-of-1.jsonl"
     whole = path.read_text()
     lines = whole.splitlines()
@@ -191,7 +183,7 @@ def test_any_log_of_a_part_is_read(measured: Path, data: st.DataObject) -> None:
         path.write_text(whole)
 
 
-def test_logs_of_no_part_and_records_that_lead_outside_count_for_nothing(measured: Path) -> None:
+def test_logs_of_no_part_and_records_that_lead_outside_count_for_nothing(measured):
     began = json.dumps({"at": time.time() + 90_000, "began": True, "host": "n9"})
     strange = ("x-of-y", "1-of-0", "-1-of-2", "1-of-2-of-3", "1-of-2")
     paths = [measured / "parts" / f"{name}.jsonl" for name in strange]

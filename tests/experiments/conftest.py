@@ -1,7 +1,5 @@
 """A text of a few tokens to train on, and the commands of the experiments."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -12,11 +10,11 @@ from transformers import PreTrainedTokenizerFast
 from experiments.__main__ import commands
 from experiments.text import TokenStream
 from qaudit.cli import main
-from tests.support.cli import Outcome, Run
+from tests.support.cli import Outcome
 
 
 @pytest.fixture(scope="session")
-def text() -> TokenStream:
+def text():
     words = {f"w{i}": i for i in range(64)}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words)))
     tokens = np.tile(np.arange(64, dtype=np.uint16), 20)
@@ -24,10 +22,10 @@ def text() -> TokenStream:
 
 
 @pytest.fixture
-def experiments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def experiments(monkeypatch, capsys):
     """Return a function that runs `python -m experiments` with arguments, in this process."""
 
-    def run(*arguments: object) -> Outcome:
+    def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["experiments", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:

@@ -11,7 +11,7 @@ from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM
 
 from experiments.config import SCHEDULES, Config, read_config, run_of
 from experiments.folder import write_record
-from experiments.run import TrainingRun, spell
+from experiments.run import spell
 from experiments.shapes import KINDS, PRESETS, ModelShape, preset
 from experiments.train import train as train_run
 from qaudit.core.schedules import Linear, WarmupStableDecay
@@ -21,7 +21,7 @@ from tests.support.models import write_documents
 from tests.support.training import HELD, equal
 
 
-def run(*settings: str, file: str | None = None, device: str = "cpu") -> TrainingRun:
+def run(*settings, file=None, device="cpu"):
     path = None if file is None else Path("mine.yaml")
     if path is not None:
         path.write_text(file or "", encoding="utf-8")
@@ -29,11 +29,11 @@ def run(*settings: str, file: str | None = None, device: str = "cpu") -> Trainin
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_what_is_not_set_follows_from_steps_and_device() -> None:
+def test_what_is_not_set_follows_from_steps_and_device():
     found = run()
     assert found.schedule == WarmupStableDecay(
         peak=3e-3, warmup=10, decay_start=800, decay_length=200
@@ -63,7 +63,7 @@ def test_what_is_not_set_follows_from_steps_and_device() -> None:
     assert (there.accumulation, there.attention) == (1, "sdpa")
 
 
-def test_a_fork_is_trained_like_its_parent_from_the_rate_where_it_left() -> None:
+def test_a_fork_is_trained_like_its_parent_from_the_rate_where_it_left():
     parent = replace(HELD, weight_decay=0.3, batch=6)
     write_record(Path(), parent, "t", {})
     found = run("schedule=cosine", "steps=50", "fork=stage1-step1")
@@ -77,7 +77,7 @@ def test_a_fork_is_trained_like_its_parent_from_the_rate_where_it_left() -> None
     assert run("fork=stage1-step20").schedule.peak == 2e-3  # it had decayed to zero
 
 
-def test_a_wrong_setting_is_refused_by_its_name_or_its_line() -> None:
+def test_a_wrong_setting_is_refused_by_its_name_or_its_line():
     for settings, words, hint in (
         (["schedule=cosin"], "`--set schedule=cosin`: there is no schedule `cosin`", "`cosine`?"),
         (["schedule.period=5"], "schedule `wsd` has no ['period']", "fix it"),
@@ -119,7 +119,7 @@ def test_a_wrong_setting_is_refused_by_its_name_or_its_line() -> None:
 PAGE = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
 
 
-def test_the_page_lists_every_key_and_presets_have_their_sizes() -> None:
+def test_the_page_lists_every_key_and_presets_have_their_sizes():
     (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
     assert run(file=text).schedule.at(1000) >= 0
     listed = re.findall(r"^\| (`.*?) \|", PAGE, re.M)

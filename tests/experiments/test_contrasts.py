@@ -1,12 +1,9 @@
 """What seeds show: intervals over seeds against scipy's, contrasts against an audit's own."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,7 +52,7 @@ from tests.support.cli import run_in
 NUMBERS = st.floats(-10, 10, allow_nan=False)
 
 
-def evidence(seed: int, level: float = 2.0, documents: int = 12) -> Evidence:
+def evidence(seed, level=2.0, documents=12):
     draw = np.random.default_rng(seed)
     tokens = np.random.default_rng(0).integers(20, 60, size=documents)
     return Evidence(
@@ -66,7 +63,7 @@ def evidence(seed: int, level: float = 2.0, documents: int = 12) -> Evidence:
     )
 
 
-def seed_of(seed: int, worse: float) -> MeasuredSeed:
+def seed_of(seed, worse):
     """Return two models and their quantized ones; of divergences only a sum is read here."""
     levels = {("a", "fp"): 2.0, ("b", "fp"): 2.0, ("a", "rtn-3bit"): 2.2 + worse}
     found = {
@@ -82,12 +79,12 @@ def seed_of(seed: int, worse: float) -> MeasuredSeed:
     return MeasuredSeed(found, {"a": Interval(30.0, 20.0, 45.0), "b": Interval(10.0, 8.0, 12.5)})
 
 
-def contrast(measure: str = "error", expect: str | None = "higher", margin: float = 0.0):
+def contrast(measure="error", expect="higher", margin=0.0):
     return Contrast("c", "a against b", "a", "b", measure, "rtn-3bit", expect, margin)
 
 
 @given(st.lists(NUMBERS, min_size=2, max_size=9), st.sampled_from([0.8, 0.95, 0.99]))
-def test_the_interval_over_seeds_is_student_s(values: list[float], confidence: float) -> None:
+def test_the_interval_over_seeds_is_student_s(values, confidence):
     found = over_repetitions(values, confidence)
     assert found is not None
     error = scipy.stats.sem(values)
@@ -99,7 +96,7 @@ def test_the_interval_over_seeds_is_student_s(values: list[float], confidence: f
     np.testing.assert_allclose([found.low, found.high], [low, high], rtol=1e-9, atol=1e-12)
 
 
-def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair() -> None:
+def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair():
     seed = seed_of(1, 0.3)
     found = seed.evidence
     kl = [found[label, "rtn-3bit"].fidelity.kl_sum for label in "ab"]
@@ -118,7 +115,7 @@ def test_a_seed_s_contrast_is_what_an_audit_says_of_the_pair() -> None:
     assert points[0].quantized / points[0].loss - 1 == pytest.approx(points[0].interval.estimate)
 
 
-def test_traces_are_compared_by_their_ratio_and_what_is_missing_is_not_measured() -> None:
+def test_traces_are_compared_by_their_ratio_and_what_is_missing_is_not_measured():
     found = estimate(contrast("trace"), seed_of(1, 0.3), 0.95)
     assert found is not None
     # The larger of the two steps decides: 30/20 below against 12.5/10, 45/30 above against 10/8.
@@ -138,7 +135,7 @@ def test_traces_are_compared_by_their_ratio_and_what_is_missing_is_not_measured(
     assert (result.seeds, result.interval, result.standing) == ((), None, "not measured")
 
 
-def test_a_claim_stands_with_the_interval_over_seeds() -> None:
+def test_a_claim_stands_with_the_interval_over_seeds():
     for expect, margin, interval, wanted in (
         ("higher", 0.0, (0.1, 0.3), "agrees"),
         ("higher", 0.0, (-0.3, -0.1), "disagrees"),
@@ -176,7 +173,7 @@ LOSS = Contrast("c", "at the end", "cool@2", "held@2", "loss", "fp")
 ERROR = Contrast("c", "at the end", "cool@2", "held@2", "error", "rtn-3bit", "higher")
 
 
-def result(contrast: Contrast, *values: float) -> ContrastResult:
+def result(contrast, *values):
     seeds = [SeedEstimate(k, Interval(v, v - 0.01, v + 0.01)) for k, v in enumerate(values, 1)]
     mean = sum(values) / len(values) if values else 0.0
     whole = Interval(mean, mean - 0.02, mean + 0.02) if len(values) > 1 else None
@@ -196,7 +193,7 @@ SUMMARY = ExperimentSummary(
 )  # fmt: skip
 
 
-def test_a_summary_is_read_as_it_was_written_and_says_its_units(tmp_path: Path) -> None:
+def test_a_summary_is_read_as_it_was_written_and_says_its_units(tmp_path):
     for name, summary in (("a", SUMMARY), ("b", SUMMARY)):
         write_summary(summary, tmp_path / name)
     assert read_summary(tmp_path / "a" / "summary.json") == SUMMARY
@@ -221,7 +218,7 @@ def test_a_summary_is_read_as_it_was_written_and_says_its_units(tmp_path: Path) 
 # docs/science.md says what the saved summaries say, and they are of the experiments that ship.
 
 
-def test_the_page_kept_summaries_and_their_corrections_are_up_to_date() -> None:
+def test_the_page_kept_summaries_and_their_corrections_are_up_to_date():
     corrected = Corrected.of(summaries())
     names = list(corrected.p)
     assert len(names) > 50
@@ -256,7 +253,7 @@ def test_the_page_kept_summaries_and_their_corrections_are_up_to_date() -> None:
 # The experiment that compares expected scores with generation: `experiments/addition.py`.
 
 
-def test_every_sum_is_there_once_and_an_answer_is_right_where_it_is_the_sum_alone() -> None:
+def test_every_sum_is_there_once_and_an_answer_is_right_where_it_is_the_sum_alone():
     sums = addition.problems()
     assert len(set(sums)) == len(sums) == 90 * 90
     assert all(sum(map(int, s.partition("=")[0].split("+"))) == int(s[6:]) for s in sums)
@@ -271,12 +268,12 @@ def test_every_sum_is_there_once_and_an_answer_is_right_where_it_is_the_sum_alon
     ]
 
 
-def test_weighted_answers_are_compared_by_prompt_and_a_refused_score_has_its_reason() -> None:
+def test_weighted_answers_are_compared_by_prompt_and_a_refused_score_has_its_reason():
     prompts, samples = 60, 4
     count = prompts * samples
     right = np.arange(count) % samples < 2
 
-    def drawn(log_p_S: np.ndarray) -> RolloutEvidence:
+    def drawn(log_p_S):
         return RolloutEvidence(
             sha256="", prompt=np.repeat(np.arange(prompts), samples), tokens=np.full(count, 3),
             nll_sum=-log_p_S, agreed=np.full(count, -1), end_names=(),
@@ -299,10 +296,8 @@ def test_weighted_answers_are_compared_by_prompt_and_a_refused_score_has_its_rea
 
 
 @pytest.mark.slow
-def test_the_whole_experiment_in_a_small_size(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(*arguments: object, module: str = "qaudit") -> None:
+def test_the_whole_experiment_in_a_small_size(tmp_path, capsys, monkeypatch):
+    def run(*arguments, module="qaudit"):
         of_module = commands if module == "experiments" else None
         assert run_in(tmp_path, *arguments, commands=of_module) == 0
 

@@ -1,7 +1,5 @@
 """Experiments: what their files may say, which runs they need, what those share, what they cost."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path
@@ -14,14 +12,14 @@ import yaml
 from experiments import seeds
 from experiments.__main__ import commands
 from experiments.science import read_summary
-from experiments.seeds import LabPrice, PlannedRun, link_series, planned_runs, price
+from experiments.seeds import link_series, planned_runs, price
 from experiments.summary import render_summary
 from experiments.table import FOLDER, SIZES, place_of, read_experiment, shipped_experiments
-from experiments.text import TokenStream, prepare
+from experiments.text import prepare
 from qaudit.core.schedules import WarmupStableDecay
 from qaudit.errors import RecipeError
 from qaudit.saved.evidence import read_saved
-from tests.support.cli import Run, refused, run_in
+from tests.support.cli import refused, run_in
 from tests.support.models import write_documents
 from tests.support.series import find_checkpoints
 from tests.support.training import read_log
@@ -29,11 +27,11 @@ from tests.support.training import read_log
 NAMES = tuple(shipped_experiments())
 
 
-def runs_of(name: str, size: str = "cpu", seed: int = 1) -> dict[str, PlannedRun]:
+def runs_of(name, size="cpu", seed=1):
     return {t.name: t for t in planned_runs(read_experiment(name), size, seed)}
 
 
-def written(folder: Path, **changes: object) -> Path:
+def written(folder, **changes):
     """Write the shipped experiment `lawa` with some of its keys changed."""
     table = yaml.safe_load((FOLDER / "lawa.yaml").read_text(encoding="utf-8"))
     path = folder / "mine.yaml"
@@ -45,7 +43,7 @@ def written(folder: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_experiment_has_all_sizes_and_places_it_measures(name: str, experiments: Run) -> None:
+def test_an_experiment_has_all_sizes_and_places_it_measures(name, experiments):
     experiment = read_experiment(name)
     assert set(experiment.sizes) == set(SIZES)
     assert {c.claim for c in experiment.contrasts} == {c.name for c in experiment.claims}
@@ -64,7 +62,7 @@ def test_an_experiment_has_all_sizes_and_places_it_measures(name: str, experimen
     assert (unit, int(minutes) <= 30) == ("min", True)  # for a seed
 
 
-def test_runs_that_are_alike_are_one_whatever_they_are_called(tmp_path: Path) -> None:
+def test_runs_that_are_alike_are_one_whatever_they_are_called(tmp_path):
     for run, names in (("held", ("budgets", "wsd-cosine", "lawa", "forks")),
                        ("cool8", ("budgets", "wsd-cosine", "lawa"))):  # fmt: skip
         assert len({runs_of(name)[run].run.key for name in names}) == 1
@@ -91,7 +89,7 @@ def test_runs_that_are_alike_are_one_whatever_they_are_called(tmp_path: Path) ->
     assert cooled.schedule.at(cooled.steps) == runs["cosine"].run.schedule.at(5000) == 0
 
 
-def test_the_series_knows_the_true_rate_and_tokens_of_every_run(tmp_path: Path) -> None:
+def test_the_series_knows_the_true_rate_and_tokens_of_every_run(tmp_path):
     runs = tmp_path / "runs"
     wanted = planned_runs(read_experiment("wsd-cosine"), "cpu", 1)
     for training in wanted:
@@ -111,10 +109,10 @@ def test_the_series_knows_the_true_rate_and_tokens_of_every_run(tmp_path: Path) 
             assert checkpoint.stage == training.name
 
 
-def test_a_price_is_steps_times_tokens_and_missing_measurements(tmp_path: Path) -> None:
+def test_a_price_is_steps_times_tokens_and_missing_measurements(tmp_path):
     experiment, wanted = read_experiment("lawa"), tuple(runs_of("lawa").values())
 
-    def priced(scanned: tuple[int, ...]) -> LabPrice:
+    def priced(scanned):
         given = {"runs_folder": tmp_path, "scanned": scanned, "seeds": (1,)}
         return price(experiment, "cpu", wanted, **given)
 
@@ -135,12 +133,12 @@ def test_a_price_is_steps_times_tokens_and_missing_measurements(tmp_path: Path) 
     assert found.tokens == 1000 * 4 * 256
 
 
-def run_of(name: str, **keys: object) -> dict[str, object]:
+def run_of(name, **keys):
     return {"name": name, "units": 1, "schedule": {"kind": "linear"}, **keys}
 
 
-def test_a_wrong_file_is_refused_by_name_and_an_own_one_uses_what_ships(tmp_path: Path) -> None:
-    def contrast(**changes: object) -> list[dict[str, object]]:
+def test_a_wrong_file_is_refused_by_name_and_an_own_one_uses_what_ships(tmp_path):
+    def contrast(**changes):
         given = {"claim": "averages-lose-less", "says": "x", "a": "lawa", "b": "held@10"}
         return [{**given, "schemes": ["rtn-3bit"], **changes}]
 
@@ -214,14 +212,14 @@ soups: [{label: both, of: [held@2, held@3]}]
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tiny(tmp_path, monkeypatch):
     """Return a working directory with two experiments of a few steps on a few words."""
     monkeypatch.chdir(tmp_path)
     for name, text in (("common", COMMON), ("cooled", COOLED), ("averaged", AVERAGED)):
         Path(f"{name}.yaml").write_text(text, encoding="utf-8")
     write_documents(tmp_path / "words.jsonl", range(300))
 
-    def of_words(folder: Path, *, vocabulary: int) -> TokenStream:
+    def of_words(folder, *, vocabulary):
         return prepare(folder, sources=["words.jsonl"], vocabulary=vocabulary)
 
     monkeypatch.setattr("experiments.text.prepare", of_words)
@@ -229,9 +227,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_an_experiment_is_trained_scanned_and_summed_up(
-    tiny: Path, experiments: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_is_trained_scanned_and_summed_up(tiny, experiments, monkeypatch):
     done = experiments("run", "cooled.yaml", "--seeds", 2, "--out", "out")
     assert done.code == 3, done.err  # one of its schemes is not measured at this size
     folder = tiny / "out" / "cooled-smoke"
@@ -258,9 +254,7 @@ def test_an_experiment_is_trained_scanned_and_summed_up(
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
-def test_a_dry_run_says_the_price_of_all_and_does_nothing(
-    tmp_path: Path, experiments: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_says_the_price_of_all_and_does_nothing(tmp_path, experiments, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = tuple(shipped_experiments())
     done = experiments("run", *names, "--size", "cpu", "--seeds", 3, "--dry-run")
@@ -275,8 +269,8 @@ def test_a_dry_run_says_the_price_of_all_and_does_nothing(
 
 @pytest.mark.slow
 def test_every_experiment_goes_together_and_gives_the_losses_of_the_first_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     few = "curvature:documents=2:probes=2:eigenvalues=0"
     monkeypatch.setattr(seeds, "CURVATURE", few)
     names = tuple(shipped_experiments())

@@ -1,7 +1,5 @@
 """Files mean the weights by the letter of their format, and what does not fit is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
@@ -19,7 +17,7 @@ from tests.support.filled import filled
 from tests.support.formats import stored_of, weight
 
 
-def integers(words: torch.Tensor, bits: int, count: int) -> list[int]:
+def integers(words, bits, count):
     """Read codes from words that follow one another, as one long integer."""
     long = sum((int(word) & 0xFFFFFFFF) << (32 * k) for k, word in enumerate(words))
     return [(long >> (bits * k)) & (2**bits - 1) for k in range(count)]
@@ -27,7 +25,7 @@ def integers(words: torch.Tensor, bits: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_gptq_files_mean_the_weights_by_their_format(bits: int, symmetric: bool) -> None:
+def test_gptq_files_mean_the_weights_by_their_format(bits, symmetric):
     scheme = f"rtn-{bits}bit:group=32:sym={str(symmetric).lower()}"
     stored = stored_of(scheme, weight(3, 32, 64))
     form = format_named("gptq", parse_scheme(scheme))
@@ -45,7 +43,7 @@ def test_gptq_files_mean_the_weights_by_their_format(bits: int, symmetric: bool)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_awq_files_mean_the_weights_by_their_format(symmetric: bool) -> None:
+def test_awq_files_mean_the_weights_by_their_format(symmetric):
     scheme = f"rtn-4bit:group=32:sym={str(symmetric).lower()}"
     stored = stored_of(scheme, weight(4, 16, 64))
     file = format_named("awq", parse_scheme(scheme)).pack("a", stored)
@@ -61,9 +59,9 @@ def test_awq_files_mean_the_weights_by_their_format(symmetric: bool) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
-def test_files_are_what_bitsandbytes_saves(kind: str, nested: bool) -> None:
+def test_files_are_what_bitsandbytes_saves(kind, nested):
     scheme = "bnb-int8" if kind == "int8" else f"bnb-{kind}:double_quant={str(nested).lower()}"
-    linear: torch.nn.Linear = (
+    linear = (
         Linear8bitLt(96, 64, bias=False, has_fp16_weights=False)
         if kind == "int8"
         else Linear4bit(96, 64, bias=False, quant_type=kind, compress_statistics=nested)
@@ -76,7 +74,7 @@ def test_files_are_what_bitsandbytes_saves(kind: str, nested: bool) -> None:
         assert torch.equal(ours[f"a.{name}"].flatten(), tensor.flatten()), name
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
     for form, scheme, shape, sentence, hint in (
         ("gptq", "rtn-5bit:group=32", (64, 96), "3, 4, 8 bits", "compressed-tensors"),
         ("gptq", "rtn-4bit:group=32", (48, 96), "multiples of 32", "compressed-tensors"),
@@ -121,7 +119,7 @@ def test_what_does_not_fit_is_refused() -> None:
         assert hint in refusal.value.hint
 
 
-def test_scales_that_are_no_numbers_or_would_be_rounded_are_refused() -> None:
+def test_scales_that_are_no_numbers_or_would_be_rounded_are_refused():
     scheme = parse_scheme("rtn-4bit:group=32")
     stored = stored_of("rtn-4bit:group=32", weight())
     assert isinstance(stored, IntegerCodes)
@@ -148,13 +146,13 @@ def test_scales_that_are_no_numbers_or_would_be_rounded_are_refused() -> None:
 BITS = st.integers(2, 8)
 
 
-def codes_of(bits: int, rows: int, count: int, seed: int = 0) -> torch.Tensor:
+def codes_of(bits, rows, count, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 2**bits, (rows, count), dtype=torch.uint8, generator=generator)
 
 
 @given(BITS, st.integers(1, 5), st.integers(1, 100), st.integers(0, 99))
-def test_a_row_of_words_is_one_long_integer(bits: int, rows: int, count: int, seed: int) -> None:
+def test_a_row_of_words_is_one_long_integer(bits, rows, count, seed):
     codes_RN = codes_of(bits, rows, count, seed)
     for codes_N, words_W in filled(zip(codes_RN, pack(codes_RN, bits), strict=True)):
         integer = sum(int(code) << (k * bits) for k, code in enumerate(codes_N))
@@ -165,7 +163,7 @@ def test_a_row_of_words_is_one_long_integer(bits: int, rows: int, count: int, se
 
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("count", [32, 77, 96])
-def test_compressed_tensors_packs_alike(bits: int, count: int) -> None:
+def test_compressed_tensors_packs_alike(bits, count):
     codes_RN = codes_of(bits, 6, count)
     signed_RN = (codes_RN.int() - 2 ** (bits - 1)).to(torch.int8)
     assert torch.equal(pack(codes_RN, bits), pack_to_int32(signed_RN, bits))
@@ -178,7 +176,7 @@ AWQ = parse_scheme("awq-4bit:exact_fold=true")
     st.lists(st.integers(-6, 6), min_size=1, max_size=8),
     st.sampled_from(["bfloat16", "float16", "float32"]),
 )
-def test_powers_of_two_divide_every_type_exactly(exponents: list[int], dtype: str) -> None:
+def test_powers_of_two_divide_every_type_exactly(exponents, dtype):
     tensor_R = torch.linspace(-2, 3, len(exponents) + 2).to(getattr(torch, dtype))
     scale_R = torch.tensor([2.0**one for one in exponents])
     held_R = divided("norm.weight", tensor_R, scale_R)
@@ -187,7 +185,7 @@ def test_powers_of_two_divide_every_type_exactly(exponents: list[int], dtype: st
     assert torch.equal(held_R[-2:], tensor_R[-2:])  # rows behind those that are scaled
 
 
-def test_query_heads_divide_the_rows_that_they_share() -> None:
+def test_query_heads_divide_the_rows_that_they_share():
     source = FoldSource("v_proj", is_norm=False, offset=1)
     scale_R = scale_of_rows(AWQ, source, torch.tensor([0, 1, 0, 1]), torch.tensor([2.0, 4, 2, 4]))
     assert scale_R.tolist() == [1, 2, 4]

@@ -1,11 +1,8 @@
 """A soup that is written is the soup that was measured, and no edit of an export is trusted."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +20,7 @@ from qaudit.export.verify import verify
 from qaudit.recipe.soups import resolve_soups
 from qaudit.saved.evidence import VARIABLE, signed_export
 from qaudit.saved.exports import FILE, read_export, write_export
-from qaudit.types import SILENT, Recipe, Subject
+from qaudit.types import SILENT, Recipe
 from tests.support.damage import damaged, edited
 from tests.support.filled import filled
 from tests.support.models import save_model, save_tokenizer, write_documents
@@ -31,23 +28,21 @@ from tests.support.series import write_soup
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     for seed, step in enumerate((1, 2, 3)):
         save_tokenizer(save_model(root / f"step{step}", seed))
     return root
 
 
-def soup_of(run: Path, text: str) -> Subject:
+def soup_of(run, text):
     (soup,) = resolve_soups(Recipe((str(run),), (), soups=(text,)), find_all([str(run)]))
     return soup
 
 
 @pytest.mark.parametrize("shard_nbytes", [10**9, 20_000])
 @pytest.mark.parametrize("text", ["step*", "0.75*step1+0.25*step3", "ema:decay=0.5"])
-def test_the_soup_is_the_measured_one(
-    run: Path, tmp_path: Path, text: str, shard_nbytes: int
-) -> None:
+def test_the_soup_is_the_measured_one(run, tmp_path, text, shard_nbytes):
     soup = soup_of(run, text)
     out = write_soup(soup, tmp_path / "soup", shard_nbytes)
     measured, written = open_weights(soup, allow_pickle=False), WeightFolder(out)
@@ -57,7 +52,7 @@ def test_the_soup_is_the_measured_one(
     assert len(list(out.glob("*.safetensors"))) == 1 if shard_nbytes == 10**9 else 2
 
 
-def test_transformers_loads_it_and_the_card_names_its_members(run: Path, tmp_path: Path) -> None:
+def test_transformers_loads_it_and_the_card_names_its_members(run, tmp_path):
     soup = soup_of(run, "step1+step2")
     out = write_soup(soup, tmp_path / "soup", 20_000)
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
@@ -74,7 +69,7 @@ def test_transformers_loads_it_and_the_card_names_its_members(run: Path, tmp_pat
     assert all(f"`{file.sha256}`" in card for c, _ in soup.members for file in c.files)
 
 
-def test_weights_code_and_data_of_the_members_are_not_copied(run: Path, tmp_path: Path) -> None:
+def test_weights_code_and_data_of_the_members_are_not_copied(run, tmp_path):
     source = shutil.copytree(run, tmp_path / "run")
     for name in ("modeling.py", "extra.bin", ".hidden", "eval.jsonl", "LICENSE"):
         (source / "step1" / name).write_text("x")
@@ -86,9 +81,9 @@ def test_weights_code_and_data_of_the_members_are_not_copied(run: Path, tmp_path
 
 
 def test_a_disk_without_room_is_refused_and_one_that_is_full_leaves_nothing_behind(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
+    run, tmp_path, monkeypatch
+):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
@@ -100,9 +95,7 @@ def test_a_disk_without_room_is_refused_and_one_that_is_full_leaves_nothing_behi
         write_soup(soup_of(run, "step*"), tmp_path / "soup")
 
 
-def test_members_of_other_architectures_or_tokenizers_are_refused(
-    run: Path, tmp_path: Path
-) -> None:
+def test_members_of_other_architectures_or_tokenizers_are_refused(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "run")
     path = other / "step2" / "config.json"
     config = json.loads(path.read_text()) | {"rms_norm_eps": 0.25, "checkpoint_number": 2}
@@ -116,7 +109,7 @@ def test_members_of_other_architectures_or_tokenizers_are_refused(
         write_soup(soup_of(other, "step*"), tmp_path / "soup")
 
 
-def test_whole_numbers_are_taken_if_they_agree_or_refused(run: Path, tmp_path: Path) -> None:
+def test_whole_numbers_are_taken_if_they_agree_or_refused(run, tmp_path):
     from safetensors.torch import load_file, save_file
 
     other = shutil.copytree(run, tmp_path / "run")
@@ -133,7 +126,7 @@ def test_whole_numbers_are_taken_if_they_agree_or_refused(run: Path, tmp_path: P
 # ------------------------------------------------------------- unfinished work
 
 
-def files_in(folder: Path) -> dict[str, str]:
+def files_in(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_text()
         for path in folder.rglob("*")
@@ -141,13 +134,13 @@ def files_in(folder: Path) -> dict[str, str]:
     }
 
 
-def interrupt(out: Path, identity: str) -> None:
+def interrupt(out, identity):
     with pytest.raises(KeyboardInterrupt), begun_folder(out, identity) as folder:
         (folder / "block").write_text("half")
         raise KeyboardInterrupt
 
 
-def test_the_same_work_goes_on_and_its_folder_goes_when_it_is_complete(tmp_path: Path) -> None:
+def test_the_same_work_goes_on_and_its_folder_goes_when_it_is_complete(tmp_path):
     out = tmp_path / "new"
     interrupt(out, "a")
     (begun_path(out) / "result").mkdir()
@@ -160,7 +153,7 @@ def test_the_same_work_goes_on_and_its_folder_goes_when_it_is_complete(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["files", "other work", "link", "link within", "file"])
-def test_files_of_others_stay_as_they_are(tmp_path: Path, kind: str) -> None:
+def test_files_of_others_stay_as_they_are(tmp_path, kind):
     out, documents = tmp_path / "new", tmp_path / "documents"
     documents.mkdir()
     (documents / "thesis.txt").write_text("keep")
@@ -183,7 +176,7 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path, kind: str) -> None:
     assert files_in(tmp_path) == before
 
 
-def test_a_link_in_place_of_the_lock_is_not_written_through(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_lock_is_not_written_through(tmp_path):
     out, target = tmp_path / "new", tmp_path / "thesis.txt"
     target.write_text("keep")
     begun_path(out).mkdir()
@@ -197,7 +190,7 @@ KEY = "0123456789abcdef" * 2
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tmp_path_factory):
     """Return a folder that was exported, with a signed record."""
     place = tmp_path_factory.mktemp("exported")
     save_tokenizer(save_model(place / "model", 0))
@@ -213,9 +206,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.data())
-def test_any_record_of_an_export_is_refused_or_has_the_same_value_or_is_not_trusted(
-    exported: Path, data: st.DataObject
-) -> None:
+def test_any_record_of_an_export_is_refused_or_has_the_same_value_or_is_not_trusted(exported, data):
     path = exported / FILE
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(VARIABLE, KEY)

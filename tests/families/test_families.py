@@ -1,10 +1,7 @@
 """Family files: every one that ships is read; a wrong key is named with the right one."""
 
-from __future__ import annotations
-
 import re
 import time
-from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
@@ -17,28 +14,28 @@ from tests.house.source import ROOT
 DEMO = load("demo")
 
 
-def read(tmp_path: Path, text: str) -> Family:
+def read(tmp_path, text):
     path = tmp_path / "family.yaml"
     path.write_text(text, encoding="utf-8")
     return load_file(path)
 
 
-def refusal(tmp_path: Path, text: str) -> RecipeError:
+def refusal(tmp_path, text):
     with pytest.raises(RecipeError) as caught:
         read(tmp_path, text)
     assert "family.yaml" in caught.value.message
     return caught.value
 
 
-def rate(family: Family, name: str) -> float | None:
+def rate(family, name):
     return family.learning_rate(family.place(name))
 
 
-def tokens(family: Family, name: str) -> int | None:
+def tokens(family, name):
     return family.tokens(family.place(name))
 
 
-def test_shipped_families_name_their_sources_and_reasons() -> None:
+def test_shipped_families_name_their_sources_and_reasons():
     names = [family.family for family in all_families()]
     assert len(set(names)) == len(names)
     assert sum(not table.verified for table in inferred(load("olmo-7b"))) == 3
@@ -51,7 +48,7 @@ def test_shipped_families_name_their_sources_and_reasons() -> None:
             assert table.verified or table.reason, family.family
 
 
-def inferred(value: object) -> list[Inferred]:
+def inferred(value):
     """Return every table inside a family that may be inferred."""
     if isinstance(value, tuple):
         return [found for item in value for found in inferred(item)]
@@ -63,7 +60,7 @@ def inferred(value: object) -> list[Inferred]:
     return [value, *inside] if isinstance(value, Inferred) else inside
 
 
-def test_the_demo_s_learning_rate_is_that_of_its_trainer() -> None:
+def test_the_demo_s_learning_rate_is_that_of_its_trainer():
     from experiments.demo import BATCH, DECAY, HELD, INGREDIENTS, SHAPE, STAGE1
 
     for run, before in ((STAGE1, 0), *((run, HELD) for run in INGREDIENTS)):
@@ -74,7 +71,7 @@ def test_the_demo_s_learning_rate_is_that_of_its_trainer() -> None:
     assert (DEMO.stages[0].end_step, DEMO.stages[1].end_step) == (HELD, DECAY)
 
 
-def test_what_is_inferred_of_a_place_is_noted_and_the_unknown_is_read_by_general_rules() -> None:
+def test_what_is_inferred_of_a_place_is_noted_and_the_unknown_is_read_by_general_rules():
     for name, revision, expected in (
         ("olmo2-7b", "stage1-step928000-tokens3893B", ()),
         ("smollm3", "main", ("the place of `main` in the run is inferred: the base",)),
@@ -95,7 +92,7 @@ def test_what_is_inferred_of_a_place_is_noted_and_the_unknown_is_read_by_general
     assert (DEMO.tokens(place), DEMO.learning_rate(place)) == (None, None)
 
 
-def test_a_schedule_that_changed_in_the_middle_has_pieces(tmp_path: Path) -> None:
+def test_a_schedule_that_changed_in_the_middle_has_pieces(tmp_path):
     pieces = read(
         tmp_path,
         """
@@ -136,7 +133,7 @@ variants:
 """
 
 
-def test_sizes_of_one_run_share_a_file(tmp_path: Path) -> None:
+def test_sizes_of_one_run_share_a_file(tmp_path):
     path = tmp_path / "family.yaml"
     path.write_text(SIZES, encoding="utf-8")
     small, large = families_in(path)
@@ -187,7 +184,7 @@ WRONG = [
 ]
 
 
-def test_a_wrong_family_file_is_explained(tmp_path: Path) -> None:
+def test_a_wrong_family_file_is_explained(tmp_path):
     for text, sentence, hint in WRONG:
         name = "" if text.startswith("variants") else "family: x\n"
         error = refusal(tmp_path, f"{name}description: y\n{text}\n")
@@ -197,14 +194,14 @@ def test_a_wrong_family_file_is_explained(tmp_path: Path) -> None:
         refusal(tmp_path, text)
 
 
-def test_a_recipe_s_schedule_is_held_to_the_same_keys() -> None:
+def test_a_recipe_s_schedule_is_held_to_the_same_keys():
     schedule = learning_rate_of({"kind": "linear", "peak": 1.0, "end": 10})
     assert schedule.schedule().at(5) == 0.5
     with pytest.raises(RecipeError):
         learning_rate_of({"kind": "linear", "peak": 1.0})
 
 
-def test_a_pattern_that_is_accepted_fails_fast_on_long_names() -> None:
+def test_a_pattern_that_is_accepted_fails_fast_on_long_names():
     began = time.process_time()
     for pattern in (r".*.*b", r"\d*" * 8 + "x", r"(?P<step>\d+)(?:-\d+)?.*x"):
         stages = [{"name": "s", "pattern": pattern}]
@@ -218,14 +215,14 @@ def test_a_pattern_that_is_accepted_fails_fast_on_long_names() -> None:
 # The family in CONTRIBUTING.md works, and a slip in it is named.
 
 
-def example() -> str:
+def example():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     (block,) = (block for block in blocks if "family:" in block)
     return block
 
 
-def test_the_family_of_the_guide_works_and_a_slip_in_it_is_named(tmp_path: Path) -> None:
+def test_the_family_of_the_guide_works_and_a_slip_in_it_is_named(tmp_path):
     acorn = read(tmp_path, example())
     place = acorn.place("step90000")
     assert acorn.learning_rate(place) == pytest.approx(2.5e-4)

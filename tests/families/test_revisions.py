@@ -5,8 +5,6 @@ stage 1). Others were computed elsewhere from the same published inputs: they ho
 say against slips of the pen, not against what the trainers logged.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from fnmatch import fnmatchcase
@@ -143,16 +141,16 @@ open-sci/open-sci-ref-v0.01-1.7b-c4-300B-16384 iter_0002000 pretraining - 2000 -
 """
 
 
-def real() -> dict[str, list[list[str]]]:
+def real():
     """Return the names of each repository with their places, in the order of the run."""
-    found: dict[str, list[list[str]]] = {}
+    found = {}
     for line in REAL.strip().splitlines():
         repo, *row = line.split()
         found.setdefault(repo, []).append(row)
     return found
 
 
-def test_real_revisions_are_placed_in_the_order_of_the_run_with_what_was_published() -> None:
+def test_real_revisions_are_placed_in_the_order_of_the_run_with_what_was_published():
     for repo, rows in real().items():
         family = family_of(repo)
         places = [family.place(name, repo) for name, *_ in rows]
@@ -171,7 +169,7 @@ def test_real_revisions_are_placed_in_the_order_of_the_run_with_what_was_publish
         assert [note for note in notes if "tokens, and its step" in note] == [], repo
 
 
-def test_a_name_means_something_in_its_own_repository_only() -> None:
+def test_a_name_means_something_in_its_own_repository_only():
     family = load("smollm3")
     assert family.place("main").named
     repo = "HuggingFaceTB/SmolLM3-3B"
@@ -190,7 +188,7 @@ def test_a_name_means_something_in_its_own_repository_only() -> None:
     assert some.some
 
 
-def test_what_a_family_lists_is_read_by_itself_and_each_has_real_names_here() -> None:
+def test_what_a_family_lists_is_read_by_itself_and_each_has_real_names_here():
     for family in all_families():
         lists = (*family.known_duplicates, *family.known_bad)
         listed = [name for group in lists for name in group.revisions if "*" not in name]
@@ -205,7 +203,7 @@ def test_what_a_family_lists_is_read_by_itself_and_each_has_real_names_here() ->
     assert {name for name in missing if not name.startswith(tuple(files))} == set()
 
 
-def test_duplicates_are_found_by_place_and_tokens_that_disagree_with_a_step_noted() -> None:
+def test_duplicates_are_found_by_place_and_tokens_that_disagree_with_a_step_noted():
     for family, name, count in (
         ("olmo2-7b", "stage1-step101000-tokens424B", 1),  # listed without tokens
         ("olmo2-7b", "stage1-step101001-tokens424B", 0),
@@ -226,7 +224,7 @@ def test_duplicates_are_found_by_place_and_tokens_that_disagree_with_a_step_note
         assert any(note in n for n in found.notes(found.place(name)))
 
 
-def test_a_repository_finds_its_own_size_and_a_neighbour_none_and_no_other_file() -> None:
+def test_a_repository_finds_its_own_size_and_a_neighbour_none_and_no_other_file():
     for repo, family in (
         ("EleutherAI/pythia-160m-deduped-v0", "pythia-v0"),
         ("EleutherAI/pythia-1b", "pythia-1b"),
@@ -254,7 +252,7 @@ NAMED = {"main", "it-mid-training", "it-SFT", "it-soup-APO", "it-LC-expert"}
 
 
 @pytest.mark.parametrize("repo", REPOS)
-def test_every_name_has_its_place_and_tokens_never_fall(repo: str) -> None:
+def test_every_name_has_its_place_and_tokens_never_fall(repo):
     family = family_of(repo)
     places = [family.place(name, repo) for name in names_of(repo)]
     assert {place.name for place in places if place.named} <= NAMED
@@ -263,7 +261,7 @@ def test_every_name_has_its_place_and_tokens_never_fall(repo: str) -> None:
     shuffled = random.Random(1).sample(places, len(places))
     assert sorted(shuffled, key=family.order) == places
 
-    last: dict[tuple[str | None, int | None], int] = {}
+    last = {}
     for place in places:
         tokens, branch = family.tokens(place), (place.stage, place.ingredient)
         if tokens is not None:
@@ -279,7 +277,7 @@ def test_every_name_has_its_place_and_tokens_never_fall(repo: str) -> None:
 
 
 @pytest.mark.parametrize("repo", REPOS)
-def test_odd_digits_and_endings_make_no_place_of_any_family(repo: str) -> None:
+def test_odd_digits_and_endings_make_no_place_of_any_family(repo):
     family, name = family_of(repo), names_of(repo)[0]
     for digit in ("\u0663", "\u00b2", "\uff11"):
         for k, sign in enumerate(name):
@@ -304,7 +302,7 @@ PIECES = st.lists(
 
 
 @given(name=st.one_of(PIECES, st.text(max_size=60)), other=PIECES)
-def test_no_name_makes_a_family_raise(name: str, other: str) -> None:
+def test_no_name_makes_a_family_raise(name, other):
     for family in all_families():
         places = [family.place(name), family.place(other)]
         assert [place.name for place in places] == [name, other]
@@ -360,7 +358,7 @@ READ = [
 ]
 
 
-def test_real_names_are_read_and_odd_digits_and_endings_make_a_named_checkpoint() -> None:
+def test_real_names_are_read_and_odd_digits_and_endings_make_a_named_checkpoint():
     for name, expected in READ:
         assert parse_name(name) == Place(name, **expected)
     for name in ("step10\n", "step\u0663", "step" + "9" * 5000):
@@ -382,7 +380,7 @@ MALFORMED = st.one_of(
 
 
 @given(st.lists(MALFORMED, max_size=6))
-def test_any_names_are_read_and_have_places_of_their_own_in_the_order(names: list[str]) -> None:
+def test_any_names_are_read_and_have_places_of_their_own_in_the_order(names):
     places = [parse_name(name) for name in names]
     assert [place.name for place in places] == names
     for place in places:
@@ -403,6 +401,6 @@ def test_any_names_are_read_and_have_places_of_their_own_in_the_order(names: lis
         ("warm-step9 cool-step1 late-step2", ("warm", "cool")),
     ],
 )
-def test_stages_come_before_ingredients_and_these_before_steps(expected, stages) -> None:
+def test_stages_come_before_ingredients_and_these_before_steps(expected, stages):
     names = expected.split()
     assert sorted({*names}, key=lambda name: order(parse_name(name), stages)) == names

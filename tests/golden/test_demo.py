@@ -5,22 +5,18 @@ inputs, so they agree within 0.02 nats. bnb-int8 is recorded only: it depends on
 whole demo reads the documentation of Python itself, so its record also names a Python.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.house.source import PACKAGE, ROOT
-from tests.support.cli import Run, audit_of, settings
-from tests.support.hub import Serve
+from tests.support.cli import audit_of, settings
 
-RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("demo.json").read_text("utf-8"))
+RECORD = json.loads(Path(__file__).with_name("demo.json").read_text("utf-8"))
 THERE, TWO = RECORD["measured_with"], RECORD["two"]
 SOUP = "+".join(TWO["checkpoints"])
 REPO = "lab/demo"
@@ -35,15 +31,15 @@ same_python = pytest.mark.skipif(
 )
 
 
-def tolerance(scheme: str) -> float:
+def tolerance(scheme):
     """Return how far a loss may be from the record, in nats per token."""
     if scheme == "bnb-int8":
         return float("inf")
     return 0.02 if scheme.startswith(("gptq", "awq")) else 1e-6
 
 
-def check_losses(folder: Path, recorded: dict[str, dict[str, float]]) -> None:
-    rows: Any = audit_of(folder)["measurements"]
+def check_losses(folder, recorded):
+    rows = audit_of(folder)["measurements"]
     first = [row for row in rows if row["calibration_seed"] == 0]  # of the calibration draws
     measured = {(row["subject"], row["scheme"]): row["ce"] for row in first}
     expected = {(s, scheme): ce for s, row in recorded.items() for scheme, ce in row.items()}
@@ -53,14 +49,14 @@ def check_losses(folder: Path, recorded: dict[str, dict[str, float]]) -> None:
         assert abs(found - ce) <= tolerance(scheme), (subject, scheme)
 
 
-def options(folder: Path) -> list[object]:
+def options(folder):
     """Return the options of the scan, with paragraphs of the license as text."""
     paragraphs = (ROOT / "LICENSE").read_text(encoding="utf-8").split("\n\n")
     long = [" ".join(p.split()) for p in paragraphs if len(" ".join(p.split())) > 200]
     for name, texts in (("calibration", long[:8]), ("evaluation", long[8:])):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    arguments: list[object] = ["--schemes", TWO["schemes"], "--soup", SOUP]
+    arguments = ["--schemes", TWO["schemes"], "--soup", SOUP]
     for setting in ("context=256", "document_tokens=160", "bos=always", "dtype=float32"):
         arguments += ["--set", setting]  # the demo's defaults
     for name in TWO["checkpoints"]:
@@ -71,9 +67,7 @@ def options(folder: Path) -> list[object]:
 
 
 @same_torch
-def test_two_ingredients_their_soup_and_a_gate(
-    qaudit: Run, without_pictures: None, tmp_path: Path
-) -> None:
+def test_two_ingredients_their_soup_and_a_gate(qaudit, without_pictures, tmp_path):
     qaudit("scan", "demo", *options(tmp_path), "--out", tmp_path / "out", code=0)
     check_losses(tmp_path / "out", TWO["ce"])
 
@@ -90,9 +84,7 @@ def test_two_ingredients_their_soup_and_a_gate(
 @same_torch
 @pytest.mark.slow  # the folder is held every time, and both to the same numbers
 @pytest.mark.usefixtures("without_pictures")
-def test_a_series_on_the_hub(
-    qaudit: Run, online: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_series_on_the_hub(qaudit, online, serve, monkeypatch, tmp_path):
     for name in TWO["checkpoints"]:
         shutil.copytree(PACKAGE / "demo" / name, online / "root" / REPO / name)
     settings(online / "root" / REPO, branch_per_revision=True, main=None)
@@ -105,6 +97,6 @@ def test_a_series_on_the_hub(
 @same_torch
 @same_python
 @pytest.mark.slow
-def test_the_whole_demo(qaudit: Run, without_pictures: None, tmp_path: Path) -> None:
+def test_the_whole_demo(qaudit, without_pictures, tmp_path):
     qaudit("scan", "demo", "--set", "dtype=float32", "--out", tmp_path / "out", code=0)
     check_losses(tmp_path / "out", RECORD["demo"]["ce"])

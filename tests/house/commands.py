@@ -5,11 +5,7 @@
 The page is generated from the commands, so that it cannot differ from them.
 """
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Iterator
-from typing import Any
 
 import typer.main
 
@@ -46,9 +42,7 @@ nor keys of the executor. `collect` and `import` take `sign`; `part`: `stream_me
 OF_THE_SHELL = {"help", "version", "install_completion", "show_completion"}
 
 
-def commands(
-    group: Any = None, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands(group=None, path=()):
     """Yield every command with the words that call it."""
     group = group or typer.main.get_command(app)
     for name, command in group.commands.items():
@@ -58,7 +52,7 @@ def commands(
             yield (*path, name), command
 
 
-def page() -> str:
+def page():
     """Return the whole page."""
     keys = (
         _item(f"`{name}`", _line(entry.help), entry.shown_default)
@@ -69,7 +63,7 @@ def page() -> str:
     return "".join((HEAD, *sections, KEYS, *keys))
 
 
-def _section(path: tuple[str, ...], command: Any) -> str:
+def _section(path, command):
     said = inspect.cleandoc(command.help or "").partition("Example: ")
     parts = [f"\n## qaudit {' '.join(path)}\n", said[0].strip() + "\n"]
     parts += [f"```console\n$ {said[2].strip()}\n```\n"] if said[2] else []
@@ -84,13 +78,13 @@ def _section(path: tuple[str, ...], command: Any) -> str:
     return "\n".join(parts)
 
 
-def _rows(command: Any) -> dict[str, str]:
+def _rows(command):
     """Return a row for each option, by its first name."""
     options = [p for p in command.params if p.param_type_name == "option"]
     return {p.opts[0]: _row(p) for p in options if p.name not in OF_THE_SHELL}
 
 
-def _row(option: Any) -> str:
+def _row(option):
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     default = option.show_default
     if not isinstance(default, str):
@@ -100,16 +94,16 @@ def _row(option: Any) -> str:
     return _item(names, _line(option.help or ""), default)
 
 
-def _item(names: str, text: str, default: str) -> str:
+def _item(names, text, default):
     unset = "" if default in ("none", "off") else f" ({default})"
     return f"- {names}{unset}: {text.strip()}\n"
 
 
-def _called(argument: Any) -> str:
+def _called(argument):
     return str(argument.metavar or argument.name.upper())
 
 
-def _line(text: str) -> str:
+def _line(text):
     return " ".join(text.split())
 
 

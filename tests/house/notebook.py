@@ -5,8 +5,6 @@
 It scans a part of the demo in a folder of its own, for about half a minute.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io
@@ -14,7 +12,6 @@ import json
 import os
 import sys
 import tempfile
-from typing import Any
 
 from tests.house.source import ROOT
 
@@ -22,7 +19,7 @@ NOTEBOOK = ROOT / "docs" / "which-to-ship.ipynb"
 VIEWS = {"text/html": "_repr_html_", "text/markdown": "_repr_markdown_"}
 
 
-def run(code: str, scope: dict[str, Any]) -> object:
+def run(code, scope):
     """Run code as a notebook does: the value of a last expression is returned."""
     tree = ast.parse(code)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
@@ -32,9 +29,9 @@ def run(code: str, scope: dict[str, Any]) -> object:
     )
 
 
-def results(cells: list[dict[str, Any]]) -> list[dict[str, str]]:
+def results(cells):
     """Run the cells of code in this folder; return what each shows, by its type."""
-    scope: dict[str, Any] = {}
+    scope = {}
     shown = []
     for cell in cells:
         if cell["cell_type"] != "code":
@@ -51,9 +48,9 @@ def results(cells: list[dict[str, Any]]) -> list[dict[str, str]]:
     return shown
 
 
-def outputs(shown: dict[str, str], number: int) -> list[dict[str, Any]]:
+def outputs(shown, number):
     """Return what a cell shows, in the notebook's format."""
-    made: list[dict[str, Any]] = []
+    made = []
     if text := shown.get("stream"):
         made.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(True)})
     data = {kind: text.splitlines(True) for kind, text in shown.items() if kind != "stream"}
@@ -69,7 +66,7 @@ def outputs(shown: dict[str, str], number: int) -> list[dict[str, Any]]:
     return made
 
 
-def main() -> None:
+def main():
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

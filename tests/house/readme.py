@@ -3,8 +3,6 @@
 make readme
 """
 
-from __future__ import annotations
-
 from qaudit.formats.gguf.architectures import ARCHITECTURES, UNPROVED
 from qaudit.types.metrics import CODES
 from tests.house import commands
@@ -22,7 +20,7 @@ the audit itself. `qaudit explain QA038` says more, and `audit.json` has all und
 """
 
 
-def findings() -> str:
+def findings():
     """Return the page of findings."""
     rows = (f"- **{code}** {entry.title}. {entry.help}\n" for code, entry in CODES.items())
     return HEAD + "".join(rows)
@@ -48,7 +46,7 @@ Of every other architecture transformers has no decoder, or only code that a rep
 """
 
 
-def gguf() -> str:
+def gguf():
     """Return the page of GGUF files, by architecture of llama.cpp."""
     same = [name for name, code in ARCHITECTURES.items() if code.types == (name,)]
     read = [

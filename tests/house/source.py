@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,7 @@ MACHINERY = frozenset({"diagnostic"})  # of diagnostics
 RUNNING = frozenset({"case", "driver"})
 
 
-def room_of(name: str) -> str:
+def room_of(name):
     """Return the room of a dotted name.
 
     A diagnostic is a room of its own, above the report, and what measures it one above the engine.
@@ -37,12 +36,12 @@ class Module:
     text: str
 
     @property
-    def room(self) -> str:
+    def room(self):
         """The room of the module: the second word of its dotted name, or a part of a diagnostic."""
         return room_of(self.name)
 
     @property
-    def tree(self) -> ast.Module:
+    def tree(self):
         return parsed(self.text)
 
 
@@ -57,12 +56,12 @@ class Import:
 
 
 @cache
-def parsed(text: str) -> ast.Module:
+def parsed(text):
     """Parse a file once for all tests that look at it: the package takes a second."""
     return ast.parse(text)
 
 
-def modules() -> tuple[Module, ...]:
+def modules():
     """Return every module of the package."""
     return tuple(
         Module(_dotted(path), path, path.read_text(encoding="utf-8"))
@@ -70,18 +69,18 @@ def modules() -> tuple[Module, ...]:
     )
 
 
-def _dotted(path: Path) -> str:
+def _dotted(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
-def imports(tree: ast.Module) -> tuple[Import, ...]:
+def imports(tree):
     """Return what a module imports, wherever in it the import stands."""
     return tuple(_imports(tree, deferred=False, typing=False))
 
 
-def _imports(node: ast.AST, *, deferred: bool, typing: bool) -> Iterator[Import]:
+def _imports(node, *, deferred, typing):
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
@@ -101,7 +100,7 @@ def _imports(node: ast.AST, *, deferred: bool, typing: bool) -> Iterator[Import]
             yield from _imports(child, deferred=deferred or inside, typing=typing)
 
 
-def tracked_files() -> tuple[Path, ...]:
+def tracked_files():
     """Return the files that git tracks."""
     listing = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True

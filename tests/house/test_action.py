@@ -4,8 +4,6 @@ The scripts are taken out of `action.yml` and run by the shell that runners use,
 with inputs that would like to be words or commands.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,10 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import typer.main
@@ -34,15 +29,15 @@ PINNED = re.compile(r"\S+@[0-9a-f]{40} +# v\d[\d.]*")
 OURS = re.compile(r"qaudit/qaudit@0{40} +# v\d[\d.]*")
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path):
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def steps() -> list[dict[str, Any]]:
+def steps():
     return read(ACTION)["runs"]["steps"]
 
 
-def scripts(path: Path) -> list[str]:
+def scripts(path):
     """Return what a file gives to a shell."""
     document = read(path)
     jobs = document.get("jobs", {"action": document.get("runs", {})})
@@ -52,7 +47,7 @@ def scripts(path: Path) -> list[str]:
 # ------------------------------------------------------------------------------- as text
 
 
-def test_every_action_is_pinned_by_commit_as_our_own_workflows_pin_it() -> None:
+def test_every_action_is_pinned_by_commit_as_our_own_workflows_pin_it():
     own = "\n".join(path.read_text("utf-8") for path in OWN)
     pins = dict(re.findall(r"uses: *(actions/[\w-]+)@(\w+)", own))
     for path in (ACTION, *WORKFLOWS, *OWN):
@@ -65,7 +60,7 @@ def test_every_action_is_pinned_by_commit_as_our_own_workflows_pin_it() -> None:
             assert path in OWN or (name, commit) == (name, pins[name])
 
 
-def test_no_expression_stands_in_a_script_and_a_workflow_starts_without_rights() -> None:
+def test_no_expression_stands_in_a_script_and_a_workflow_starts_without_rights():
     for path in (ACTION, *WORKFLOWS):
         assert [text for text in scripts(path) if "${{" in text] == []
     for path in (*WORKFLOWS, *OWN):
@@ -75,7 +70,7 @@ def test_no_expression_stands_in_a_script_and_a_workflow_starts_without_rights()
             assert "permissions" in job and "timeout-minutes" in job, path
 
 
-def test_every_input_is_used_and_every_one_that_is_used_is_declared() -> None:
+def test_every_input_is_used_and_every_one_that_is_used_is_declared():
     used = set(re.findall(r"inputs\.([\w-]+)", ACTION.read_text(encoding="utf-8")))
     assert used == set(read(ACTION)["inputs"])
     for path in WORKFLOWS:
@@ -88,7 +83,7 @@ def test_every_input_is_used_and_every_one_that_is_used_is_declared() -> None:
     assert """contains(fromJSON('["0", "1", "3"]'), steps.gate.outputs.exit-code)""" in upload["if"]
 
 
-def test_the_command_in_the_gitlab_file_is_understood() -> None:
+def test_the_command_in_the_gitlab_file_is_understood():
     (job,) = read(ROOT / "docs" / "ci" / "gitlab.yml").values()
     _, command = job["script"]
     gate = typer.main.get_command(app).commands["gate"]  # type: ignore[attr-defined]
@@ -104,18 +99,15 @@ rules:
 """
 
 
-Step = Callable[..., Any]
-
-
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved") / "audit"
     save(folder, documents=64)
     return folder
 
 
 @pytest.fixture
-def gate(saved: Path, tmp_path: Path) -> Step:
+def gate(saved, tmp_path):
     """Return a function that runs the gate's script with inputs, as a runner does."""
     tools = tmp_path / "tools" / "bin"
     tools.mkdir(parents=True)
@@ -126,7 +118,7 @@ def gate(saved: Path, tmp_path: Path) -> Step:
     shutil.copytree(saved, place / "audit")
     (step,) = [step for step in steps() if step.get("id") == "gate"]
 
-    def run(**inputs: str) -> Any:
+    def run(**inputs):
         files = {name: tmp_path / name for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
         for file in files.values():
             file.write_text("")
@@ -169,7 +161,7 @@ def gate(saved: Path, tmp_path: Path) -> Step:
     return run
 
 
-def test_an_audit_is_gated_and_every_report_is_written(gate: Step, tmp_path: Path) -> None:
+def test_an_audit_is_gated_and_every_report_is_written(gate, tmp_path):
     ran = gate(policy="explore", formats="md, json,junit\nsarif badge shields")
     assert (ran.code, ran.err.count("error")) == (0, 0)
     assert ran.outputs == {"verdict": "pass", "exit-code": "0"}
@@ -186,7 +178,7 @@ def test_an_audit_is_gated_and_every_report_is_written(gate: Step, tmp_path: Pat
     assert "::error file=harsh.yaml,line=" in ran.out
 
 
-def test_names_that_would_be_commands_stay_names(gate: Step, saved: Path, tmp_path: Path) -> None:
+def test_names_that_would_be_commands_stay_names(gate, saved, tmp_path):
     place = tmp_path / "repository"
     audit, policy = (
         """it's "our" $(touch owned) `touch owned`; touch owned""",
@@ -205,7 +197,7 @@ def test_names_that_would_be_commands_stay_names(gate: Step, saved: Path, tmp_pa
     assert (place / inputs["reports"] / "gate.sarif").is_file()
 
 
-def test_a_tool_that_fails_gives_no_answer(gate: Step) -> None:
+def test_a_tool_that_fails_gives_no_answer(gate):
     for inputs in ({"audit": "./nothing"}, {"audit": "--help"}):
         ran = gate(**inputs)
         assert (ran.code, ran.action) == (0, 2)
@@ -238,7 +230,7 @@ main()
     [["gate", "AUDIT", "--policy", "explore"], ["diff", "AUDIT", "AUDIT"], ["report", "AUDIT"]],
     ids=lambda command: command[0],
 )
-def test_judging_needs_no_more_than_its_lock(saved: Path, command: list[str]) -> None:
+def test_judging_needs_no_more_than_its_lock(saved, command):
     lines = (ROOT / "requirements" / "judge.lock").read_text(encoding="utf-8").splitlines()
     light = [line.partition("==")[0] for line in lines if "==" in line]
     assert "torch" not in light
@@ -254,7 +246,7 @@ def test_judging_needs_no_more_than_its_lock(saved: Path, command: list[str]) ->
     assert done.stdout
 
 
-def test_what_judging_needs_is_locked_as_everything_is() -> None:
+def test_what_judging_needs_is_locked_as_everything_is():
     locks = [(ROOT / f"requirements/{name}.lock").read_text("utf-8") for name in ("judge", "run")]
     judge, run = (
         {line.partition(" ")[0] for line in lock.splitlines() if "==" in line} for lock in locks

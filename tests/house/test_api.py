@@ -1,13 +1,10 @@
 """docs/api.md and the notebook run as they are printed."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -27,12 +24,10 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_page_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("qaudit.report.folder.write", lambda audit, folder: {})  # no pictures
-    scope: dict[str, Any] = {}
+    scope = {}
     for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S):
         with monkeypatch.context() as patched:
             if "to_pandas" in block:
@@ -48,7 +43,7 @@ def test_the_examples_of_the_page_run(
     assert printed[-1].endswith(" 2")
 
 
-def test_an_audit_is_a_tidy_table_and_its_verdict_is_printed_short() -> None:
+def test_an_audit_is_a_tidy_table_and_its_verdict_is_printed_short():
     record = with_verdict()
     audit = Audit(record, Path())
     rows = audit.tidy()
@@ -65,14 +60,12 @@ def test_an_audit_is_a_tidy_table_and_its_verdict_is_printed_short() -> None:
     assert len(printed) < 20 and max(map(len, printed)) <= 80
 
 
-def test_the_readme_needs_nothing_that_its_install_leaves_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_readme_needs_nothing_that_its_install_leaves_out(monkeypatch, capsys):
     audit = Audit(with_verdict(), Path())
     monkeypatch.setattr("qaudit.scan", lambda *targets, **settings: audit)
     monkeypatch.setitem(sys.modules, "pandas", None)
     (block,) = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
-    scope: dict[str, Any] = {}
+    scope = {}
     run(block, scope)
     assert len(scope["rows"]) == len(audit.tidy())
     assert capsys.readouterr().out == f"{audit.verdict}\n"
@@ -81,13 +74,13 @@ def test_the_readme_needs_nothing_that_its_install_leaves_out(
     assert refused.value.hint == "pip install 'qaudit-llm[pandas]', or use `.to_records()`"
 
 
-def in_words(text: str) -> tuple[str, list[float]]:
+def in_words(text):
     """Return a text without its numbers, and its numbers."""
     return NUMBER.sub("#", text), [float(number) for number in NUMBER.findall(text)]
 
 
 @pytest.mark.slow
-def test_the_notebook_shows_the_same_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_shows_the_same_anew(tmp_path, monkeypatch):
     pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
     shown = results(CELLS)
@@ -110,7 +103,7 @@ def test_the_notebook_shows_the_same_anew(tmp_path: Path, monkeypatch: pytest.Mo
             assert numbers == pytest.approx(values, rel=0.05, abs=0.01)
 
 
-def test_the_notebook_is_committed_with_results() -> None:
+def test_the_notebook_is_committed_with_results():
     assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
     assert all(cell["outputs"] for cell in CODE)
     assert NOTEBOOK.stat().st_size < 50_000

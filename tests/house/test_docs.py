@@ -1,14 +1,10 @@
 """Every command that a page shows is understood, every link leads, and every example works."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shlex
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -49,7 +45,7 @@ OF_EXPERIMENTS = [
 ]
 
 
-def shown(page: Path) -> list[str]:
+def shown(page):
     """Return the `qaudit` commands of a page, without their comments."""
     blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     lines = [line for block in blocks for line in block.splitlines()]
@@ -60,7 +56,7 @@ COMMANDS = [(page.relative_to(ROOT).as_posix(), line) for page in PAGES for line
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
-def test_a_command_in_a_page_is_understood(page: str, line: str) -> None:
+def test_a_command_in_a_page_is_understood(page, line):
     words = shlex.split(line, comments=True)[1:]
     if words == ["--help"]:
         return
@@ -73,7 +69,7 @@ def test_a_command_in_a_page_is_understood(page: str, line: str) -> None:
             read_recipe(find_recipe(word))
 
 
-def test_every_option_and_key_that_pages_and_hints_speak_of_is_there() -> None:
+def test_every_option_and_key_that_pages_and_hints_speak_of_is_there():
     whole = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     text = re.sub(r"^(#SBATCH|srun) .*", "", whole, flags=re.MULTILINE)
     said = set(re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text))
@@ -95,20 +91,20 @@ def test_every_option_and_key_that_pages_and_hints_speak_of_is_there() -> None:
     assert keys - settings_of().keys() == {"key"}
 
 
-def test_links_of_pages_to_files_lead_somewhere() -> None:
+def test_links_of_pages_to_files_lead_somewhere():
     for page in (*PAGES, *OF_THE_ROOT):
         targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
         assert [target for target in targets if not (page.parent / target).exists()] == [], page
 
 
-def test_generated_pages_are_up_to_date_and_no_words_vanish_as_tags() -> None:
+def test_generated_pages_are_up_to_date_and_no_words_vanish_as_tags():
     for page, text in ((OPTIONS, page_of_options()), (FINDINGS, findings()), (GGUF, gguf())):
         assert page.read_text(encoding="utf-8") == text, "run `make readme`"
         plain = re.sub(r"`[^`\n]*`|```.*?```", "", text, flags=re.S)
         assert re.findall(r"<(?!!--)[a-z/][^>\n]*>", plain) == []
 
 
-def test_pages_are_few_and_each_is_once_in_the_index_and_on_the_site_by_one_title() -> None:
+def test_pages_are_few_and_each_is_once_in_the_index_and_on_the_site_by_one_title():
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     listed = re.findall(r"^- \[(.+?)\]\(([\w-]+\.md)\): \S", index, re.M)
     navigation = (ROOT / "zensical.toml").read_text(encoding="utf-8")
@@ -123,7 +119,7 @@ def test_pages_are_few_and_each_is_once_in_the_index_and_on_the_site_by_one_titl
     assert len((ROOT / "README.md").read_text("utf-8").split()) <= MOST_WORDS_OF_THE_README
 
 
-def test_the_table_of_rooms_names_every_room() -> None:
+def test_the_table_of_rooms_names_every_room():
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     section = contributing.partition("## Where things go\n")[2].partition("\n## ")[0]
     named = re.findall(r"`(\w+)/?`", "".join(re.findall(r"^\| (.*?) \|", section, re.M)))
@@ -132,7 +128,7 @@ def test_the_table_of_rooms_names_every_room() -> None:
     assert [name for name in named if not list(PACKAGE.glob(f"{name}*"))] == []
 
 
-def test_links_on_the_site_to_files_that_it_has_not_lead_to_the_repository(tmp_path: Path) -> None:
+def test_links_on_the_site_to_files_that_it_has_not_lead_to_the_repository(tmp_path):
     script = runpy.run_path(str(ROOT / "packaging" / "site.py"))
     page = script["outside"](ROOT / "docs" / "README.md", "https://example.org/q")
     assert "](https://example.org/q/blob/main/CONTRIBUTING.md)" in page
@@ -162,17 +158,17 @@ from qaudit.types import AuditRecord
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def example(name: str) -> Any:
+def example(name):
     """Return the class or function of this name from the first block that defines it."""
     blocks = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
     (block,) = (block for block in blocks if re.search(rf"^(class|def) {name}\(", block, re.M))
-    scope: dict[str, Any] = {"__name__": __name__}
+    scope = {"__name__": __name__}
     text = PREAMBLE + block.replace("\n...\n", "\n")
     exec(compile(text, "CONTRIBUTING.md", "exec", dont_inherit=True), scope)
     return scope[name]
 
 
-def file_of(section: str, folder: Path, name: str) -> Path:
+def file_of(section, folder, name):
     """Write the YAML of a section into a file."""
     body = TEXT.partition(f"## {section}\n")[2].partition("\n## ")[0]
     block = re.search(r"^```yaml\n(.*?)^```", body, re.M | re.S)
@@ -180,7 +176,7 @@ def file_of(section: str, folder: Path, name: str) -> Path:
     return folder / name
 
 
-def test_the_scheme_quantizes_and_the_merge_merges() -> None:
+def test_the_scheme_quantizes_and_the_merge_merges():
     scheme, merge = example("Sign")(), example("First")()
     assert isinstance(scheme, Scheme) and isinstance(merge, Merge)
     done = scheme.quantize(Linears({"a": torch.tensor([[1.0, -3.0], [0.0, 0.0]])}))
@@ -189,7 +185,7 @@ def test_the_scheme_quantizes_and_the_merge_merges() -> None:
     assert merge.merge([torch.ones(2), torch.zeros(2)], [0.5, 0.5]).tolist() == [1.0, 1.0]
 
 
-def test_the_formats_of_the_report_and_of_the_gate_render() -> None:
+def test_the_formats_of_the_report_and_of_the_gate_render():
     lines = example("render_lines")(sample.audit()).splitlines()
     assert len(lines) == len(sample.audit().measurements)
     assert re.fullmatch(r"stage1-step500 fp \d\.\d{4}", lines[0])
@@ -197,7 +193,7 @@ def test_the_formats_of_the_report_and_of_the_gate_render() -> None:
     assert example("word")(AuditError("a", hint="b")) == "error"
 
 
-def test_the_diagnostic_has_parameters_and_measures_rows() -> None:
+def test_the_diagnostic_has_parameters_and_measures_rows():
     assert isinstance(example("Norms")(), Diagnostic)
     assert example("Norms")().spec == "norms"
     weights = {"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]])}
@@ -209,7 +205,7 @@ def test_the_diagnostic_has_parameters_and_measures_rows() -> None:
     assert (row.subject, row.norm) == ("step10", 5.0)
 
 
-def test_the_policy_the_experiment_and_the_family_are_read(tmp_path: Path) -> None:
+def test_the_policy_the_experiment_and_the_family_are_read(tmp_path):
     policy = read_policy(file_of("Add a policy that ships", tmp_path, "nightly.yaml"))
     assert [(rule.margin, rule.subjects) for rule in policy.rules] == [(0.05, ("@last",))]
     experiment = read_experiment(str(file_of("Add an experiment", tmp_path, "slow.yaml")))

@@ -3,18 +3,14 @@
 Templates are held to the engines' own schemas and clients.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json
 import re
 import shlex
-from typing import Any
 from unittest.mock import create_autospec
 
 import huggingface_hub
-import pytest
 import typer.main
 import yaml
 from jsonschema.validators import validator_for
@@ -26,11 +22,11 @@ from tests.house.source import ROOT
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-def read(name: str) -> Any:
+def read(name):
     return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
-def test_pre_commit_runs_the_versions_of_the_lock() -> None:
+def test_pre_commit_runs_the_versions_of_the_lock():
     locked = (ROOT / "requirements" / "dev.lock").read_text(encoding="utf-8").splitlines()
     (local,) = read(".pre-commit-config.yaml")["repos"]
     pins = [pin for hook in local["hooks"] for pin in hook["additional_dependencies"]]
@@ -38,7 +34,7 @@ def test_pre_commit_runs_the_versions_of_the_lock() -> None:
     assert [pin for pin in pins if pin not in locked] == []
 
 
-def test_the_hook_for_other_repositories_is_a_gate() -> None:
+def test_the_hook_for_other_repositories_is_a_gate():
     (hook,) = read(".pre-commit-hooks.yaml")
     assert not hook["pass_filenames"]
     _, command, *rest = shlex.split(hook["entry"])
@@ -48,7 +44,7 @@ def test_the_hook_for_other_repositories_is_a_gate() -> None:
     assert not re.search(hook["files"], "README.md")
 
 
-def test_dependabot_updates_the_actions_and_the_citation_is_whole() -> None:
+def test_dependabot_updates_the_actions_and_the_citation_is_whole():
     (update,) = read(".github/dependabot.yml")["updates"]
     assert update["package-ecosystem"] == "github-actions"
     assert all((ROOT / folder.strip("/")).is_dir() for folder in update["directories"])
@@ -60,7 +56,7 @@ def test_dependabot_updates_the_actions_and_the_citation_is_whole() -> None:
         assert number["value"].removeprefix("arXiv:") in readme
 
 
-def test_targets_of_the_makefile_run_folders_that_exist_and_are_run_by_integration() -> None:
+def test_targets_of_the_makefile_run_folders_that_exist_and_are_run_by_integration():
     folders = re.search(r"^QUICK := \$\(addprefix tests/,(.*)\)$", MAKEFILE, re.M)
     assert folders
     assert [name for name in folders[1].split() if not (ROOT / "tests" / name).is_dir()] == []
@@ -78,22 +74,22 @@ TEMPLATES = sorted(path for path in FOLDER.iterdir() if path.is_file())  # Pytho
 SCHEMAS = ROOT / "tests" / "house" / "schemas"
 
 
-def template(name: str) -> Any:
+def template(name):
     loaded = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
     if True in loaded:  # YAML 1.1 reads `on` so; GitHub does not
         loaded["on"] = loaded.pop(True)
     return loaded
 
 
-def schema(name: str) -> Any:
+def schema(name):
     return json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def holds(document: Any, of: Any) -> bool:
+def holds(document, of):
     return bool(validator_for(of)(of).is_valid(document))
 
 
-def changed(document: Any, path: tuple[str, ...], value: object) -> Any:
+def changed(document, path, value):
     """Return a document with one value set."""
     document = copy.deepcopy(document)
     place = document
@@ -103,7 +99,7 @@ def changed(document: Any, path: tuple[str, ...], value: object) -> Any:
     return document
 
 
-def test_engines_take_their_templates_and_no_misspelled_ones() -> None:
+def test_engines_take_their_templates_and_no_misspelled_ones():
     job, workflow = template("kubernetes.yaml"), template("github-matrix.yml")
     task, sky = template("skypilot.yaml"), schema("skypilot-0.14.1")
     kubernetes, github = schema("kubernetes-job-1.37"), schema("github-workflow")
@@ -130,7 +126,7 @@ def test_engines_take_their_templates_and_no_misspelled_ones() -> None:
     assert task["envs"].keys() == {"PART", "PARTS"}
 
 
-def test_jobs_of_the_hub_give_the_client_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_the_hub_give_the_client_what_it_takes(monkeypatch):
     run_job = create_autospec(huggingface_hub.run_job)  # refuses arguments that it does not have
     run_job.side_effect = lambda **given: type("Job", (), {"id": given["command"][-1]})
     monkeypatch.setattr(huggingface_hub, "run_job", run_job)
@@ -142,7 +138,7 @@ def test_jobs_of_the_hub_give_the_client_what_it_takes(monkeypatch: pytest.Monke
     assert (volume.type, volume.source, volume.mount_path) == ("bucket", "lab/out", "/out")
 
 
-def test_a_template_runs_a_part_with_options_that_exist() -> None:
+def test_a_template_runs_a_part_with_options_that_exist():
     (part,) = [command for names, command in commands() if list(names) == ["part"]]
     assert "--part" in [option for one in part.params for option in one.opts]
     for path in TEMPLATES:

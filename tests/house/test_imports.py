@@ -5,17 +5,15 @@ or above. An import under TYPE_CHECKING points somewhere too, so it counts; only
 keeps a package from being *loaded* lets it pass.
 """
 
-from __future__ import annotations
-
 import graphlib
 import sys
 from fnmatch import fnmatch
 
 import pytest
 
-from tests.house.source import Module, imports, modules, room_of
+from tests.house.source import imports, modules, room_of
 
-FLOORS: tuple[frozenset[str], ...] = tuple(
+FLOORS = tuple(
     frozenset(floor.split())
     for floor in (
         "__main__",
@@ -61,7 +59,7 @@ and only what measures them is above the engine.
 ROOMS = frozenset({""}.union(*FLOORS))
 
 
-def below(room: str) -> frozenset[str]:
+def below(room):
     """Return the rooms that a room may import: itself and every lower floor."""
     floor = next((k for k, rooms in enumerate(FLOORS) if room in rooms), len(FLOORS))
     if not room:
@@ -69,12 +67,12 @@ def below(room: str) -> frozenset[str]:
     return frozenset({room}.union(*FLOORS[floor + 1 :]))
 
 
-def named(words: str) -> tuple[str, ...]:
+def named(words):
     return tuple(f"qaudit.{word}" for word in words.split())
 
 
 ANYWHERE = ("*",)
-MAY_LOAD: dict[str, tuple[str, ...]] = {
+MAY_LOAD = {
     "numpy": ANYWHERE,
     "scipy": ("qaudit.core.*", "qaudit.diagnostics.*"),
     "torch": (
@@ -134,7 +132,7 @@ LAZY = "qaudit.support.lazy."
 DEFERRED = frozenset({"torch", "triton", "bitsandbytes"})
 
 
-def wrong_directions(module: Module) -> list[str]:
+def wrong_directions(module):
     allowed = below(module.room)
     wrong = []
     for found in imports(module.tree):
@@ -144,7 +142,7 @@ def wrong_directions(module: Module) -> list[str]:
     return wrong
 
 
-def fence(target: str) -> str:
+def fence(target):
     """Return the narrowest name around an import that has a fence, or else its package.
 
     What the lazy torch gives is torch's: its rooms are the same, but it loads nothing at once.
@@ -156,7 +154,7 @@ def fence(target: str) -> str:
     return next((name for name in around if name in MAY_LOAD), parts[0])
 
 
-def breached_fences(module: Module) -> list[str]:
+def breached_fences(module):
     wrong = []
     for found in imports(module.tree):
         package = fence(found.target)
@@ -178,15 +176,15 @@ def breached_fences(module: Module) -> list[str]:
     return wrong
 
 
-def test_imports_point_one_way_and_packages_stay_behind_their_fences() -> None:
+def test_imports_point_one_way_and_packages_stay_behind_their_fences():
     assert {module.room for module in modules()} <= ROOMS
     assert [wrong for module in modules() for wrong in wrong_directions(module)] == []
     assert [breach for module in modules() for breach in breached_fences(module)] == []
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_module_imports_itself_by_way_of_others():
     known = {module.name for module in modules()}
-    graph: dict[str, set[str]] = {}
+    graph = {}
     for module in modules():
         loaded = [found.target for found in imports(module.tree) if not found.typing]
         modules_loaded = {name if name in known else name.rpartition(".")[0] for name in loaded}
@@ -195,12 +193,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 @pytest.mark.parametrize("house", ["qaudit.engine", "qaudit.report"])
-def test_rooms_do_not_import_each_other_in_a_circle(house: str) -> None:
-    def room(name: str) -> str | None:
+def test_rooms_do_not_import_each_other_in_a_circle(house):
+    def room(name):
         inside = name.removeprefix(f"{house}.") if name.startswith(f"{house}.") else ""
         return inside.partition(".")[0] or None
 
-    graph: dict[str, set[str]] = {}
+    graph = {}
     for module in modules():
         if (here := room(module.name)) is None:
             continue

@@ -4,12 +4,9 @@ A scheme is one file: nothing else in the package names it, except sets of schem
 phrases stays out of pages, help, messages and docstrings; CONTRIBUTING has the rules behind it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 from qaudit.core.registry import merges, schemes
@@ -31,7 +28,7 @@ ELSEWHERE = re.compile(
 BINARY = {".safetensors", ".bin", ".npz", ".png", ".parquet", ".gz", ".ico", ".eval"}
 
 
-def test_a_module_has_a_name_and_a_docstring_and_is_ascii_in_a_package() -> None:
+def test_a_module_has_a_name_and_a_docstring_and_is_ascii_in_a_package():
     for module in modules():
         assert not VAGUE & set(re.split(r"[._]", module.name)), module.name
         assert ast.get_docstring(module.tree), module.name
@@ -39,13 +36,13 @@ def test_a_module_has_a_name_and_a_docstring_and_is_ascii_in_a_package() -> None
         assert (module.path.parent / "__init__.py").exists(), module.name
 
 
-def test_ever_fewer_variables_have_a_name_that_says_nothing() -> None:
+def test_ever_fewer_variables_have_a_name_that_says_nothing():
     stored = [n for m in modules() for n in ast.walk(m.tree) if isinstance(n, ast.Name)]
     empty = [n for n in stored if isinstance(n.ctx, ast.Store) and n.id in EMPTY_NAMES]
     assert len(empty) <= EMPTY_NAMES_LEFT
 
 
-def test_a_class_has_a_name_of_its_own() -> None:
+def test_a_class_has_a_name_of_its_own():
     places = defaultdict(list)
     for module in modules():
         for node in ast.walk(module.tree):
@@ -54,7 +51,7 @@ def test_a_class_has_a_name_of_its_own() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
-def test_no_test_imports_from_another_test() -> None:
+def test_no_test_imports_from_another_test():
     wrong = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         # A program in a string may import the test that it is in.
@@ -64,7 +61,7 @@ def test_no_test_imports_from_another_test() -> None:
     assert wrong == []
 
 
-def test_every_code_is_in_the_one_table_of_rules_in_order() -> None:
+def test_every_code_is_in_the_one_table_of_rules_in_order():
     used = {code for module in modules() for code in re.findall(r'"(QA\d{3})"', module.text)}
     assert used and used <= set(CODES)
     text = Path(metrics.__file__).read_text(encoding="utf-8")
@@ -75,7 +72,7 @@ def test_every_code_is_in_the_one_table_of_rules_in_order() -> None:
     assert all(rule.help.endswith(".") for rule in CODES.values())
 
 
-def test_every_plugin_and_family_is_described_in_a_line_and_documented() -> None:
+def test_every_plugin_and_family_is_described_in_a_line_and_documented():
     plugins = [*schemes().values(), *merges().values()]
     for plugin in plugins:
         description = (vars(plugin).get("__doc__") or "").split("\n")[0]
@@ -88,7 +85,7 @@ def test_every_plugin_and_family_is_described_in_a_line_and_documented() -> None
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
-def test_no_file_speaks_of_the_machine_it_was_written_on() -> None:
+def test_no_file_speaks_of_the_machine_it_was_written_on():
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
         for path in tracked_files()
@@ -118,7 +115,7 @@ MENTION = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, NAMES))})(-\dbit)?
 CLASSES = {plugin.__name__ for plugin in schemes().values()}
 
 
-def mentions(path: str, tree: ast.AST) -> Iterator[str]:
+def mentions(path, tree):
     """Yield what names a scheme: texts but docstrings, classes, imports, and looks at a name."""
     loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -142,8 +139,8 @@ def mentions(path: str, tree: ast.AST) -> Iterator[str]:
             yield f"{where} looks at the name of a scheme"
 
 
-def test_no_scheme_is_named_outside_its_file() -> None:
-    seen: list[str] = []
+def test_no_scheme_is_named_outside_its_file():
+    seen = []
     for file in sorted(Path(PACKAGE).rglob("*.py")):
         path = file.relative_to(PACKAGE).as_posix()
         if not path.startswith("core/schemes/") and path not in SETS:
@@ -172,11 +169,11 @@ PAGES = [
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
-def strings(path: Path) -> Iterator[str]:
+def strings(path):
     """Yield what a file says: a page whole, a module's strings and docstrings."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
@@ -187,12 +184,12 @@ def strings(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def phrases(path: Path) -> list[str]:
+def phrases(path):
     return [
         match[0] for text in strings(path) for match in PHRASES.finditer(" ".join(text.split()))
     ]
 
 
-def test_no_old_phrase_is_read_by_anyone() -> None:
+def test_no_old_phrase_is_read_by_anyone():
     by_file = {name_of(path): phrases(path) for path in [*PAGES, *MODULES]}
     assert {name: read for name, read in by_file.items() if read} == {}

@@ -4,8 +4,6 @@ An index shows the readme without the repository beside it, and what is not know
 is stated once.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -17,7 +15,6 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx2
 import pytest
@@ -41,7 +38,7 @@ UNKNOWN = re.compile(r"\bOWNER\b|\b(?:TODO|FIXME|XXX|TBD)\b")
 """The account that a release belongs to, and words for what is not finished."""
 
 
-def test_the_wheel_holds_the_package_the_recipes_and_nothing_else(wheel_file: Path) -> None:
+def test_the_wheel_holds_the_package_the_recipes_and_nothing_else(wheel_file):
     with zipfile.ZipFile(wheel_file) as archive:
         wheel = set(archive.namelist())
     files = [path for path in PACKAGE.rglob("*") if path.is_file()]
@@ -57,10 +54,10 @@ def test_the_wheel_holds_the_package_the_recipes_and_nothing_else(wheel_file: Pa
     assert (recipes_folder() / "README.md").is_file()  # of this installation
 
 
-def test_the_index_shows_links_that_lead_to_the_files(wheel_file: Path, tmp_path: Path) -> None:
+def test_the_index_shows_links_that_lead_to_the_files(wheel_file, tmp_path):
     with zipfile.ZipFile(wheel_file) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
-        shown: Any = Parser().parsestr(archive.read(name).decode()).get_payload()
+        shown = Parser().parsestr(archive.read(name).decode()).get_payload()
     links, files = LINK.findall(shown), LINK.findall(README)
     assert len(links) == len(files) > 10
     assert [link for link in links if not link.startswith("https://")] == []
@@ -77,7 +74,7 @@ def test_the_index_shows_links_that_lead_to_the_files(wheel_file: Path, tmp_path
     assert f"({PROJECT['urls']['Repository']}/blob/v1.2.3/docs/gating.md)" in page
 
 
-def test_what_is_unknown_before_a_release_is_stated_once() -> None:
+def test_what_is_unknown_before_a_release_is_stated_once():
     urls = set(PROJECT["urls"].values())
     rows = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
@@ -94,7 +91,7 @@ def test_what_is_unknown_before_a_release_is_stated_once() -> None:
     assert 'test "$address" = "$GITHUB_SERVER_URL/$GITHUB_REPOSITORY"' in text  # or is refused
 
 
-def test_the_container_file_copies_what_a_build_reads(tmp_path: Path) -> None:
+def test_the_container_file_copies_what_a_build_reads(tmp_path):
     text = (ROOT / "packaging" / "Dockerfile").read_text(encoding="utf-8")
     for line in re.findall(r"^COPY (?!--from)(.*)", text, re.M):
         *names, target = line.split()
@@ -109,12 +106,12 @@ def test_the_container_file_copies_what_a_build_reads(tmp_path: Path) -> None:
     assert list(builder.build(directory=str(tmp_path / "out"), versions=["editable"]))
 
 
-def locked(name: str) -> dict[str, str]:
+def locked(name):
     lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
 
 
-def test_every_dependency_is_locked_within_its_range() -> None:
+def test_every_dependency_is_locked_within_its_range():
     run, dev = locked("run.lock"), locked("dev.lock")
     needed = PROJECT["dependencies"]
     for text in (*needed, *PROJECT["optional-dependencies"]["dev"]):
@@ -139,13 +136,13 @@ REQUIREMENT = re.compile(r"(?<![\w./-])qaudit(?![\w./-])(?=\s*(?:\[|[=<>~!]=|[\"
 PINNED = re.compile(r"(?<![\w./-])qaudit(?:\[\w+\])?(?:==|>=|~=)")
 
 
-def stranger(line: str) -> bool:
+def stranger(line):
     """Return whether a line would install the other project."""
     installed = [REQUIREMENT.search(rest.partition("&&")[0]) for rest in INSTALLER.findall(line)]
     return any(installed) or bool(PINNED.search(line))
 
 
-def test_every_install_line_names_the_distribution_also_without_torch() -> None:
+def test_every_install_line_names_the_distribution_also_without_torch():
     assert PROJECT["name"] == "qaudit-llm"  # on PyPI `qaudit` is another project
     lines = [
         f"{path.relative_to(ROOT)}: {line}"
@@ -163,7 +160,7 @@ def test_every_install_line_names_the_distribution_also_without_torch() -> None:
         assert "--no-deps" in text and "-m qaudit.light" in text, file
 
 
-def test_every_hint_to_install_names_an_extra_of_this_distribution() -> None:
+def test_every_hint_to_install_names_an_extra_of_this_distribution():
     extras = PROJECT["optional-dependencies"]
     for package, extra in EXTRAS.items():
         names = [re.split(r"[^\w-]", requirement)[0] for requirement in extras[extra]]
@@ -180,7 +177,7 @@ def test_every_hint_to_install_names_an_extra_of_this_distribution() -> None:
     assert [each for each in hints if not OWN.match(each[1])] == []
 
 
-def test_a_wheel_alone_names_the_lock_inside_it(wheel_file: Path, tmp_path: Path) -> None:
+def test_a_wheel_alone_names_the_lock_inside_it(wheel_file, tmp_path):
     assert lock_file() == LOCK  # of a checkout
     assert wheel_file.name.startswith("qaudit_llm-")
     assert wheel_file.stat().st_size < 27e6
@@ -207,7 +204,7 @@ REPO = "someone/hf-qaudit"
 COMMIT = "a" * 40
 
 
-def on_github(method: str, url: str, **_: Any) -> SimpleNamespace:
+def on_github(method, url, **_):
     """Answer as GitHub would if the folder were a repository there."""
     raw = f"https://raw.githubusercontent.com/{REPO}/HEAD/"
     if url.startswith(raw):
@@ -224,14 +221,14 @@ def on_github(method: str, url: str, **_: Any) -> SimpleNamespace:
 
 
 @pytest.fixture
-def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def github(tmp_path, monkeypatch):
     """Return where the client keeps its extensions; nothing leaves this machine."""
     wheels = tmp_path / "wheels"
     for root, kind in ((ROOT, "editable"), (FOLDER, "standard")):
         list(WheelBuilder(str(root)).build(directory=str(wheels), versions=[kind]))
     run = subprocess.run
 
-    def pip(command: list[str], **settings: Any) -> Any:
+    def pip(command, **settings):
         if "install" not in command:
             return run(command, **settings)
         assert command[-1] == f"https://github.com/{REPO}/archive/HEAD.zip"
@@ -246,7 +243,7 @@ def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return done
 
     class Builder(venv.EnvBuilder):
-        def __init__(self, **settings: Any) -> None:
+        def __init__(self, **settings):
             super().__init__(**{**settings, "with_pip": False})  # pip takes longest
 
     monkeypatch.setattr(extensions, "_github_request", on_github)
@@ -258,7 +255,7 @@ def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_the_client_runs_the_extension(github: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_client_runs_the_extension(github, capfd):
     owner, repo, short = extensions._normalize_repo_id(REPO)
     made = extensions._install_extension(owner=owner, repo_name=repo, short_name=short)
     assert (made.type, made.short_name, made.commit_sha) == ("python", "qaudit", COMMIT)
@@ -275,7 +272,7 @@ def test_the_client_runs_the_extension(github: Path, capfd: pytest.CaptureFixtur
     assert run(["qaudit", "report", "not-there"], known) == 2
 
 
-def test_the_extension_brings_a_script_its_license_and_nothing_that_runs_instead() -> None:
+def test_the_extension_brings_a_script_its_license_and_nothing_that_runs_instead():
     assert not (FOLDER / EXTENSION["name"]).exists()
     assert not (FOLDER / "manifest.json").exists()
     (needed,) = map(Requirement, EXTENSION["dependencies"])

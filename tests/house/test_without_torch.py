@@ -5,12 +5,9 @@ commands that need no model. It also keeps the front door quick: `--help` loads 
 no scipy and no model library.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from qaudit.saved.audits import to_json
 from tests.house.source import ROOT, modules
@@ -33,7 +30,7 @@ sys.meta_path.insert(0, Blocked())
 """
 
 
-def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(code, *arguments):
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("QAUDIT_")
     }
@@ -47,7 +44,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_module_below_the_engine_imports_without_torch() -> None:
+def test_every_module_below_the_engine_imports_without_torch():
     assert "`torch` is blocked" in run("import torch").stderr
     names = [module.name for module in modules() if module.room in ROOMS]
     assert len(names) > 10
@@ -58,7 +55,7 @@ def test_every_module_below_the_engine_imports_without_torch() -> None:
 COMMAND = "from qaudit.cli import main\nmain()"
 
 
-def test_the_command_line_answers_and_renders_an_audit_without_torch(tmp_path: Path) -> None:
+def test_the_command_line_answers_and_renders_an_audit_without_torch(tmp_path):
     (tmp_path / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
     label = sample.audit().subjects[0].label
     for words, text in (
@@ -71,7 +68,7 @@ def test_the_command_line_answers_and_renders_an_audit_without_torch(tmp_path: P
         assert text in done.stdout
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy():
     watch = """
 from qaudit.cli import main
 try:

@@ -1,10 +1,5 @@
 """A Hub with a few small revisions, a cache of one's own, and a fetcher that never waits."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from huggingface_hub import close_session, constants
 
@@ -13,12 +8,12 @@ from tests.support.hub import Hub
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     return write(tmp_path_factory.mktemp("hub"), REVISIONS)
 
 
 @pytest.fixture(autouse=True)
-def _online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _online(monkeypatch):
     """Let the library send requests, each test over connections of its own."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     close_session()
@@ -27,20 +22,20 @@ def _online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")
-def served(root: Path, request: pytest.FixtureRequest) -> Iterator[Hub]:
+def served(root, request):
     """Serve the folder with the settings that a module calls SERVED."""
     with Hub(root, **getattr(request.module, "SERVED", {})).running() as hub:
         yield hub
 
 
 @pytest.fixture
-def hub(served: Hub) -> Hub:
+def hub(served):
     """Return the Hub without faults, also after a test that stopped it."""
     served.stop()
     served.start()
@@ -50,5 +45,5 @@ def hub(served: Hub) -> Hub:
 
 
 @pytest.fixture
-def desk(hub: Hub, cache: Path) -> Desk:
+def desk(hub, cache):
     return Desk(hub)

@@ -1,7 +1,5 @@
 """The client over real sockets, against a server that fails in every way we could think of."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket
@@ -9,10 +7,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import HfApi, snapshot_download
@@ -45,7 +41,7 @@ NAMES = {"main", "step1", "step2"}
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     root, gated = tmp_path_factory.mktemp("hub"), {"gated": "auto", "readers": ["carol"]}
     files = {s: {"model.safetensors": WEIGHTS + s.encode(), "e": b""} for s in ("step1", "step2")}
     for name, settings in {"tiny": {}, "secret": {"private": True}, "gated": gated}.items():
@@ -60,27 +56,27 @@ class Watched:
     Silence is taken for what it is after half a second; a busy machine needs more for an answer.
     """
 
-    def __init__(self, url: str, fault: Any = (), **options: Any) -> None:
-        self.pauses: list[float] = []
-        self.said: list[str] = []
+    def __init__(self, url, fault=(), **options):
+        self.pauses = []
+        self.said = []
         options |= {"timeout_seconds": 0.5 if {*fault} & {"silent", "stall"} else 30.0}
         self.client = Client(url, pause=self.pauses.append, say=self.said.append, **options)
 
 
-def weights(client: Client, repo: str = REPO, revision: str = "step1") -> tuple[str, HubFile]:
+def weights(client, repo=REPO, revision="step1"):
     commit = client.commit(repo, revision)
     (file,) = (f for f in client.files(repo, commit) if f.path == "model.safetensors")
     return commit, file
 
 
-def text_of(error: BaseException) -> str:
+def text_of(error):
     """All that a person or a log could ever see of an error."""
     hint = error.hint if isinstance(error, QauditError) else ""
     return "".join(traceback.format_exception(error)) + repr(error) + hint
 
 
-def test_the_real_client_takes_the_local_hub_for_the_real_one(hub: Hub, tmp_path: Path) -> None:
-    where: dict[str, Any] = {"endpoint": hub.url, "token": ALICE}
+def test_the_real_client_takes_the_local_hub_for_the_real_one(hub, tmp_path):
+    where = {"endpoint": hub.url, "token": ALICE}
     refs = HfApi(**where).list_repo_refs("alice/secret")
     folder = snapshot_download("alice/secret", revision="step1", cache_dir=tmp_path, **where)
     assert Path(folder).name in {tag.target_commit for tag in refs.tags}
@@ -95,7 +91,7 @@ REFS, TREE = (f"GET /api/models/{REPO}/{what}" for what in ("refs", "tree"))
 LIMITED = {"match": REFS, "status": 429}
 ANSWERED, GIVEN_UP, REFUSED = "answered", UnreachableError, HubError
 
-WHAT_HAPPENS_TO_A_QUESTION: list[tuple[dict[str, Any], Any, int | list[float]]] = [
+WHAT_HAPPENS_TO_A_QUESTION = [
     # what the server does, how it ends, and the waits, or how many
     ({"reset": 0, "times": 2}, ANSWERED, 2),
     ({"reset": 0}, GIVEN_UP, TRIES - 1),
@@ -127,7 +123,7 @@ WHAT_HAPPENS_TO_A_QUESTION: list[tuple[dict[str, Any], Any, int | list[float]]] 
 ]  # fmt: skip
 
 
-def test_a_question_survives_or_says_why_not(hub: Hub) -> None:
+def test_a_question_survives_or_says_why_not(hub):
     for fault, end, waits in WHAT_HAPPENS_TO_A_QUESTION:
         hub.faults[:] = [{"match": REFS, **fault}]
         seen = Watched(hub.url, fault)
@@ -142,7 +138,7 @@ def test_a_question_survives_or_says_why_not(hub: Hub) -> None:
         assert sum(seen.pauses) < TRIES * LONGEST_WAIT_SECONDS
 
 
-def test_a_wait_is_announced_and_a_machine_that_is_not_there_given_up_sooner(hub: Hub) -> None:
+def test_a_wait_is_announced_and_a_machine_that_is_not_there_given_up_sooner(hub):
     window = {"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}
     hub.faults += [{**LIMITED, "headers": window, "times": 1}, {"match": REFS, "status": 503}]
     seen = Watched(hub.url)
@@ -159,7 +155,7 @@ def test_a_wait_is_announced_and_a_machine_that_is_not_there_given_up_sooner(hub
     assert "goes on from here" in caught.value.hint
 
 
-def test_a_wait_ends_when_everything_is_broken_off(hub: Hub) -> None:
+def test_a_wait_ends_when_everything_is_broken_off(hub):
     hub.faults.append({**LIMITED, "headers": {"Retry-After": "300"}})
     waiting = threading.Event()
     client = Client(hub.url, say=lambda text: waiting.set())
@@ -175,7 +171,7 @@ def test_a_wait_ends_when_everything_is_broken_off(hub: Hub) -> None:
     assert client.requests == before
 
 
-def test_pages_that_do_not_end_are_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_do_not_end_are_refused(hub, monkeypatch):
     monkeypatch.setattr("qaudit.hub.api._MOST_PAGES", 20)
     tree = f"{hub.url}/api/models/{REPO}/tree/{'a' * 40}?recursive=true&expand=false"
     around = {"status": 200, "body": [], "headers": {"Link": f'<{tree}>; rel="next"'}}
@@ -190,12 +186,12 @@ RESOLVE, CDN = "GET /alice/tiny/resolve", "GET /cdn/"
 DUE = len(WEIGHTS) + len("step1")
 
 
-def told(commit: str, blob: str, nbytes: int = DUE, **more: str | None) -> dict[str, str | None]:
+def told(commit, blob, nbytes=DUE, **more):
     headers = {"X-Repo-Commit": commit, "ETag": f'"{blob}"', "X-Linked-Size": str(nbytes)}
     return headers | {name.replace("_", "-"): value for name, value in more.items()}
 
 
-LIES: list[tuple[int, Callable[[str, str], dict[str, str | None]], bytes, str]] = [
+LIES = [
     (200, lambda c, b: told("d" * 40, b), b"x", "another commit"),
     (200, lambda c, b: {"ETag": b}, b"x", "another commit .*`nothing`"),
     (200, lambda c, b: told(c, "e" * 64), b"x", "another blob"),
@@ -211,11 +207,11 @@ LIES: list[tuple[int, Callable[[str, str], dict[str, str | None]], bytes, str]] 
 ]
 
 
-def test_a_server_that_offers_other_bytes_is_not_believed(hub: Hub) -> None:
+def test_a_server_that_offers_other_bytes_is_not_believed(hub):
     client = Watched(hub.url).client
     commit, file = weights(client)
 
-    def got(raises: Any, status: int, headers: Any, body: bytes) -> bytes:
+    def got(raises, status, headers, body):
         answer = {"match": RESOLVE, "status": status, "headers": headers, "body": body}
         hub.faults[:], came = [answer], b""
         with raises, client.download(REPO, commit, file, 0) as chunks:
@@ -230,7 +226,7 @@ def test_a_server_that_offers_other_bytes_is_not_believed(hub: Hub) -> None:
     assert got(early, 200, told(commit, file.blob, Content_Length=None), b"xyz") == b"xyz"
 
 
-def test_a_part_is_asked_for_again(hub: Hub) -> None:
+def test_a_part_is_asked_for_again(hub):
     for fault, waits in [
         ({"match": CDN, "expired": True, "times": 2}, 2),
         *(({"match": CDN, how: 5, "times": 1}, 1) for how in ("cut", "short", "stall")),
@@ -247,7 +243,7 @@ def test_a_part_is_asked_for_again(hub: Hub) -> None:
 # ------------------------------------------------------------------------- rights, and the token
 
 
-def test_without_a_token_private_and_missing_look_the_same(root: Path) -> None:
+def test_without_a_token_private_and_missing_look_the_same(root):
     for bare in (False, True):  # with a code, and as the real Hub sends it
         with Hub(root, https_style_401=bare).running() as hub:
             for name in ("secret", "missing"):
@@ -258,7 +254,7 @@ def test_without_a_token_private_and_missing_look_the_same(root: Path) -> None:
 
 
 CLOSED = "does not exist, or is private and closed to this token"
-WHO_SEES_WHAT: list[tuple[str | None, Callable[[Client], object], str, str]] = [
+WHO_SEES_WHAT = [
     (BOB, lambda c: c.revisions("alice/missing"), f"`alice/missing` {CLOSED}", "check the name"),
     (BOB, lambda c: c.revisions("alice/secret"), CLOSED, "check the name"),
     (BOB, lambda c: c.revisions("alice/missing", "dataset"),
@@ -281,13 +277,13 @@ WHO_SEES_WHAT: list[tuple[str | None, Callable[[Client], object], str, str]] = [
 ]  # fmt: skip
 
 
-def bytes_of(client: Client, repo: str) -> int:
+def bytes_of(client, repo):
     commit, file = weights(client, repo)
     with client.download(repo, commit, file, 0) as chunks:
         return sum(map(len, chunks)) - file.nbytes
 
 
-def test_an_error_says_which_and_what_to_do(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_says_which_and_what_to_do(hub, caplog):
     caplog.set_level(logging.DEBUG)
     for token, ask, message, hint in WHO_SEES_WHAT:
         seen = Watched(hub.url, token=token)
@@ -300,7 +296,7 @@ def test_an_error_says_which_and_what_to_do(hub: Hub, caplog: pytest.LogCaptureF
         assert (token or BOB) not in shown
 
 
-def test_a_server_that_repeats_the_token(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_repeats_the_token(hub, caplog):
     caplog.set_level(logging.DEBUG)
     echo = {"X-Error-Message": f"no: Bearer {BOB}\x1b[31m" + "x" * 999, "X-Error-Code": "Other"}
     for status in (400, 401, 403, 404, 409, 451, 503):
@@ -315,7 +311,7 @@ def test_a_server_that_repeats_the_token(hub: Hub, caplog: pytest.LogCaptureFixt
         assert caught.value.message.isprintable()
 
 
-def test_a_403_says_whose_right_is_missing(hub: Hub) -> None:
+def test_a_403_says_whose_right_is_missing(hub):
     for message, said in (
         ("Access to this resource is disabled.", "`alice/tiny` is disabled"),
         ("token lacks the right", "has no right to read .*token lacks the right"),
@@ -327,7 +323,7 @@ def test_a_403_says_whose_right_is_missing(hub: Hub) -> None:
             Watched(hub.url, token=BOB).client.revisions(REPO)
 
 
-def test_the_token_goes_to_the_hub_and_to_nobody_else_and_only_what_is_asked_for(hub: Hub) -> None:
+def test_the_token_goes_to_the_hub_and_to_nobody_else_and_only_what_is_asked_for(hub):
     client = Watched(hub.url, token=ALICE).client
     assert bytes_of(client, "alice/secret") == 0
     assert len(hub.log) == client.requests == client.calls + 2
@@ -338,7 +334,7 @@ def test_the_token_goes_to_the_hub_and_to_nobody_else_and_only_what_is_asked_for
     assert not any("agent" in line["path"] or "telemetry" in line["path"] for line in hub.log)
 
 
-def test_a_question_that_is_led_elsewhere_takes_no_token_along(root: Path, hub: Hub) -> None:
+def test_a_question_that_is_led_elsewhere_takes_no_token_along(root, hub):
     with Hub(root, tokens={BOB: "bob"}).running() as other:
         client = Watched(hub.url, token=BOB).client
         tree = f"{other.url}/api/models/{REPO}/tree/{client.commit(REPO)}"
@@ -352,7 +348,7 @@ def test_a_question_that_is_led_elsewhere_takes_no_token_along(root: Path, hub: 
         assert [line["auth"] for line in other.log] == [False, False, True]
 
 
-def test_a_file_that_lies_elsewhere_is_fetched_without_the_token(root: Path, hub: Hub) -> None:
+def test_a_file_that_lies_elsewhere_is_fetched_without_the_token(root, hub):
     client = Watched(hub.url, token=BOB).client
     commit, file = weights(client)
     with Hub(root).running() as other:
@@ -370,7 +366,7 @@ def test_a_file_that_lies_elsewhere_is_fetched_without_the_token(root: Path, hub
             bytes_of(client, REPO)
 
 
-def test_a_token_that_no_header_can_hold_is_refused_and_not_shown() -> None:
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown():
     for token in ("hf_x\nInjected: 1", "hf x", "hf_\u00e9", '"hf_x"\r'):
         with pytest.raises(HubError, match="characters that no token has") as caught:
             Client("http://127.0.0.1:1", token=token)
@@ -380,10 +376,10 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_shown() -> None:
 # ------------------------------------------------------------------------------ the environment
 
 
-def test_offline_asks_nothing_and_says_how_to_go_online(hub: Hub) -> None:
+def test_offline_asks_nothing_and_says_how_to_go_online(hub):
     client = Watched(hub.url, offline=True).client
     file = HubFile("a", 1, "a" * 40, None)
-    questions: list[Callable[[], object]] = [
+    questions = [
         lambda: client.revisions(REPO),
         lambda: client.commit(REPO),
         lambda: client.files(REPO, "a" * 40),
@@ -399,7 +395,7 @@ def test_offline_asks_nothing_and_says_how_to_go_online(hub: Hub) -> None:
     assert hub.log == []
 
 
-def test_the_environment_is_read_at_the_call(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_read_at_the_call(hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.url + "/")
     monkeypatch.setenv("HF_TOKEN", ALICE)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -432,7 +428,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("name", "value"), ODD)
-def test_an_odd_variable_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_odd_variable_is_named(name, value, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv(name, value)
     with pytest.raises(UsageError) as caught:
@@ -444,14 +440,14 @@ def test_an_odd_variable_is_named(name: str, value: str, monkeypatch: pytest.Mon
 
 
 @given(text=st.text(max_size=20).filter(lambda text: "\0" not in text))
-def test_any_endpoint_is_taken_or_refused(text: str) -> None:
+def test_any_endpoint_is_taken_or_refused(text):
     try:
         Client(text)
     except QauditError as error:
         assert "HF_ENDPOINT" in error.message
 
 
-PLACES: list[dict[str, str]] = [
+PLACES = [
     {},
     {"HF_HOME": "/somewhere/hf"},
     {"HF_HOME": "~/hf"},
@@ -464,7 +460,7 @@ PLACES: list[dict[str, str]] = [
 ]
 
 
-def test_the_shared_cache_is_where_the_library_has_it() -> None:
+def test_the_shared_cache_is_where_the_library_has_it():
     script = """
 import importlib, json, os, sys
 from pathlib import Path
@@ -488,11 +484,11 @@ print(json.dumps(places))
         assert ours == theirs, named
 
 
-def entry(path: Any, nbytes: Any = 1, git_id: Any = "a" * 40, sha256: Any = None) -> list[Any]:
+def entry(path, nbytes=1, git_id="a" * 40, sha256=None):
     return [path, nbytes, git_id, sha256]
 
 
-HOSTILE_TREES: list[Any] = [
+HOSTILE_TREES = [
     # paths: up, absolute, empty parts, characters, lengths
     *([entry(path)] for path in ("../x", "a/../../x", "/etc/x", "./x", "a//b", "a/", "", "a\\b")),
     *([entry(path)] for path in ("a\0b", "a\nb", "a\x1b[31mb", "a\x9bb", "a\ud800", "a" * 256)),
@@ -509,18 +505,18 @@ HOSTILE_TREES: list[Any] = [
 ]
 
 
-def test_a_tree_that_could_do_harm_is_refused_whole() -> None:
+def test_a_tree_that_could_do_harm_is_refused_whole():
     for page in HOSTILE_TREES:
         with pytest.raises(GarbledError) as caught:
             files_in([entry("config.json"), *page] if isinstance(page, list) else page)
         assert str(caught.value).isprintable()
 
 
-def on_the_wire(path: str, **more: Any) -> dict[str, Any]:
+def on_the_wire(path, **more):
     return {"type": "file", "path": path, "size": 1, "oid": "a" * 40, **more}
 
 
-def test_odd_trees_over_the_wire_are_refused_by_name_and_folders_are_no_files(hub: Hub) -> None:
+def test_odd_trees_over_the_wire_are_refused_by_name_and_folders_are_no_files(hub):
     client = Watched(hub.url).client
     two_sizes = on_the_wire("x", lfs={"oid": "b" * 64, "size": 2, "pointerSize": 1})
     for file, wrong in (
@@ -547,7 +543,7 @@ paths = st.text(st.characters(), max_size=20) | st.from_regex(r"[.a/\\]{0,9}", f
 
 
 @given(paths)
-def test_a_path_that_is_believed_stays_below_its_folder(path: str) -> None:
+def test_a_path_that_is_believed_stays_below_its_folder(path):
     try:
         (file,) = files_in([entry(path)])
     except GarbledError:
@@ -560,7 +556,7 @@ def test_a_path_that_is_believed_stays_below_its_folder(path: str) -> None:
 
 
 @given(st.text(max_size=30) | st.from_regex(r"[a-zA-Z0-9_./-]{1,30}", fullmatch=True))
-def test_a_repository_has_the_names_that_the_library_takes(name: str) -> None:
+def test_a_repository_has_the_names_that_the_library_takes(name):
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -576,7 +572,7 @@ def test_a_repository_has_the_names_that_the_library_takes(name: str) -> None:
 WINDOW, EPOCH = '"api";r=0;t=55', "Thu, 01 Jan 1970 00:0"
 
 
-def test_a_wait_is_read_from_what_the_server_says() -> None:
+def test_a_wait_is_read_from_what_the_server_says():
     for status, headers, wait in (
         (429, {"ratelimit": WINDOW}, 56.0),
         (429, {"ratelimit": '"api"; r = 0 ; t = 55'}, 56.0),
@@ -593,7 +589,7 @@ def test_a_wait_is_read_from_what_the_server_says() -> None:
 
 
 @given(st.integers(1, 50), st.text(), st.sampled_from([None, 429, 503]))
-def test_waits_grow_bounded_and_repeatable(failures: int, call: str, status: int | None) -> None:
+def test_waits_grow_bounded_and_repeatable(failures, call, status):
     dropped = DroppedError("it broke", status=status)
     wait = wait_seconds(dropped, failures, call, "")
     assert 0.0 < wait <= LONGEST_WAIT_SECONDS

@@ -1,7 +1,5 @@
 """One cache for every tool: the client reads what we write, we what it wrote, and theirs stays."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -21,25 +18,21 @@ from qaudit.checkpoints.stamps import Stamp, folder_of, own_cache
 from qaudit.errors import MachineError
 from qaudit.hub import cache as holding_module
 from qaudit.hub.cache import Claims, Ledger, Snapshot
-from qaudit.types import Checkpoint
 from tests.support.fetching import REPO, REVISIONS, Desk, blobs, sha256
-from tests.support.hub import Hub
 
 STEP1 = REVISIONS["step1"]["model.safetensors"]
 NBYTES = len(STEP1)
 CDN = "GET /cdn"
 
 
-def theirs(
-    hub: Hub, cache: Path, checkpoint: Checkpoint, file: str | None = None, **options: Any
-) -> None:
+def theirs(hub, cache, checkpoint, file=None, **options):
     """Have the client download a revision, or a file of it."""
     where = {"cache_dir": cache, "endpoint": hub.url, "token": False, **options}
     where |= {"revision": checkpoint.commit}
     snapshot_download(REPO, **where) if file is None else hf_hub_download(REPO, file, **where)
 
 
-def tree(cache: Path) -> dict[str, str]:
+def tree(cache):
     """Return what a repository's folder holds: links by where they lead, files by their hash."""
     folder = cache / "models--alice--tiny"
     return {
@@ -51,7 +44,7 @@ def tree(cache: Path) -> dict[str, str]:
     }
 
 
-def test_the_client_fetches_only_the_rest(desk: Desk, cache: Path, tmp_path: Path) -> None:
+def test_the_client_fetches_only_the_rest(desk, cache, tmp_path):
     checkpoint = desk.checkpoint("step3")
     desk.fetcher.settings(checkpoint)
     desk.fetcher.weights(checkpoint)
@@ -71,7 +64,7 @@ def test_the_client_fetches_only_the_rest(desk: Desk, cache: Path, tmp_path: Pat
     assert desk.requests(CDN) == 0
 
 
-def test_what_the_client_fetched_is_verified_and_never_evicted(desk: Desk, cache: Path) -> None:
+def test_what_the_client_fetched_is_verified_and_never_evicted(desk, cache):
     checkpoint = desk.checkpoint("step3")
     theirs(desk.hub, cache, checkpoint)
     desk.requests()
@@ -98,7 +91,7 @@ def test_what_the_client_fetched_is_verified_and_never_evicted(desk: Desk, cache
         assert blob.read_bytes() == STEP1
 
 
-def test_files_that_lie_elsewhere_are_used(desk: Desk, cache: Path, tmp_path: Path) -> None:
+def test_files_that_lie_elsewhere_are_used(desk, cache, tmp_path):
     checkpoint = desk.checkpoint("step1")
     place = folder_of(checkpoint) / "model.safetensors"
     place.parent.mkdir(parents=True)
@@ -126,12 +119,12 @@ def test_files_that_lie_elsewhere_are_used(desk: Desk, cache: Path, tmp_path: Pa
     assert stored.read_bytes() == b"damaged"
 
 
-def test_a_cache_only_to_be_read(desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_only_to_be_read(desk, cache, monkeypatch):
     checkpoint = desk.checkpoint("step1")
     theirs(desk.hub, cache, checkpoint)
 
-    def guarded(really: Any) -> Any:
-        def method(path: Path, *rest: object, **named: object) -> object:
+    def guarded(really):
+        def method(path, *rest, **named):
             if path.is_relative_to(cache):
                 raise PermissionError(13, "Permission denied")
             return really(path, *rest, **named)
@@ -146,7 +139,7 @@ def test_a_cache_only_to_be_read(desk: Desk, cache: Path, monkeypatch: pytest.Mo
     assert "HF_HUB_CACHE" in raised.value.hint
 
 
-def test_evicting_removes_what_was_brought_and_leaves_the_settings(desk: Desk, cache: Path) -> None:
+def test_evicting_removes_what_was_brought_and_leaves_the_settings(desk, cache):
     checkpoint = desk.checkpoint("step3")
     desk.fetcher.settings(checkpoint)
     before = tree(cache)
@@ -160,11 +153,11 @@ def test_evicting_removes_what_was_brought_and_leaves_the_settings(desk: Desk, c
     assert desk.requests(".*") == 0
 
 
-def _claim(checkpoint: Checkpoint) -> Path:
+def _claim(checkpoint):
     return Snapshot(REPO).lock(f"{checkpoint.commit}.qaudit")
 
 
-def test_what_another_scan_uses_stays(desk: Desk, hub: Hub) -> None:
+def test_what_another_scan_uses_stays(desk, hub):
     checkpoint = desk.checkpoint("step1")
     other = Desk(hub)
     desk.fetcher.weights(checkpoint)
@@ -178,7 +171,7 @@ def test_what_another_scan_uses_stays(desk: Desk, hub: Hub) -> None:
     moment.join()
 
 
-def test_a_blob_that_revisions_share_or_that_is_needed_goes_last(desk: Desk, cache: Path) -> None:
+def test_a_blob_that_revisions_share_or_that_is_needed_goes_last(desk, cache):
     third, fourth = desk.checkpoint("step3"), desk.checkpoint("step4")
     desk.fetcher.weights(third)
     desk.fetcher.weights(fourth)
@@ -198,7 +191,7 @@ def test_a_blob_that_revisions_share_or_that_is_needed_goes_last(desk: Desk, cac
     assert desk.fetcher.evict(same) == NBYTES
 
 
-def test_a_blob_of_somebody_else_is_theirs_and_half_of_one_is_not(desk: Desk, cache: Path) -> None:
+def test_a_blob_of_somebody_else_is_theirs_and_half_of_one_is_not(desk, cache):
     first, same = desk.checkpoint("step1"), desk.checkpoint("step5")
     partial = Snapshot(REPO).partial(sha256(STEP1))
     desk.hub.faults += [{"match": CDN, "cut": 5000, "times": 1}, {"match": CDN, "flip": 1}]
@@ -221,11 +214,11 @@ def test_a_blob_of_somebody_else_is_theirs_and_half_of_one_is_not(desk: Desk, ca
     assert blobs(cache) == {sha256(STEP1)}
 
 
-def test_a_kill_before_the_rename(desk: Desk, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_before_the_rename(desk, cache, monkeypatch):
     """The ledger is written first; until the rename it is about a file that is not there."""
     checkpoint = desk.checkpoint("step1")
 
-    def die(path: Path, to: Path) -> None:
+    def die(path, to):
         raise SystemExit
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
@@ -240,9 +233,7 @@ def test_a_kill_before_the_rename(desk: Desk, cache: Path, monkeypatch: pytest.M
 
 
 @given(st.lists(st.binary(max_size=30), max_size=8))
-def test_torn_lines_are_skipped(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
-) -> None:
+def test_torn_lines_are_skipped(tmp_path_factory, lines):
     folder = tmp_path_factory.mktemp("ledger")
     file, path = folder / "file", folder / "brought.jsonl"
     file.write_bytes(b"one")
@@ -264,13 +255,13 @@ def test_torn_lines_are_skipped(
     assert not ledger.has(file)
 
 
-def test_many_threads_and_ledgers_write_whole_lines(tmp_path: Path) -> None:
+def test_many_threads_and_ledgers_write_whole_lines(tmp_path):
     files = [tmp_path / f"file {k}" for k in range(40)]
     for file in files:
         file.write_bytes(file.name.encode())
     ledgers = [Ledger(tmp_path / "ledger") for _ in range(4)]
 
-    def enter(which: int) -> None:
+    def enter(which):
         for file in files[which::4]:
             ledgers[which].add(file, Stamp.of(file), file.name, downloaded=True)
 
@@ -279,7 +270,7 @@ def test_many_threads_and_ledgers_write_whole_lines(tmp_path: Path) -> None:
     assert all(ledger.has(file) for ledger in ledgers for file in files)
 
 
-def test_a_ledger_that_cannot_be_written_places_no_blob(desk: Desk, cache: Path) -> None:
+def test_a_ledger_that_cannot_be_written_places_no_blob(desk, cache):
     own_cache().parent.mkdir(parents=True, exist_ok=True)
     checkpoint = desk.checkpoint("step1")
     (own_cache() / "brought.jsonl").mkdir()
@@ -288,7 +279,7 @@ def test_a_ledger_that_cannot_be_written_places_no_blob(desk: Desk, cache: Path)
     assert sha256(STEP1) not in blobs(cache)
 
 
-def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_claim_ends_with_its_process(tmp_path):
     path = tmp_path / "claim"
     code = (
         "import sys; from pathlib import Path; from qaudit.hub.cache import Claims\n"
@@ -304,7 +295,7 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
         assert alone
 
 
-def test_so_many_claims_are_held_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_claims_are_held_no_more(tmp_path, monkeypatch):
     monkeypatch.setattr(holding_module, "MOST_CLAIMS", 2)
     mine, other = Claims(), Claims()
     paths = [tmp_path / name for name in "abc"]

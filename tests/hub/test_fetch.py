@@ -1,7 +1,5 @@
 """Files over bad lines: whatever breaks, what is handed out is whole and nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os
@@ -10,13 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -31,7 +27,7 @@ from qaudit.hub.answers import DroppedError, HubFile
 from qaudit.hub.cache import Snapshot
 from qaudit.hub.fetch import Fetcher, Transfer
 from qaudit.hub.series import settings_files
-from qaudit.types import Checkpoint, TextFile, WeightFile
+from qaudit.types import TextFile, WeightFile
 from tests.support.fetching import CONFIG, REPO, REVISIONS, SHARDS, Desk, blobs, sha256, write
 from tests.support.hub import Hub
 
@@ -39,7 +35,7 @@ STEP1 = REVISIONS["step1"]["model.safetensors"]
 NBYTES = len(STEP1)
 
 
-def read(folder: Path, checkpoint: Checkpoint) -> list[bytes]:
+def read(folder, checkpoint):
     return [(folder / file.name).read_bytes() for file in checkpoint.files]
 
 
@@ -49,7 +45,7 @@ CDN, HUB = "GET /cdn", r"GET /alice/tiny/resolve/.*model\.safetensors"
 LIMITED = {"RateLimit": '"resolvers";r=0;t=7'}
 ONCE, TWICE = {"match": CDN, "times": 1}, {"match": CDN, "times": 2}
 HUB_ONCE, HUB_TWICE = {"match": HUB, "times": 1}, {"match": HUB, "times": 2}
-HEALS: list[tuple[list[dict[str, Any]], str]] = [
+HEALS = [
     ([{**ONCE, "cut": 0}], "broke"),
     ([{"match": CDN, "cut": 20_000, "times": 12}], "broke"),
     ([{**ONCE, "cut": NBYTES - 1}], "broke"),
@@ -74,7 +70,7 @@ HEALS: list[tuple[list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("faults", "said"), HEALS, ids=str)
-def test_what_breaks_off_ends_whole(hub: Hub, cache: Path, faults: Any, said: str) -> None:
+def test_what_breaks_off_ends_whole(hub, cache, faults, said):
     desk = Desk(hub, timeout_seconds=0.3 if said == "silent" else 20.0)
     desk.hub.faults += [dict(fault) for fault in faults]
     checkpoint = desk.checkpoint("step1")
@@ -88,7 +84,7 @@ def test_what_breaks_off_ends_whole(hub: Hub, cache: Path, faults: Any, said: st
 
 WHERE = "`model.safetensors` of `alice/tiny` at `step1`"
 A_DAY = {"match": HUB, "status": 429, "headers": {"Retry-After": "86400"}}
-ENDS: list[tuple[dict[str, Any], str]] = [
+ENDS = [
     ({"match": CDN, "cut": 0}, f"{WHERE} broke off at 0"),
     ({"match": CDN, "status": 503}, f"{WHERE} .* 503"),
     ({"match": HUB, "status": 429}, f"{WHERE} .* 429"),
@@ -99,7 +95,7 @@ ENDS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fault", "says"), ENDS, ids=str)
-def test_a_break_leaves_no_file(hub: Hub, cache: Path, fault: dict[str, Any], says: str) -> None:
+def test_a_break_leaves_no_file(hub, cache, fault, says):
     desk = Desk(hub, options={"tries": 2}, timeout_seconds=0.3 if "silent" in fault else 20.0)
     checkpoint = desk.checkpoint("step1")
     hub.faults.append(dict(fault))
@@ -113,7 +109,7 @@ def test_a_break_leaves_no_file(hub: Hub, cache: Path, fault: dict[str, Any], sa
     assert read(desk.fetcher.weights(checkpoint), checkpoint) == [STEP1]
 
 
-def test_an_attempt_that_brought_bytes_begins_the_count_anew_and_waits_are_kept(desk: Desk) -> None:
+def test_an_attempt_that_brought_bytes_begins_the_count_anew_and_waits_are_kept(desk):
     halves = [{"match": CDN, "status": 503, "times": 5}, {"match": CDN, "cut": 9000, "times": 1}]
     desk.hub.faults += [dict(fault) for fault in halves * 2]
     checkpoint = desk.checkpoint("step1")
@@ -128,7 +124,7 @@ def test_an_attempt_that_brought_bytes_begins_the_count_anew_and_waits_are_kept(
     assert desk.pauses == [8.0, 31.0]
 
 
-def test_what_came_before_a_break_is_not_sent_again(desk: Desk) -> None:
+def test_what_came_before_a_break_is_not_sent_again(desk):
     desk.hub.faults.append({"match": CDN, "cut": 120_000, "times": 1})
     desk.fetcher.weights(desk.checkpoint("step1"))
     first, second = desk.hub.asked(CDN)
@@ -140,7 +136,7 @@ def test_what_came_before_a_break_is_not_sent_again(desk: Desk) -> None:
     assert "going on in" in said
 
 
-def test_no_transfer_goes_on_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_transfer_goes_on_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch_module, "_MOST_BREAKS", 20)
     line = Line(STEP1, [1] * NBYTES)
     with pytest.raises(UnreachableError, match="in 20 attempts, too often"):
@@ -165,7 +161,7 @@ Fetcher(client, Listing(client)).weights(Checkpoint(Ref({REPO!r}, "step1"), "x",
 
 
 @contextmanager
-def another(hub: Hub, checkpoint: Checkpoint, begun: Callable[[], bool]) -> Iterator[Any]:
+def another(hub, checkpoint, begun):
     """Have another process fetch the weights, and enter once it has begun."""
     program = [sys.executable, "-c", _FETCH, hub.url, str(checkpoint.commit), sha256(STEP1)]
     process = subprocess.Popen(program, env={**os.environ, "HF_HUB_OFFLINE": "0"})
@@ -175,7 +171,7 @@ def another(hub: Hub, checkpoint: Checkpoint, begun: Callable[[], bool]) -> Iter
     yield process
 
 
-def test_a_killed_process_is_gone_on_with(hub: Hub, desk: Desk, cache: Path) -> None:
+def test_a_killed_process_is_gone_on_with(hub, desk, cache):
     checkpoint, partial = desk.checkpoint("step1"), Snapshot(REPO).partial(sha256(STEP1))
     hub.faults.append({"match": CDN, "stall": 200_000, "times": 1})
     came = lambda: partial.exists() and partial.stat().st_size >= 200_000  # noqa: E731
@@ -193,7 +189,7 @@ def test_a_killed_process_is_gone_on_with(hub: Hub, desk: Desk, cache: Path) -> 
     assert blobs(cache) == {sha256(STEP1)}
 
 
-def test_two_processes_share_one_download(hub: Hub, desk: Desk) -> None:
+def test_two_processes_share_one_download(hub, desk):
     checkpoint = desk.checkpoint("step1")  # which the other may send once we were seen to wait
     heard = SimpleNamespace(is_set=lambda: bool(desk.heard))
     hub.faults.append({"match": CDN, "until": heard, "times": 1})
@@ -204,10 +200,10 @@ def test_two_processes_share_one_download(hub: Hub, desk: Desk) -> None:
     assert any("fetched by another process" in text for text in desk.heard)
 
 
-def test_what_another_run_left_is_believed_only_by_its_hash(desk: Desk, cache: Path) -> None:
+def test_what_another_run_left_is_believed_only_by_its_hash(desk, cache):
     checkpoint, partial = desk.checkpoint("step1"), Snapshot(REPO).partial(sha256(STEP1))
     partial.parent.mkdir(parents=True)
-    wrong: list[tuple[bytes, list[str | None]]] = [(bytes(1000), ["bytes=1000-", None])]
+    wrong = [(bytes(1000), ["bytes=1000-", None])]
     for data, ranges in (*wrong, (STEP1 + b"!", [None]), (STEP1, []), (b"", [None])):
         partial.write_bytes(data)
         desk.heard.clear()
@@ -219,7 +215,7 @@ def test_what_another_run_left_is_believed_only_by_its_hash(desk: Desk, cache: P
         assert desk.fetcher.evict(checkpoint) == NBYTES
 
 
-def test_a_stopped_fetcher_ends_soon_and_keeps_what_came(hub: Hub, cache: Path) -> None:
+def test_a_stopped_fetcher_ends_soon_and_keeps_what_came(hub, cache):
     desk = Desk(hub, options={"pause": None})
     checkpoint = desk.checkpoint("step1")
     hub.faults.append({"match": CDN, "cut": 90_000})
@@ -229,7 +225,7 @@ def test_a_stopped_fetcher_ends_soon_and_keeps_what_came(hub: Hub, cache: Path) 
     assert desk.fetcher.nbytes_missing(checkpoint) == NBYTES - 90_000
 
 
-def test_shards_come_side_by_side_and_shared_ones_once(hub: Hub, cache: Path) -> None:
+def test_shards_come_side_by_side_and_shared_ones_once(hub, cache):
     desk = Desk(hub, options={"workers": 3})
     checkpoint, other = desk.checkpoint("step3"), desk.checkpoint("step4")
     bad = rf"GET /cdn/{checkpoint.files[1].sha256}"
@@ -250,11 +246,11 @@ def test_shards_come_side_by_side_and_shared_ones_once(hub: Hub, cache: Path) ->
     assert len(blobs(cache)) == 5
 
 
-def asked(hub: Hub) -> int:
+def asked(hub):
     return len(hub.asked(CDN))
 
 
-def test_a_damaged_or_edited_file_is_fetched_again(desk: Desk, hub: Hub, cache: Path) -> None:
+def test_a_damaged_or_edited_file_is_fetched_again(desk, hub, cache):
     checkpoint = desk.checkpoint("step1")
     path = desk.fetcher.weights(checkpoint) / "model.safetensors"
     for damaged in (STEP1[:100] + bytes([STEP1[100] ^ 1]) + STEP1[101:], STEP1[:-1], STEP1 + b"\0"):
@@ -279,7 +275,7 @@ def test_a_damaged_or_edited_file_is_fetched_again(desk: Desk, hub: Hub, cache: 
         assert content_read(checkpoint) == {"model.safetensors": sha256(STEP1)}
 
 
-def test_hashed_once(desk: Desk, hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashed_once(desk, hub, cache, monkeypatch):
     monkeypatch.setattr(stamps, "SETTLED_NS", -1)
     checkpoint = desk.checkpoint("step1")
     real = desk.fetcher.weights(checkpoint) / "model.safetensors"
@@ -292,7 +288,7 @@ def test_hashed_once(desk: Desk, hub: Hub, cache: Path, monkeypatch: pytest.Monk
     assert third.steps == [("step1", NBYTES, NBYTES)]
 
 
-def test_what_is_on_this_machine_needs_no_hub(desk: Desk, hub: Hub, tmp_path: Path) -> None:
+def test_what_is_on_this_machine_needs_no_hub(desk, hub, tmp_path):
     checkpoint = desk.checkpoint("step3")
     desk.fetcher.settings(checkpoint)
     desk.fetcher.weights(checkpoint)
@@ -309,18 +305,18 @@ def test_what_is_on_this_machine_needs_no_hub(desk: Desk, hub: Hub, tmp_path: Pa
 
 
 @contextmanager
-def _full_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, number: int) -> Iterator[None]:
+def _full_after(monkeypatch, nbytes, number):
     """Let files that are written without a buffer take so many bytes and no more."""
     really = io.FileIO.write
 
     class Full(io.FileIO):
-        def write(self, data: Any, /) -> int:
+        def write(self, data, /):
             room = nbytes - self.tell()
             if room <= 0:
                 raise OSError(number, os.strerror(number))
             return really(self, data[:room])
 
-    def opened(path: Path, mode: str = "r", buffering: int = -1, **rest: Any) -> Any:
+    def opened(path, mode="r", buffering=-1, **rest):
         return Full(path, mode) if buffering == 0 else open(path, mode, buffering, **rest)  # noqa: PTH123
 
     with monkeypatch.context() as patch:
@@ -328,7 +324,7 @@ def _full_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, number: int) -> It
         yield
 
 
-def test_a_full_disk_keeps_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_nothing(desk, monkeypatch):
     checkpoint = desk.checkpoint("step1")
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         full = number != errno.EIO
@@ -346,7 +342,7 @@ def test_a_full_disk_keeps_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
     assert not desk.requests(CDN)  # before the first byte
 
 
-def test_each_file_looks_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_looks_for_room(tmp_path, monkeypatch):
     usage = shutil.disk_usage("/")._replace(free=NBYTES - 1001)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     line, partial = Line(STEP1, []), tmp_path / "partial"
@@ -358,7 +354,7 @@ def test_each_file_looks_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert line.asked == [1001]
 
 
-def test_a_path_that_leaves_and_a_hash_that_is_none_are_refused(desk: Desk, cache: Path) -> None:
+def test_a_path_that_leaves_and_a_hash_that_is_none_are_refused(desk, cache):
     checkpoint = desk.checkpoint("step1")
     for path in ("../evil", "/etc/evil", "a/../../evil", "a//evil", "./evil", "", "a\\evil",
                  "a\nevil", "a/."):  # fmt: skip
@@ -375,7 +371,7 @@ def test_a_path_that_leaves_and_a_hash_that_is_none_are_refused(desk: Desk, cach
             desk.fetcher.weights(evil)
 
 
-def test_nothing_is_written_through_a_link(desk: Desk, cache: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_link(desk, cache, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     text = TextFile("x", REPO, desk.listing.commit(REPO, "step1"), "sub/x.txt", 0, sha256(b""))
@@ -393,7 +389,7 @@ def test_nothing_is_written_through_a_link(desk: Desk, cache: Path, tmp_path: Pa
 # ------------------------------------------------------------------------------------ settings
 
 
-def test_equal_files_come_once_and_a_missing_config_is_named(cache: Path, tmp_path: Path) -> None:
+def test_equal_files_come_once_and_a_missing_config_is_named(cache, tmp_path):
     files = {"config.json": CONFIG, "generation_config.json": CONFIG, "vocab.json": CONFIG}
     write(tmp_path / "hub", {"only": files, "bare": {"README.md": b"#"}})
     with Hub(tmp_path / "hub").running() as hub:
@@ -411,7 +407,7 @@ OF_B = "b/config.json b/tokenizer.model"
 STORED = f"{ROOT_ALL} {OF_B} modeling.py model.safetensors.index.json a/config.json b/modeling.py"
 
 
-def test_a_folder_has_all_its_settings_from_itself_or_above(cache: Path, tmp_path: Path) -> None:
+def test_a_folder_has_all_its_settings_from_itself_or_above(cache, tmp_path):
     stored = [*STORED.split(), *(f"{folder}/model.safetensors" for folder in "abc")]
     write(tmp_path / "hub", {"main": {path: path.encode() for path in stored}})
     with Hub(tmp_path / "hub").running() as hub:
@@ -447,7 +443,7 @@ _paths = st.builds(lambda folders, name: "/".join([*folders, name]),
 
 
 @given(st.sets(_paths), st.sampled_from([None, "a", "a/b"]), st.booleans())
-def test_settings_come_from_above(paths: set[str], subfolder: str | None, code: bool) -> None:
+def test_settings_come_from_above(paths, subfolder, code):
     files = [HubFile(path, 1, sha256(path.encode())[:40], None) for path in sorted(paths)]
     placed = settings_files(files, subfolder, code=code)
     start = f"{subfolder}/" if subfolder else ""
@@ -464,7 +460,7 @@ def test_settings_come_from_above(paths: set[str], subfolder: str | None, code: 
     assert beside <= {file.path for file, _ in placed}
 
 
-def test_a_text_of_a_dataset_comes_the_same_way(cache: Path, tmp_path: Path) -> None:
+def test_a_text_of_a_dataset_comes_the_same_way(cache, tmp_path):
     lines = b'{"text": "hello"}\n' * 9000
     folder = tmp_path / "hub" / "datasets" / "alice" / "web" / "main" / "en"
     folder.mkdir(parents=True)
@@ -492,18 +488,16 @@ def test_a_text_of_a_dataset_comes_the_same_way(cache: Path, tmp_path: Path) -> 
 class Line:
     """A source that brings so many bytes at each attempt and then breaks off."""
 
-    def __init__(self, data: bytes, brings: list[int]) -> None:
+    def __init__(self, data, brings):
         self.data, self.brings, self.asked = data, list(brings), list[int]()
         self.stopped = threading.Event()
 
     @contextmanager
-    def download(
-        self, repo: str, commit: str, file: HubFile, start: int, **rest: Any
-    ) -> Iterator[Iterator[bytes]]:
+    def download(self, repo, commit, file, start, **rest):
         self.asked.append(start)
         brings = self.brings.pop(0) if self.brings else len(self.data)
 
-        def pieces() -> Iterator[bytes]:
+        def pieces():
             yield self.data[start : start + brings]
             if start + brings < len(self.data):
                 raise DroppedError("it broke")
@@ -511,17 +505,17 @@ class Line:
         yield pieces()
 
 
-def fetch(file: HubFile, partial: Path, line: Any, counted: list[int] | None = None) -> None:
+def fetch(file, partial, line, counted=None):
     """Fetch one file over a line, and count what is there of it."""
     counted = [] if counted is None else counted
-    progress: Any = SimpleNamespace(advance=lambda blob, nbytes: counted.append(nbytes))
-    listing: Any = None
+    progress = SimpleNamespace(advance=lambda blob, nbytes: counted.append(nbytes))
+    listing = None
     fetcher = Fetcher(line, listing, pause=lambda seconds: None)
     snapshot = Snapshot(REPO, commit="c" * 40, revision="c" * 40, label="x")
     Transfer(fetcher, snapshot, file, progress).fetch(partial)
 
 
-def _listed(data: bytes) -> HubFile:
+def _listed(data):
     return HubFile("x.safetensors", len(data), "0" * 40, sha256(data))
 
 
@@ -532,23 +526,19 @@ def _listed(data: bytes) -> HubFile:
     brings=st.lists(st.integers(1, 30), max_size=12),
 )
 def test_whatever_was_there_and_wherever_it_breaks_the_bytes_are_right(
-    tmp_path_factory: pytest.TempPathFactory,
-    data: bytes,
-    had: bytes | None,
-    good: bool,
-    brings: list[int],
-) -> None:
+    tmp_path_factory, data, had, good, brings
+):
     partial = tmp_path_factory.mktemp("x") / "partial"
     if had is not None:
         partial.write_bytes(data[: len(had)] if good else had)
-    counted: list[int] = []
+    counted = []
     line = Line(data, brings)
     fetch(_listed(data), partial, line, counted)
     assert partial.read_bytes() == data
     assert sum(counted) == len(data)
 
 
-def test_two_hosts_without_locks(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hosts_without_locks(hub, cache, monkeypatch):
     desks = [Desk(hub), Desk(hub)]
     checkpoint = desks[0].checkpoint("step1")
     for number in (errno.ENOLCK, errno.ENOSYS):

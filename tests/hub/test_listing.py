@@ -1,13 +1,10 @@
 """What the listing remembers, what it asks, and how often: the number of calls is a promise."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,17 +13,16 @@ from hypothesis import strategies as st
 
 from qaudit.checkpoints.safetensors import headers
 from qaudit.errors import HubError, UnreachableError
-from qaudit.hub.answers import HubFile, is_commit
+from qaudit.hub.answers import is_commit
 from qaudit.hub.api import Client
 from qaudit.hub.listing import FIRST_NBYTES, Listing
 from tests.support.fetching import write
 from tests.support.hub import Hub
 
 REPO, SHARDED = "alice/tiny", "alice/sharded"
-Tensors = dict[str, tuple[int, ...]]
 
 
-def safetensors(tensors: Tensors, *, fill: int = 0) -> bytes:
+def safetensors(tensors, *, fill=0):
     """Bytes of a file of bf16 tensors."""
     table, at = {}, 0
     for name, shape in tensors.items():
@@ -37,12 +33,12 @@ def safetensors(tensors: Tensors, *, fill: int = 0) -> bytes:
     return struct.pack("<Q", len(header)) + header + bytes([fill]) * at
 
 
-def put(root: Path, repo: str, revision: str, files: dict[str, bytes]) -> None:
+def put(root, repo, revision, files):
     write(root, {revision: {"config.json": b"{}", **files}}, repo)
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
     for step in (1, 2):
         tensors = {"embed": (8, 4), "head": (4, 8)}
@@ -59,15 +55,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SERVED = {"page": 2}
 
 
-def listing(hub: Hub, folder: Path, **options: Any) -> Listing:
+def listing(hub, folder, **options):
     return Listing(Client(hub.url, pause=lambda seconds: None, **options), folder)
 
 
-def weights(files: tuple[HubFile, ...]) -> list[HubFile]:
+def weights(files):
     return [file for file in files if file.path.endswith(".safetensors")]
 
 
-def test_the_calls_of_a_plan_are_counted(hub: Hub, tmp_path: Path) -> None:
+def test_the_calls_of_a_plan_are_counted(hub, tmp_path):
     mine = listing(hub, tmp_path)
     client = mine.client
     names = mine.revisions(REPO)
@@ -96,7 +92,7 @@ def test_the_calls_of_a_plan_are_counted(hub: Hub, tmp_path: Path) -> None:
         assert again.client.requests == asked
 
 
-def test_a_name_becomes_a_commit_or_is_told_the_nearest(hub: Hub, tmp_path: Path) -> None:
+def test_a_name_becomes_a_commit_or_is_told_the_nearest(hub, tmp_path):
     mine = listing(hub, tmp_path)
     with ThreadPoolExecutor(8) as pool:  # threads ask for names once
         found = set(pool.map(lambda n: mine.commit(REPO), range(16)))
@@ -115,7 +111,7 @@ def test_a_name_becomes_a_commit_or_is_told_the_nearest(hub: Hub, tmp_path: Path
     assert mine.client.requests == 2
 
 
-def test_a_branch_comes_first_and_a_pull_request_is_asked_for(hub: Hub, tmp_path: Path) -> None:
+def test_a_branch_comes_first_and_a_pull_request_is_asked_for(hub, tmp_path):
     names = {
         "branches": [{"name": "v1", "ref": "x", "targetCommit": "b" * 40}],
         "converts": [],
@@ -130,10 +126,10 @@ def test_a_branch_comes_first_and_a_pull_request_is_asked_for(hub: Hub, tmp_path
     assert mine.commit(REPO, "refs/pr/1") == "c" * 40
 
 
-def test_offline_names_are_those_last_seen(hub: Hub, tmp_path: Path) -> None:
+def test_offline_names_are_those_last_seen(hub, tmp_path):
     names = listing(hub, tmp_path).revisions(REPO)
     hub.stop()
-    said: list[str] = []
+    said = []
     offline = listing(hub, tmp_path, offline=True, say=said.append)
     assert offline.revisions(REPO) == names
     assert offline.commit(REPO, "step1") == next(r.commit for r in names if r.name == "step1")
@@ -143,7 +139,7 @@ def test_offline_names_are_those_last_seen(hub: Hub, tmp_path: Path) -> None:
         listing(hub, tmp_path).revisions(REPO)
 
 
-def test_a_header_takes_a_range_and_a_long_one_two(hub: Hub, root: Path, tmp_path: Path) -> None:
+def test_a_header_takes_a_range_and_a_long_one_two(hub, root, tmp_path):
     mine = listing(hub, tmp_path)
     commit = mine.commit(SHARDED)
     shards = weights(mine.files(SHARDED, commit))
@@ -178,7 +174,7 @@ BROKEN = [
 ]
 
 
-def test_a_header_that_is_none_or_of_another_blob_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_header_that_is_none_or_of_another_blob_is_refused_by_name(tmp_path):
     root = tmp_path / "root"
     for number, content in enumerate(BROKEN):
         put(root, REPO, f"v{number:02}", {"model.safetensors": content})
@@ -191,7 +187,7 @@ def test_a_header_that_is_none_or_of_another_blob_is_refused_by_name(tmp_path: P
     with Hub(root).running() as hub:
         mine = listing(hub, tmp_path / "store")
 
-        def refused(revision: str, match: str) -> None:
+        def refused(revision, match):
             commit = mine.commit(REPO, revision)
             with pytest.raises(HubError, match=match.replace("COMMIT", commit)):
                 mine.shapes(REPO, commit, weights(mine.files(REPO, commit)))
@@ -208,14 +204,14 @@ def test_a_header_that_is_none_or_of_another_blob_is_refused_by_name(tmp_path: P
         refused("v08", "another blob")
 
 
-def kept_files(folder: Path) -> list[Path]:
+def kept_files(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 DAMAGE = [b"", None, b"[1, 2, 3]", b"\xff\xfe\x00", b"[" * 100_000, b'{"key": ["trees"]}', b"{}"]
 
 
-def test_a_damaged_record_is_as_good_as_absent(hub: Hub, tmp_path: Path) -> None:
+def test_a_damaged_record_is_as_good_as_absent(hub, tmp_path):
     mine = listing(hub, tmp_path)
     commit = mine.commit(REPO, "step1")
     files = mine.files(REPO, commit)
@@ -236,7 +232,7 @@ def test_a_damaged_record_is_as_good_as_absent(hub: Hub, tmp_path: Path) -> None
         third.revisions(REPO)
 
 
-def test_what_lies_on_the_disk_is_believed_no_more_than_the_wire(hub: Hub, tmp_path: Path) -> None:
+def test_what_lies_on_the_disk_is_believed_no_more_than_the_wire(hub, tmp_path):
     for number, value in enumerate(
         [[["../../x", 1, "a" * 40, None]], [["x", -1, "a" * 40, None]], {"path": "x"}, None]
     ):
@@ -255,7 +251,7 @@ def test_what_lies_on_the_disk_is_believed_no_more_than_the_wire(hub: Hub, tmp_p
         assert mine.client.requests > 0
 
 
-def test_one_hub_does_not_answer_for_another(root: Path, hub: Hub, tmp_path: Path) -> None:
+def test_one_hub_does_not_answer_for_another(root, hub, tmp_path):
     mine = listing(hub, tmp_path)
     commit = mine.commit(REPO)
     files = mine.files(REPO, commit)
@@ -269,13 +265,13 @@ def test_one_hub_does_not_answer_for_another(root: Path, hub: Hub, tmp_path: Pat
 
 
 @given(st.lists(st.text(), min_size=1, max_size=4), st.sampled_from(["trees", "headers"]))
-def test_no_name_leaves_the_folder(key: list[str], shelf: str) -> None:
+def test_no_name_leaves_the_folder(key, shelf):
     path = Listing(Client("http://127.0.0.1:1"), Path("/store"))._path((shelf, *key))
     assert path.parent == Path(f"/store/v1/{shelf}")
     assert path.name.removesuffix(".json").isalnum()
 
 
-def test_a_place_that_is_no_folder_keeps_nothing(hub: Hub, tmp_path: Path) -> None:
+def test_a_place_that_is_no_folder_keeps_nothing(hub, tmp_path):
     folder = tmp_path / "store"
     folder.write_text("in the way")
     mine = listing(hub, folder)
@@ -287,7 +283,7 @@ def test_a_place_that_is_no_folder_keeps_nothing(hub: Hub, tmp_path: Path) -> No
     assert mine.client.requests == asked  # in this process it remembers all the same
 
 
-def test_nothing_is_half_written(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_half_written(hub, tmp_path, monkeypatch):
     mine = listing(hub, tmp_path)
     monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

@@ -1,12 +1,8 @@
 """What others downloaded is found offline: names, trees, files, and what is not there is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +17,6 @@ from qaudit.hub.listing import Listing
 from qaudit.hub.series import with_files
 from qaudit.text.texts import find_text
 from tests.support.fetching import write
-from tests.support.hub import Hub
 from tests.support.series import find_series
 
 REPO, TEXTS = "alice/branches", "alice/text"
@@ -30,11 +25,11 @@ SMALL = {"config.json": b'{"model_type": "llama"}', "tokenizer.json": b"{}"}
 INDEX = "model.safetensors.index.json"
 
 
-def tensors(**shapes: tuple[int, ...]) -> bytes:
+def tensors(**shapes):
     return save({name: np.ones(shape, np.float16) for name, shape in shapes.items()})
 
 
-def sharded(**shapes: tuple[int, ...]) -> dict[str, bytes]:
+def sharded(**shapes):
     """Return one shard for each tensor, under names that only the index tells to be a set."""
     names = {tensor: f"part-{tensor}.safetensors" for tensor in shapes}
     index = json.dumps({"metadata": {}, "weight_map": names}).encode()
@@ -43,7 +38,7 @@ def sharded(**shapes: tuple[int, ...]) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
     one = SMALL | {"model.safetensors": tensors(a=(3, 4))}
     many = SMALL | sharded(a=(5, 2), b=(7,))
@@ -55,7 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def download(hub: Hub, cache: Path, *revisions: str, **options: Any) -> None:
+def download(hub, cache, *revisions, **options):
     """Have the unmodified client download revisions."""
     for revision in revisions:
         where = {"cache_dir": cache, "endpoint": hub.url, "token": False, **options}
@@ -63,17 +58,17 @@ def download(hub: Hub, cache: Path, *revisions: str, **options: Any) -> None:
     hub.log.clear()
 
 
-def online(hub: Hub, folder: Path) -> Listing:
+def online(hub, folder):
     return Listing(Client(hub.url, pause=lambda seconds: None), folder)
 
 
-def offline_listing(folder: Path, said: list[str] | None = None) -> Listing:
+def offline_listing(folder, said=None):
     """Open a listing that remembers nothing and has nobody to ask."""
     heard = said if said is not None else []
     return Listing(Client("http://127.0.0.1:1", offline=True, say=heard.append), folder / "empty")
 
 
-def test_what_was_downloaded_is_as_the_hub_lists_it(hub: Hub, cache: Path, tmp_path: Path) -> None:
+def test_what_was_downloaded_is_as_the_hub_lists_it(hub, cache, tmp_path):
     download(hub, cache, "main", "step1", "run/step2", "step3")
     theirs, mine = online(hub, tmp_path / "online"), offline_listing(tmp_path)
     names = {r.name: r.commit for r in theirs.revisions(REPO)}
@@ -103,7 +98,7 @@ def test_what_was_downloaded_is_as_the_hub_lists_it(hub: Hub, cache: Path, tmp_p
         Fetcher(mine.client, mine).weights(checkpoint)
 
 
-def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Path) -> None:
+def test_a_text_that_was_downloaded_is_found(hub, cache, tmp_path):
     source, other = (f"hf://datasets/{TEXTS}/en/{name}" for name in ("a.jsonl", "b.json.gz"))
     hf_hub_download(TEXTS, "en/a.jsonl", repo_type="dataset", cache_dir=cache, endpoint=hub.url)
     mine = offline_listing(tmp_path)
@@ -114,7 +109,7 @@ def test_a_text_that_was_downloaded_is_found(hub: Hub, cache: Path, tmp_path: Pa
         find_text(mine, other)
 
 
-def test_a_name_that_was_not_downloaded_is_named(hub: Hub, cache: Path, tmp_path: Path) -> None:
+def test_a_name_that_was_not_downloaded_is_named(hub, cache, tmp_path):
     names = online(hub, tmp_path / "mine").revisions(REPO)
     download(hub, cache, "step1")
     assert Listing(Client(hub.url, offline=True), tmp_path / "mine").revisions(REPO) == names
@@ -135,8 +130,8 @@ def test_a_name_that_was_not_downloaded_is_named(hub: Hub, cache: Path, tmp_path
     assert [file.name for file in found.files] == ["model.safetensors"]
 
 
-def test_an_incomplete_snapshot_is_refused_alone(hub: Hub, cache: Path, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_an_incomplete_snapshot_is_refused_alone(hub, cache, tmp_path):
+    said = []
     download(hub, cache, "step1", allow_patterns=["config.json"])
     mine = offline_listing(tmp_path, said)
     with pytest.raises(HubError, match=r"not whole on this machine, and `HF_HUB_OFFLINE`"):
@@ -159,20 +154,20 @@ def test_an_incomplete_snapshot_is_refused_alone(hub: Hub, cache: Path, tmp_path
 COMMIT, BLOB = "a" * 40, "b" * 64
 
 
-def lay(cache: Path, path: str, text: str = COMMIT) -> Path:
+def lay(cache, path, text=COMMIT):
     place = cache / FOLDER / path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text, encoding="utf-8")
     return place
 
 
-def point(cache: Path, path: str, target: str | Path) -> None:
+def point(cache, path, target):
     place = cache / FOLDER / "snapshots" / COMMIT / path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(target)
 
 
-def test_links_elsewhere_are_no_files_and_damage_is_refused(cache: Path, tmp_path: Path) -> None:
+def test_links_elsewhere_are_no_files_and_damage_is_refused(cache, tmp_path):
     lay(cache, f"blobs/{BLOB}", "good")
     lay(cache, "blobs/not-a-hash", "x")
     outside = tmp_path / "outside" / BLOB
@@ -193,7 +188,7 @@ def test_links_elsewhere_are_no_files_and_damage_is_refused(cache: Path, tmp_pat
         offline_listing(tmp_path).files(REPO, COMMIT)
 
 
-def test_a_name_that_is_none_condemns_all_of_them(cache: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_none_condemns_all_of_them(cache, tmp_path):
     lay(cache, "refs/main")
     lay(cache, f"blobs/{BLOB}", "good")
     point(cache, "good", f"../../blobs/{BLOB}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,17 +14,16 @@ from qaudit.errors import HubError, UsageError
 from qaudit.hub.api import Client
 from qaudit.hub.listing import Listing
 from qaudit.hub.series import find_all, is_hub, with_files
-from qaudit.types import Checkpoint, Recipe, Ref
+from qaudit.types import Recipe, Ref
 from tests.support.fetching import write
-from tests.support.hub import Hub, Serve, write_headers
+from tests.support.hub import Serve, write_headers
 from tests.support.names import names_of
 from tests.support.series import find_series
 
 RECIPE = Recipe(("x",), ())
-Files = dict[str, bytes | str]
 
 
-def weights(seed: str, *names: str) -> Files:
+def weights(seed, *names):
     names = names or ("model.safetensors",)
     return {"config.json": "{}"} | {name: f"{seed} {name}".encode() for name in names}
 
@@ -33,14 +31,14 @@ def weights(seed: str, *names: str) -> Files:
 WEIGHTS = weights("w")
 
 
-def shards(total: int) -> list[str]:
+def shards(total):
     return [f"model-{k:05}-of-{total:05}.safetensors" for k in range(1, total + 1)]
 
 
 INDEX = "model.safetensors.index.json"
 
 
-def sharded(seed: str, total: int = 2) -> Files:
+def sharded(seed, total=2):
     named = {f"t{k}": name for k, name in enumerate(shards(total))}
     index = json.dumps({"weight_map": named})
     return {**weights(seed, *shards(total)), INDEX: index}
@@ -53,7 +51,7 @@ class Place:
     root: Path
     serve: Serve
 
-    def write(self, repo: str, revisions: dict[str, Files], **settings: object) -> None:
+    def write(self, repo, revisions, **settings):
         found = {
             revision: {n: c if isinstance(c, bytes) else c.encode() for n, c in files.items()}
             for revision, files in revisions.items()
@@ -63,42 +61,42 @@ class Place:
         (self.root / repo / "repo.json").write_text(json.dumps(settings))
 
     @cached_property
-    def hub(self) -> Hub:
+    def hub(self):
         return self.serve(self.root)
 
-    def listing(self) -> Listing:
+    def listing(self):
         """Open the Hub as another process would."""
         client = Client(self.hub.url, pause=lambda seconds: None)
         return Listing(client, self.root.parent / "kept")
 
-    def find(self, target: str, recipe: Recipe = RECIPE) -> tuple[Checkpoint, ...]:
+    def find(self, target, recipe=RECIPE):
         return find_series(self.listing(), target, recipe)
 
-    def read(self, target: str) -> tuple[Checkpoint, ...]:
+    def read(self, target):
         """Return the checkpoints of a target with their files."""
         return with_files(listing := self.listing(), find_series(listing, target, RECIPE))
 
 
 @pytest.fixture
-def place(tmp_path: Path, serve: Serve) -> Place:
+def place(tmp_path, serve):
     (tmp_path / "hub").mkdir()
     return Place(tmp_path / "hub", serve)
 
 
-def labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
+def labels(checkpoints):
     return [c.label for c in checkpoints]
 
 
-def files(checkpoint: Checkpoint) -> list[str]:
+def files(checkpoint):
     return [file.name for file in checkpoint.files]
 
 
-def calls(hub: Hub) -> list[str]:
+def calls(hub):
     """Return what was asked, without the hashes in it."""
     return [e["path"].partition("/api/models/")[2] for e in hub.asked("/api/")]
 
 
-def test_a_folder_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_comes_before_the_hub(tmp_path, monkeypatch):
     for target in (
         "allenai/OLMo-2-1124-7B@stage1-step1000-tokens5B", "org/name@refs/pr/1",
         "org/name@main//checkpoint-500", "org/name//checkpoint-500", "hf://org/name",
@@ -115,7 +113,7 @@ def test_a_folder_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.Monke
     assert is_hub("hf://org/name")
 
 
-def test_a_target_that_is_none_is_refused(place: Place) -> None:
+def test_a_target_that_is_none_is_refused(place):
     place.write("o/run", {"step3": WEIGHTS})
     for target, sentence in (
         ("hf://datasets/org/name/file", "is not the name of a repository"),
@@ -133,7 +131,7 @@ def test_a_target_that_is_none_is_refused(place: Place) -> None:
         find_all(["o/run@step3", "hf://o/run@step3"], RECIPE, lambda: listing)
 
 
-def test_a_thousand_names_are_one_call_and_known(place: Place, tmp_path: Path) -> None:
+def test_a_thousand_names_are_one_call_and_known(place, tmp_path):
     folder = tmp_path / "one"
     write_headers(folder, {"w": ("BF16", (2, 2))}, 100)
     hub, repo = place.hub, "allenai/OLMo-2-1124-7B"
@@ -170,7 +168,7 @@ def test_a_thousand_names_are_one_call_and_known(place: Place, tmp_path: Path) -
     assert {0, 1} < {c.step for c in bad}
 
 
-def test_tags_are_revisions_too_and_what_the_hub_makes_by_itself_is_none(place: Place) -> None:
+def test_tags_are_revisions_too_and_what_the_hub_makes_by_itself_is_none(place):
     place.write("o/run", {f"global_step{n}": WEIGHTS for n in (100, 20)}, branch_per_revision=False)
     repo = place.hub.repos["o/run"]
     repo.branches["refs/convert/parquet"] = repo.tags["global_step20"]
@@ -179,7 +177,7 @@ def test_tags_are_revisions_too_and_what_the_hub_makes_by_itself_is_none(place: 
     assert found[1].commit == found[2].commit  # kept, and seen to be the same
 
 
-def test_a_recipe_s_family_and_schedule_are_heeded(place: Place) -> None:
+def test_a_recipe_s_family_and_schedule_are_heeded(place):
     place.write("o/run", {f"stage2-ingredient2-step{n}": WEIGHTS for n in (250, 500)})
     listing = place.listing()
     linear = {"schedule": {"kind": "linear", "peak": 1.0, "end": 1000}}
@@ -188,7 +186,7 @@ def test_a_recipe_s_family_and_schedule_are_heeded(place: Place) -> None:
         assert (known.family, known.learning_rate) == (family, pytest.approx(rate))
 
 
-def test_one_revision_is_a_series_of_one_and_gives_its_name_to_its_commit(place: Place) -> None:
+def test_one_revision_is_a_series_of_one_and_gives_its_name_to_its_commit(place):
     place.write("o/run", {f"step{n}": weights(str(n)) for n in (1, 2)})
     repo, listing = place.hub.repos["o/run"], place.listing()
     commit = repo.branches["step1"]
@@ -201,9 +199,7 @@ def test_one_revision_is_a_series_of_one_and_gives_its_name_to_its_commit(place:
     assert (nameless.label, nameless.commit) == (first[:12], first)
 
 
-def test_a_folder_that_was_meant_is_thought_of(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_was_meant_is_thought_of(place, tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HubError) as caught:
@@ -218,11 +214,11 @@ def test_a_folder_that_was_meant_is_thought_of(
     assert "folder" not in caught.value.hint
 
 
-def below(folders: dict[str, Files]) -> Files:
+def below(folders):
     return {f"{folder}/{n}": c for folder, found in folders.items() for n, c in found.items()}
 
 
-def test_numbered_folders_beneath_a_model_come_before_it_or_lie_deeper(place: Place) -> None:
+def test_numbered_folders_beneath_a_model_come_before_it_or_lie_deeper(place):
     parts = below({f: weights(f) for f in ("checkpoint-1000", "checkpoint-500", "onnx")})
     place.write("o/run", {"main": weights("end") | parts})
     deep = {f"iter_{step}/mp_rank_00": weights(step) for step in ("0002384", "0000300")}
@@ -244,7 +240,7 @@ def test_numbered_folders_beneath_a_model_come_before_it_or_lie_deeper(place: Pl
     assert [files(c) for c in deeper] == [["model.safetensors"]] * 2
 
 
-def test_folders_of_a_numbered_revision_are_found_when_its_tree_is_read(place: Place) -> None:
+def test_folders_of_a_numbered_revision_are_found_when_its_tree_is_read(place):
     parts = below({"b2": weights("b"), "a1": weights("a")})
     place.write("o/run", {"step1": weights("1"), "step2": parts})
     hub, listing = place.hub, place.listing()
@@ -255,7 +251,7 @@ def test_folders_of_a_numbered_revision_are_found_when_its_tree_is_read(place: P
     assert labels(both) == ["step1", "step2/a1", "step2/b2", "main/a1", "main/b2"]
 
 
-def test_a_folder_can_be_asked_for(place: Place) -> None:
+def test_a_folder_can_be_asked_for(place):
     place.write("o/run", {"main": weights("end") | below({"checkpoint-500": weights("a")})})
     for target in ("o/run//checkpoint-500", "o/run@main//checkpoint-500/"):
         (found,) = place.read(target)
@@ -267,7 +263,7 @@ def test_a_folder_can_be_asked_for(place: Place) -> None:
     assert caught.value.hint == "did you mean `checkpoint-500`?"
 
 
-def test_one_repository_for_each_checkpoint_is_a_series(place: Place) -> None:
+def test_one_repository_for_each_checkpoint_is_a_series(place):
     step = "TinyLlama-1.1B-intermediate-step"
     names = [f"{step}-1431k-3T", f"{step}-480k-1T", f"{step}-50K-105b", "TinyLlama-1.1B-Chat-v1.0"]
     for name in names:
@@ -283,7 +279,7 @@ def test_one_repository_for_each_checkpoint_is_a_series(place: Place) -> None:
     assert labels(find_all(pair, RECIPE, lambda: listing)) == labels(found)[:2]
 
 
-def test_equal_names_are_told_apart_by_their_repositories(place: Place) -> None:
+def test_equal_names_are_told_apart_by_their_repositories(place):
     for repo in ("o/a", "p/a", "o/b"):
         place.write(repo, {"step1": weights(repo)})
     listing = place.listing()
@@ -291,7 +287,7 @@ def test_equal_names_are_told_apart_by_their_repositories(place: Place) -> None:
     assert labels(found) == ["o/a/step1", "o/a/main", "p/a/step1", "p/a/main", "b/step1"]
 
 
-def test_folders_and_repositories_stand_side_by_side(place: Place, tmp_path: Path) -> None:
+def test_folders_and_repositories_stand_side_by_side(place, tmp_path):
     place.write("o/run", {"step3": weights("3")}, main="step3")
     (tmp_path / "step20").mkdir()
     (tmp_path / "step20" / "config.json").write_text("{}")
@@ -301,7 +297,7 @@ def test_folders_and_repositories_stand_side_by_side(place: Place, tmp_path: Pat
     assert [c.commit is None for c in found] == [False, True]
     assert with_files(listing, found)[1] == found[1]
 
-    def refuse() -> Listing:
+    def refuse():
         raise AssertionError
 
     assert labels(find_all([str(tmp_path / "step20")], RECIPE, refuse)) == ["step20"]
@@ -309,7 +305,7 @@ def test_folders_and_repositories_stand_side_by_side(place: Place, tmp_path: Pat
 
 OUTSIDE = json.dumps({"weight_map": {"a": "../../x.safetensors", "b": "a.safetensors"}})
 HOLEY = {name: data for name, data in sharded("a", 3).items() if "00002" not in name}
-WHAT_IS_READ: list[tuple[Files, list[str], str]] = [
+WHAT_IS_READ = [
     # what is there                                            what is read, and the doubt
     (weights("a"), ["model.safetensors"], ""),
     (sharded("a", 3) | weights("p", "pytorch_model.bin"), shards(3), ""),
@@ -327,7 +323,7 @@ WHAT_IS_READ: list[tuple[Files, list[str], str]] = [
 ]  # fmt: skip
 
 
-def test_the_weights_that_transformers_reads_are_chosen(place: Place) -> None:
+def test_the_weights_that_transformers_reads_are_chosen(place):
     for number, (stored, _, _) in enumerate(WHAT_IS_READ):
         place.write(f"o{number}/run", {"main": {"README.md": "# run", **stored}})
     for number, (_, names, doubt) in enumerate(WHAT_IS_READ):
@@ -340,7 +336,7 @@ def test_the_weights_that_transformers_reads_are_chosen(place: Place) -> None:
         assert all(len(file.sha256) == 64 for file in found.files)
 
 
-def test_a_readme_alone_and_what_a_family_needs_is_said(place: Place) -> None:
+def test_a_readme_alone_and_what_a_family_needs_is_said(place):
     place.write("o/run", {f"step{n}": weights(str(n)) for n in (1, 2)}, main=None)
     place.write("LLM360/Amber", {"ckpt_001": weights("a", "pytorch_model.bin")})
     repo = "open-sci/open-sci-ref-v0.01-1.7b-c4-300B-4096"
@@ -353,7 +349,7 @@ def test_a_readme_alone_and_what_a_family_needs_is_said(place: Place) -> None:
     assert place.read(repo)[0].requires == ("remote_code",)
 
 
-def test_each_tree_is_one_call_and_then_none(place: Place) -> None:
+def test_each_tree_is_one_call_and_then_none(place):
     place.write("o/run", {f"step{n}": weights(str(n)) for n in range(9)}, main="step8")
     hub, listing = place.hub, place.listing()
     found = find_series(listing, "o/run", RECIPE)
@@ -367,7 +363,7 @@ def test_each_tree_is_one_call_and_then_none(place: Place) -> None:
     assert [bool(c.files) for c in known] == [True] * 3 + [False] * 5 + [True] * 2
 
 
-def test_what_names_leave_open_is_not_asked_for_where_nothing_may_be(place: Place) -> None:
+def test_what_names_leave_open_is_not_asked_for_where_nothing_may_be(place):
     stale = weights("s", "model-00001-of-00003.safetensors")
     place.write("o/run", {"step1": stale | sharded("a", 2)})
     hub, listing = place.hub, place.listing()

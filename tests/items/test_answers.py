@@ -1,19 +1,14 @@
 """Files of lm-eval and inspect, as their releases wrote them, become tasks of both streams."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qaudit.errors import UsageError
 from qaudit.items.answered import is_greedy, paired, read_answers
-from qaudit.types import TaskEvidence
 
 ANSWERS = Path(__file__).parent / "answers"
 SAMPLES = "samples_arguments_2026-11-23T03-20-00.000000.jsonl"
@@ -21,36 +16,36 @@ STRICT = "exact_match,strict"
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def files(tmp_path):
     shutil.copytree(ANSWERS / "lm-eval", tmp_path / "lm-eval")
     return tmp_path / "lm-eval"
 
 
-def tasks(base: Path, quantized: Path, metric: str | None = STRICT) -> dict[str, Any]:
+def tasks(base, quantized, metric=STRICT):
     pairs = paired(read_answers([base]), read_answers([quantized]), metric)
     return {before.task: (before, after) for before, after in pairs}
 
 
-def flips(pair: tuple[TaskEvidence, TaskEvidence]) -> tuple[int, int]:
+def flips(pair):
     before, after = pair
     return int((before.greedy & ~after.greedy).sum()), int((~before.greedy & after.greedy).sum())
 
 
-def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edited(path, change):
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     for line in lines:
         change(line)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
 
 
-def refusal(base: Path, quantized: Path, metric: str | None = STRICT) -> str:
+def refusal(base, quantized, metric=STRICT):
     with pytest.raises(UsageError) as error:
         tasks(base, quantized, metric)
     assert error.value.hint
     return error.value.message
 
 
-def test_marks_are_those_of_lm_eval_and_items_are_paired_in_any_order(files: Path) -> None:
+def test_marks_are_those_of_lm_eval_and_items_are_paired_in_any_order(files):
     measured = tasks(files / "base", files / "q3")
     results = next((files / "base").glob("results_*.json"))
     table = json.loads(results.read_text("utf-8"))["results"]
@@ -73,10 +68,10 @@ def test_marks_are_those_of_lm_eval_and_items_are_paired_in_any_order(files: Pat
     }
 
 
-def test_another_prompt_another_item_and_fewer_items_do_not_pair(files: Path) -> None:
+def test_another_prompt_another_item_and_fewer_items_do_not_pair(files):
     path, original = files / "q3" / SAMPLES, (files / "q3" / SAMPLES).read_text("utf-8")
 
-    def with_examples(line: dict[str, Any]) -> None:
+    def with_examples(line):
         line["arguments"]["gen_args_0"]["arg_0"] = "An example.\n" + line["doc"]["function"]
 
     edited(path, with_examples)
@@ -88,8 +83,8 @@ def test_another_prompt_another_item_and_fewer_items_do_not_pair(files: Path) ->
     assert "cannot be imported" in refusal(files / "base", files / "q3")
 
 
-def test_greedy_answers_are_not_compared_with_sampled_ones_nor_other_settings(files: Path) -> None:
-    def sampled(line: dict[str, Any]) -> None:
+def test_greedy_answers_are_not_compared_with_sampled_ones_nor_other_settings(files):
+    def sampled(line):
         line["arguments"]["gen_args_0"]["arg_1"].update(do_sample=True, temperature=0.7)
 
     edited(files / "q3" / SAMPLES, sampled)
@@ -113,7 +108,7 @@ def test_greedy_answers_are_not_compared_with_sampled_ones_nor_other_settings(fi
         assert is_greedy(settings) is greedy
 
 
-def test_several_metrics_must_be_named_and_marks_are_right_or_wrong(files: Path) -> None:
+def test_several_metrics_must_be_named_and_marks_are_right_or_wrong(files):
     assert "`exact_match,strict`, `exact_match,flexible`" in refusal(
         files / "base", files / "q3", None
     )
@@ -125,11 +120,11 @@ def test_several_metrics_must_be_named_and_marks_are_right_or_wrong(files: Path)
 NOT_A_NUMBER, NEVER = float("nan"), float("-inf")
 
 
-def test_numbers_that_decide_nothing_may_be_no_numbers(files: Path) -> None:
+def test_numbers_that_decide_nothing_may_be_no_numbers(files):
     """lm-eval writes NaN and infinities as Python does."""
     before = tasks(files / "base", files / "q3")
 
-    def unread(line: dict[str, Any]) -> None:
+    def unread(line):
         line["doc"]["weight"] = NOT_A_NUMBER
         line["resps"] = [[[NEVER, False]]]
         line["metrics"].append("perplexity")
@@ -146,11 +141,11 @@ def test_numbers_that_decide_nothing_may_be_no_numbers(files: Path) -> None:
     }
 
 
-def test_numbers_that_decide_are_named_by_item_and_field(files: Path) -> None:
+def test_numbers_that_decide_are_named_by_item_and_field(files):
     path = files / "q3" / SAMPLES
     original = path.read_text("utf-8")
 
-    def hot(line: dict[str, Any]) -> None:
+    def hot(line):
         line["arguments"]["gen_args_0"]["arg_1"]["temperature"] = NOT_A_NUMBER
 
     edited(path, lambda line: line["doc_id"] == 1 and line.update(exact_match=NOT_A_NUMBER))
@@ -161,7 +156,7 @@ def test_numbers_that_decide_are_named_by_item_and_field(files: Path) -> None:
     path.write_text(original, "utf-8")
     (choice,) = (files / "q3").glob("samples_choice_*")
 
-    def second_is(loss: Any) -> Callable[[dict[str, Any]], object]:
+    def second_is(loss):
         return lambda line: line["filtered_resps"][1].__setitem__(0, loss)
 
     for loss in (NEVER, "-inf"):  # lm-eval 0.4.13 writes texts
@@ -172,7 +167,7 @@ def test_numbers_that_decide_are_named_by_item_and_field(files: Path) -> None:
         assert "`filtered_resps` of item 1 has no finite" in refusal(files / "base", files / "q3")
 
 
-def test_other_versions_other_tasks_and_two_runs_are_refused(files: Path) -> None:
+def test_other_versions_other_tasks_and_two_runs_are_refused(files):
     odd = (files / "q3" / SAMPLES).rename(files / "q3" / "samples_<b>.jsonl")
     assert "has the name" in refusal(files / "base", files / "q3")  # that no tool writes
     odd.rename(files / "q3" / SAMPLES)
@@ -191,14 +186,14 @@ NAN = b'{"filter": "f", "metrics": ["m"], "m": NaN, "doc": 1, "arguments": {}}\n
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "eval"])
-def test_files_of_anything_else_end_in_a_sentence(ending: str, tmp_path: Path) -> None:
+def test_files_of_anything_else_end_in_a_sentence(ending, tmp_path):
     path = tmp_path / f"samples_x.{ending}"
     for content in (b"", b"\xff\xfe", b"[1]\n", b'{"filter": 1}\n', NAN, b"{" * 100_000):
         path.write_bytes(content)
         assert "cannot be imported" in refusal(path, path)
 
 
-def archived(log: Path) -> Path:
+def archived(log):
     """Write a log in JSON as the archive that it would be, compressed with deflate."""
     document = json.loads(log.read_text("utf-8"))
     samples = document.pop("samples")
@@ -212,8 +207,8 @@ def archived(log: Path) -> Path:
 
 
 def test_logs_of_inspect_are_read_from_both_formats_and_floods_are_not_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     logs = shutil.copytree(ANSWERS / "inspect", tmp_path / "logs")
     pairs = tasks(logs / "base" / "adds.json", logs / "q3" / "adds.json", None)
     assert pairs["adds"][0].imported.about == "inspect 0.3.285, match, greedy"
@@ -235,9 +230,9 @@ def test_logs_of_inspect_are_read_from_both_formats_and_floods_are_not_unpacked(
             assert "unpacks to more than" in refusal(path, path, None)
 
 
-def test_logs_that_do_not_pair_are_refused(tmp_path: Path) -> None:
+def test_logs_that_do_not_pair_are_refused(tmp_path):
     base, path = ANSWERS / "inspect" / "base" / "adds.json", tmp_path / "adds.json"
-    changes: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    changes = [
         (lambda log: log.update(status="error"), "its status is error"),
         (lambda log: log["eval"]["config"].update(epochs=4), "it has 4 epochs"),
         (lambda log: log["samples"][2].update(error={"message": "x"}), "ended in an error"),

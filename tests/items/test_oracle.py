@@ -5,13 +5,10 @@ differs from the other by the order of additions. Log-likelihoods are sums over 
 tokens of the order of 100 nats, of which 1e-4 is ten times the last bit.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,28 +38,26 @@ pytestmark = pytest.mark.filterwarnings("default")  # lm-eval's own
 CONTEXT = 700  # shorter than some prompts, longer than most
 
 
-def reading(data: Path, tasks: tuple[str, ...], **changes: Any) -> Reading:
+def reading(data, tasks, **changes):
     keys = {"tasks": tasks, "task_data": str(data), "task_items": "all", **changes}
     return Reading(Recipe((), **keys), (), "tokenizer", CONTEXT)
 
 
-def theirs(
-    model: Any, vocabulary: Any, data: Path, tasks: tuple[str, ...]
-) -> tuple[np.ndarray, dict[str, list[float]]]:
+def theirs(model, vocabulary, data, tasks):
     """Return lm-eval's log-likelihoods of every request, and its marks of every item."""
     from lm_eval.models.huggingface import HFLM
 
     model = HFLM(
         pretrained=model, tokenizer=vocabulary, device="cpu", batch_size=8, max_length=CONTEXT
     )
-    values: list[float] = []
-    marks: dict[str, list[float]] = {}
+    values = []
+    marks = {}
     for definition in harness.definitions(tasks):
         for leaf in definition.leaves:
             task = loaded(leaf, data)
             scored = model.loglikelihood(task.instances, disable_tqdm=True)
             values += [value for value, _ in scored]
-            by_document: dict[int, list[tuple[Any, Any]]] = {}
+            by_document = {}
             for request, answer in zip(task.instances, scored, strict=True):
                 by_document.setdefault(request.doc_id, []).append((request, answer))
             marks[definition.name] = [
@@ -72,7 +67,7 @@ def theirs(
     return np.array(values), marks
 
 
-def loaded(leaf: harness.Leaf, data: Path) -> Any:
+def loaded(leaf, data):
     """Have lm-eval load a task and build its requests, without our own room in between."""
     place = reading(data, TASKS).folder(leaf)
     assert place is not None
@@ -95,8 +90,8 @@ SHAPES = tuple(name for name in TASKS if name not in ("arc_easy", "mmlu_virology
     ("family", "adds_bos", "tasks"), [("llama", True, SHAPES), ("olmo2", False, SHAPES[:1])]
 )
 def test_every_log_likelihood_and_every_mark_is_that_of_lm_eval(
-    family: str, adds_bos: bool, tasks: tuple[str, ...], data: Path, tmp_path: Path
-) -> None:
+    family, adds_bos, tasks, data, tmp_path
+):
     vocabulary = tokenizer(adds_bos=adds_bos)
     save_model(tmp_path / "model", 3, family, max_position_embeddings=4 * CONTEXT)
     text, failed = read_items(reading(data, tasks), vocabulary, {})
@@ -133,7 +128,7 @@ def test_every_log_likelihood_and_every_mark_is_that_of_lm_eval(
 GROUP = "mmlu"
 
 
-def test_subjects_weigh_by_their_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subjects_weigh_by_their_items(tmp_path, monkeypatch):
     from lm_eval.api.metrics import aggregate_subtask_metrics
 
     (definition,) = harness.definitions([GROUP])
@@ -168,7 +163,7 @@ def test_subjects_weigh_by_their_items(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.estimate == pytest.approx(1 - own.mean())
 
 
-def test_a_group_and_its_parts_are_found_without_reading_all_of_lm_eval() -> None:
+def test_a_group_and_its_parts_are_found_without_reading_all_of_lm_eval():
     assert harness._where("mmlu_anatomy") == harness._where("mmlu") != (None,)
     assert harness._where("mmlu_pro_math") == harness._where("gsm8k") == (None,)
     (definition,) = harness.definitions(["mmlu_anatomy"])
@@ -179,7 +174,7 @@ def test_a_group_and_its_parts_are_found_without_reading_all_of_lm_eval() -> Non
 
 
 @pytest.mark.parametrize("shape", ['"{}"', '["{}"]', '[{{split: test, path: ["{}"]}}]'])
-def test_a_readme_names_no_data_outside_of_its_data_set(shape: str) -> None:
+def test_a_readme_names_no_data_outside_of_its_data_set(shape):
     for path in ("/etc/passwd", "../x.json", "reference::x.json", "http://x/y.json", "~/x.json"):
         text = f"---\nconfigs: [{{config_name: x, data_files: {shape.format(path)}}}]\n---\n"
         with pytest.raises(SourceError, match="names data outside of it"):

@@ -37,7 +37,7 @@ class Machine:
     home: Path
     bin: Path
 
-    def run(self, *words: str, code: int = 0, **environment: str) -> tuple[str, str]:
+    def run(self, *words, code=0, **environment):
         """Run `qaudit`; return what it prints as its result, and what it says beside it."""
         done = subprocess.run(
             [self.bin / "qaudit", *words],
@@ -79,13 +79,13 @@ page  qaudit-out/demo/report.html
 """What a person sees first, with `#` for each number."""
 
 
-def fits(text: str) -> bool:
+def fits(text):
     """Whether every line fits a terminal of 80 columns."""
     return max(map(len, text.splitlines())) <= 80
 
 
 @pytest.fixture(scope="module")
-def machine(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+def machine(wheel_file, tmp_path_factory):
     """Install the wheel in an environment of its own, beside the packages that are here."""
     place = tmp_path_factory.mktemp("machine")
     venv.create(place / "venv")
@@ -99,19 +99,19 @@ def machine(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Machi
 
 
 @pytest.fixture(scope="module")
-def scanned(machine: Machine) -> tuple[str, str]:
+def scanned(machine):
     """Scan the series that ships, once for all tests."""
     return machine.run(*SCAN)
 
 
 @pytest.fixture(scope="module")
-def exported(machine: Machine, scanned: tuple[str, str]) -> Path:
+def exported(machine, scanned):
     out, _ = machine.run("export", AUDIT, "--bits", "4", "--out", "demo-w4")
     assert out == "demo-w4\n"
     return machine.home / "demo-w4"
 
 
-def test_the_installed_command_is_the_wheel_s(machine: Machine) -> None:
+def test_the_installed_command_is_the_wheel_s(machine):
     where = "import qaudit; print(qaudit.__file__)"
     done = subprocess.run(
         [machine.bin / "python", "-c", where], cwd=machine.home, check=True, capture_output=True
@@ -121,7 +121,7 @@ def test_the_installed_command_is_the_wheel_s(machine: Machine) -> None:
     assert "--quick" in out and "--help-all" in out
 
 
-def test_a_scan_says_price_and_verdict(machine: Machine, scanned: tuple[str, str]) -> None:
+def test_a_scan_says_price_and_verdict(machine, scanned):
     out, said = scanned
     assert fits(out) and fits(said)
     plan, _, work = said.partition("[1/4]")
@@ -138,8 +138,8 @@ def test_a_scan_says_price_and_verdict(machine: Machine, scanned: tuple[str, str
 
 
 def test_the_gate_answers_by_its_code_and_gate_and_pick_in_the_words_of_the_verdict(
-    machine: Machine, scanned: tuple[str, str]
-) -> None:
+    machine, scanned
+):
     out, _ = machine.run("gate", AUDIT)
     assert fits(out)
     ships = "SHIP by the policy release: ship soup at gptq-4bit and soup at gptq-3bit."
@@ -156,7 +156,7 @@ def test_the_gate_answers_by_its_code_and_gate_and_pick_in_the_words_of_the_verd
     assert "`qaudit-out/dmeo`" in said and "hint: " in said
 
 
-def test_what_ships_is_a_folder_that_says_what_it_is(machine: Machine, exported: Path) -> None:
+def test_what_ships_is_a_folder_that_says_what_it_is(machine, exported):
     card = (exported / "README.md").read_text(encoding="utf-8")
     assert all(words in card for words in (f"`{SUBJECT}`", SCHEME, "qaudit verify"))
     names = {path.name for path in exported.iterdir()}
@@ -166,7 +166,7 @@ def test_what_ships_is_a_folder_that_says_what_it_is(machine: Machine, exported:
     assert said.startswith("error: `demo-w4` ")
 
 
-def test_the_file_is_proven_and_a_changed_one_is_not(machine: Machine, exported: Path) -> None:
+def test_the_file_is_proven_and_a_changed_one_is_not(machine, exported):
     out, said = machine.run("verify", "demo-w4", "--audit", AUDIT)
     assert fits(out)
     assert "bit for bit" in out and "difference: 0;" in out
@@ -180,9 +180,7 @@ def test_the_file_is_proven_and_a_changed_one_is_not(machine: Machine, exported:
     weights.write_bytes(whole)
 
 
-def test_the_audit_is_published_as_one_pull_request(
-    machine: Machine, scanned: tuple[str, str], tmp_path: Path
-) -> None:
+def test_the_audit_is_published_as_one_pull_request(machine, scanned, tmp_path):
     main = tmp_path / "root" / "alice" / "m" / "main"
     main.mkdir(parents=True)
     (main / "README.md").write_text("---\nlicense: mit\n---\n# M\n")
@@ -201,7 +199,7 @@ def test_the_audit_is_published_as_one_pull_request(
     assert "qaudit/audit.json" in files
 
 
-def test_a_page_of_audits_has_the_verdict(machine: Machine, scanned: tuple[str, str]) -> None:
+def test_a_page_of_audits_has_the_verdict(machine, scanned):
     out, _ = machine.run("gallery", AUDIT, "--out", "site")
     assert out == "site/index.html\n"
     index = re.sub(r"<[^>]+>", " ", (machine.home / "site" / "index.html").read_text("utf-8"))
@@ -210,9 +208,7 @@ def test_a_page_of_audits_has_the_verdict(machine: Machine, scanned: tuple[str, 
 
 @pytest.mark.browser
 @needs_browser
-def test_the_page_shows_the_verdict_and_loads_nothing(
-    machine: Machine, scanned: tuple[str, str], tmp_path: Path
-) -> None:
+def test_the_page_shows_the_verdict_and_loads_nothing(machine, scanned, tmp_path):
     with browser(tmp_path / "profile") as driver:
         driver.get((machine.home / AUDIT / "report.html").as_uri())
         verdict = driver.find_element(By.CSS_SELECTOR, ".verdict").text

@@ -9,7 +9,7 @@ in percent, or a table with more of its evidence (`_Cell`), `policy` a policy as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,9 @@ from qaudit.judge.table import Measurements
 from qaudit.policy import policy_in
 from qaudit.types import (
     ByConfidence,
-    Check,
     Checkpoint,
-    ClassVerdict,
     Evidence,
     Fidelity,
-    Gate,
-    Interval,
-    Measurement,
-    Pick,
     Ref,
     RolloutEvidence,
     Routing,
@@ -67,11 +61,11 @@ class _Cell:
     seed: int = 0
 
 
-def _cell(value: Any) -> _Cell:
+def _cell(value):
     return _Cell(**value) if isinstance(value, dict) else _Cell(float(value))
 
 
-def _subjects(losses: Mapping[str, float]) -> tuple[Subject, ...]:
+def _subjects(losses):
     """Return checkpoints, and a soup of all of them by that name."""
     singles = [Checkpoint(Ref("here", name), name, step=k) for k, name in enumerate(losses)]
     alone = {c.label: Subject(c.label, ((c, 1.0),)) for c in singles if c.label != "soup"}
@@ -80,12 +74,12 @@ def _subjects(losses: Mapping[str, float]) -> tuple[Subject, ...]:
     return tuple(alone.get(name, soup) for name in losses)
 
 
-def _measured(case: Mapping[str, Any]) -> Iterator[Measurement]:
+def _measured(case):
     losses, documents = case.get("losses", {"step1": 3.0}), case.get("documents", 64)
     draw = np.random.default_rng(1)
     tokens = draw.integers(50, 200, documents).astype(np.int64)
     hard = np.exp(0.2 * draw.standard_normal(documents))
-    every: dict[str, Any] = case.get("errors", {})
+    every = case.get("errors", {})
     if not isinstance(every, dict):
         every = {f"{label} gptq-4bit": every for label in losses}
     for label, loss in losses.items():
@@ -112,7 +106,7 @@ def _measured(case: Mapping[str, Any]) -> Iterator[Measurement]:
             yield measurement(label, scheme, scheme, evidence, bits, cell.seed)
 
 
-def _more(cell: _Cell, scheme: str, evidence: Evidence) -> dict[str, Any]:
+def _more(cell, scheme, evidence):
     tokens_D, found = evidence.tokens, dict[str, Any]()
     if cell.kl is not None:
         document_N = np.repeat(np.arange(len(tokens_D)), tokens_D)
@@ -162,7 +156,7 @@ def _more(cell: _Cell, scheme: str, evidence: Evidence) -> dict[str, Any]:
     return found
 
 
-def _audit(case: Mapping[str, Any], name: str) -> GateInput:
+def _audit(case, name):
     found, skipped = list(_measured(case)), case.get("skipped", {})
     planned = _subjects({**case.get("losses", {"step1": 3.0}), **dict.fromkeys(skipped, 0.0)})
     labels = {m.subject for m in found}
@@ -181,7 +175,7 @@ def _audit(case: Mapping[str, Any], name: str) -> GateInput:
     )
 
 
-def answered(case: Mapping[str, Any]) -> str:
+def answered(case):
     """Return what the gate answers, a line for each check, class and warning."""
     text = case["policy"] if isinstance(case["policy"], str) else yaml.safe_dump(case["policy"])
     policy = policy_in(text, where="policy", name="case", path=None)
@@ -193,14 +187,14 @@ def answered(case: Mapping[str, Any]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _pick(pick: Pick | None) -> Iterator[str]:
+def _pick(pick):
     if pick:
         over = f"over {pick.runner_up} at {pick.runner_up_scheme}, reference {pick.reference}"
         yield f"the pick is {pick.subject} at {pick.scheme} {over}"
         yield f"  contenders: {', '.join(pick.contenders)}; changes: {'; '.join(pick.changes)}"
 
 
-def _lines(judged: Gate, objective: str) -> Iterator[str]:
+def _lines(judged, objective):
     verdict = verdict_of(judged, objective)
     yield f"{judged.verdict}, exit {judged.exit_code}, {verdict.status}, {judged.at_once} at once"
     for check in judged.checks:
@@ -214,7 +208,7 @@ def _lines(judged: Gate, objective: str) -> Iterator[str]:
     yield f"findings of a scan: {', '.join(found) or 'none'}"
 
 
-def _check(check: Check) -> Iterator[str]:
+def _check(check):
     facts = {
         "interval": check.interval and _interval(check.interval),
         "documents": check.documents,
@@ -232,8 +226,8 @@ def _check(check: Check) -> Iterator[str]:
         yield f"  hint: {check.hint}"
 
 
-def _class(one: ClassVerdict) -> Iterator[str]:
-    facts: dict[str, Any] = {
+def _class(one):
+    facts = {
         "K": one.at_once,
         "adds": one.relative_error and _interval(one.relative_error),
         "kl": one.kl and _interval(one.kl),
@@ -250,11 +244,11 @@ def _class(one: ClassVerdict) -> Iterator[str]:
         yield from (f"  {name}: {text}" for text in getattr(one, name))
 
 
-def _interval(interval: Interval) -> str:
+def _interval(interval):
     return f"{interval.estimate:.5g} [{interval.low:.5g}, {interval.high:.5g}]"
 
 
-def _cases() -> Iterator[tuple[Path, int, dict[str, Any]]]:
+def _cases():
     for path in sorted(FOLDER.glob("*.yaml")):
         documents = yaml.safe_load_all(path.read_text(encoding="utf-8"))
         yield from ((path, k, case) for k, case in enumerate(documents))
@@ -264,11 +258,11 @@ CASES = [pytest.param(case, id=f"{path.stem}: {case['case']}") for path, _, case
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_gate_answers_as_written(case: dict[str, Any]) -> None:
+def test_the_gate_answers_as_written(case):
     assert answered(case) == case["answer"]
 
 
-def main() -> None:
+def main():
     for path in sorted(FOLDER.glob("*.yaml")):
         parts = path.read_text(encoding="utf-8").split("---\n")
         written = []

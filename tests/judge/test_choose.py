@@ -1,11 +1,7 @@
 """What to ship by the user's objective, what of each bit class, and what may be as good."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,30 +12,24 @@ from qaudit.core import statistics
 from qaudit.core.registry import parse_scheme
 from qaudit.core.scheme import most_bits_first
 from qaudit.errors import UsageError
-from qaudit.judge.choose import LOSS, ClassChoice, Objective, choices, parse_objective
+from qaudit.judge.choose import LOSS, Objective, choices, parse_objective
 from qaudit.judge.gate import GateInput, gate, verdict_of
 from qaudit.judge.table import Measurements
 from qaudit.policy import preset
 from qaudit.types import (
     Checkpoint,
-    ClassVerdict,
     Evidence,
     Fidelity,
-    Gate,
     Ignore,
     Interval,
-    Measurement,
-    Pick,
     Policy,
     PolicyRule,
     Ref,
     Subject,
-    Verdict,
 )
 from tests.support import sample
 from tests.support.measured import measurement
 
-Losses = dict[tuple[str, str], float]
 TODAY = date(2026, 6, 15)
 SCHEMES = ("bnb-int8", "gptq-4bit", "bnb-nf4", "gptq-3bit", "rtn-3bit")
 
@@ -48,9 +38,7 @@ LADDER = dict.fromkeys(("gptq-4bit", "awq-4bit", "rtn-4bit"), 4.25)
 LADDER |= {"fp": 16.0, "bnb-int8": 8.0, "gptq-3bit": 3.25}
 
 
-def measured(
-    losses: Losses, bits: Mapping[str, float] | None = None, *, seed: int = 0, noise: float = 0.01
-) -> list[Measurement]:
+def measured(losses, bits=None, *, seed=0, noise=0.01):
     """Return measurements on the same 60 documents: losses differ by constants but for noise."""
     draw = np.random.default_rng(seed)
     tokens = np.full(60, 100)
@@ -65,25 +53,23 @@ def measured(
     return rows
 
 
-def shipped(
-    table: Measurements, objective: Objective = LOSS, classes: tuple[str, ...] = ()
-) -> list[ClassVerdict]:
+def shipped(table, objective=LOSS, classes=()):
     return list(GateInput(table, objective=objective, bits=classes).choices)
 
 
-def choose(table: Measurements, objective: Objective = LOSS) -> Pick:
+def choose(table, objective=LOSS):
     pick = GateInput(table, objective=objective).pick
     assert pick is not None
     return pick
 
 
-def table_of(rows: Sequence[Measurement]) -> Measurements:
+def table_of(rows):
     names = dict.fromkeys(sorted({m.subject for m in rows}))
     subjects = tuple(Subject(n, ((Checkpoint(Ref(n), n), 1.0),)) for n in names)
     return Measurements.of(subjects, rows, 0.95)
 
 
-def test_an_objective_is_read_and_printed() -> None:
+def test_an_objective_is_read_and_printed():
     for text, expected in {
         "loss": Objective(),
         "loss@awq-3bit": Objective("loss", scheme="awq-3bit"),
@@ -109,28 +95,28 @@ def test_an_objective_is_read_and_printed() -> None:
 # ------------------------------------------------------------------------------- lowest loss
 
 
-def test_another_name_of_the_winner_is_not_its_runner_up() -> None:
+def test_another_name_of_the_winner_is_not_its_runner_up():
     found = measured({("a", "rtn-4bit"): 2.0, ("b", "rtn-4bit"): 2.1})
     pick = choose(table_of([*found, replace(found[0], subject="main")]))
     assert (pick.subject, pick.runner_up) == ("a", "b")
     assert "main" not in pick.contenders
 
 
-def test_of_many_that_are_equal_nearly_all_are_contenders() -> None:
+def test_of_many_that_are_equal_nearly_all_are_contenders():
     for seed in range(10):
         losses = {(f"s{k}", scheme): 2.0 for k in range(12) for scheme in ("fp", "rtn-4bit")}
         pick = choose(table_of(measured(losses, LADDER, seed=seed)))
         assert len(pick.contenders) >= 9
 
 
-def test_what_would_change_the_answer_is_said() -> None:
+def test_what_would_change_the_answer_is_said():
     pick = choose(Measurements.of(sample.series(), sample.measurements(), 0.95))
     assert pick.subject == "soup"
     assert any(change.startswith("without soups it would be `stage2-") for change in pick.changes)
     assert f"without {pick.scheme} it would be `soup` at awq-4bit" in pick.changes
 
 
-def test_a_mixture_competes_where_it_is_no_larger_and_is_of_the_class_of_its_whole_bits() -> None:
+def test_a_mixture_competes_where_it_is_no_larger_and_is_of_the_class_of_its_whole_bits():
     name = "gptq-mix:budget=3.5"
     losses = {("a", "rtn-3bit"): 2.2, ("a", "awq-3bit"): 2.3, ("a", name): 2.0}
     for bits, chosen in ((3.4, "gptq-mix"), (3.6, "rtn-3bit")):
@@ -178,7 +164,7 @@ def test_a_mixture_competes_where_it_is_no_larger_and_is_of_the_class_of_its_who
         ("gguf-q4_k", float("nan"), "4", False),
     ],
 )
-def test_a_class_is_of_the_codes(scheme: str, bits: float, expected: str, calibrates: bool) -> None:
+def test_a_class_is_of_the_codes(scheme, bits, expected, calibrates):
     known = parse_scheme(scheme)
     assert (known.class_at(bits), known.calibrates) == (expected, calibrates)
     names = ["w4a4", "3", "4kv8", "w8a8", "4", "8", "w4a8"]
@@ -186,7 +172,7 @@ def test_a_class_is_of_the_codes(scheme: str, bits: float, expected: str, calibr
 
 
 @given(st.permutations(range(10)), st.integers(0, 5), st.sampled_from([0.0, 0.01]))
-def test_the_order_of_measurements_changes_nothing(order: list[int], seed: int, noise: float):
+def test_the_order_of_measurements_changes_nothing(order, seed, noise):
     losses = {(s, q): 2.0 + 0.01 * (q[-4:] == "3bit") for s in ("a", "b") for q in SCHEMES}
     rows = measured(losses, seed=seed, noise=noise)  # without noise everything is a tie
     for objective in ("loss", "bits@3%"):
@@ -198,18 +184,18 @@ def test_the_order_of_measurements_changes_nothing(order: list[int], seed: int, 
 # ------------------------------------------------------------------------------- choosing is paid
 
 
-def tied(bits: dict[str, float]) -> list[Measurement]:
+def tied(bits):
     """Return schemes of one subject that add 1 % each, alike but for noise, and their bits."""
     losses = {("a", "fp"): 2.0} | {("a", scheme): 2.02 for scheme in bits}
     return measured(losses, {"fp": 16.0, **bits}, seed=1, noise=5.0)
 
 
-def of_first(evidence: Evidence, count: int) -> Evidence:
+def of_first(evidence, count):
     columns = ("document_sha256", "nll_sum", "tokens", "nbytes")
     return replace(evidence, **{name: getattr(evidence, name)[:count] for name in columns})
 
 
-def only_choice(rows: list[Measurement], objective: Objective = LOSS) -> ClassChoice:
+def only_choice(rows, objective=LOSS):
     (choice,) = choices(table_of(rows), objective)
     return choice
 
@@ -217,7 +203,7 @@ def only_choice(rows: list[Measurement], objective: Objective = LOSS) -> ClassCh
 BITS = {"gptq-4bit": 4.12, "bnb-nf4": 4.5, "rtn-4bit": 4.25}
 
 
-def test_a_tie_goes_to_fewer_bits_and_the_bound_pays_for_all_of_it() -> None:
+def test_a_tie_goes_to_fewer_bits_and_the_bound_pays_for_all_of_it():
     rows = tied(BITS)
     (ships,) = shipped(table_of(rows))
     assert (ships.scheme, ships.at_once, len(ships.contenders)) == ("gptq-4bit", 3, 2)
@@ -233,12 +219,12 @@ def test_a_tie_goes_to_fewer_bits_and_the_bound_pays_for_all_of_it() -> None:
         assert ships.scheme == scheme
 
 
-def test_a_contender_of_another_subject_or_under_ten_documents_does_not_ship_for_its_bits() -> None:
+def test_a_contender_of_another_subject_or_under_ten_documents_does_not_ship_for_its_bits():
     rows = [replace(m, bits_per_weight=4.0 if m.subject == "b" else 4.5) for m in measured(
         {(s, q): 2.0 for s in ("a", "b") for q in ("fp", "gptq-4bit")}, noise=5.0
     )]  # fmt: skip
     choice = only_choice(rows)
-    leader: Any = choice.leader
+    leader = choice.leader
     assert choice.at_once == 2
     assert {m.subject for m in choice.preferred} == {leader.subject}
     losses = {("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02, ("a", "rtn-4bit"): 2.5}
@@ -250,7 +236,7 @@ def test_a_contender_of_another_subject_or_under_ten_documents_does_not_ship_for
     assert choice.at_once == 2
 
 
-def test_other_objectives_count_all_candidates() -> None:
+def test_other_objectives_count_all_candidates():
     losses = {("a", "fp"): 2.0, ("a", "gptq-4bit"): 2.02, ("a", "rtn-4bit"): 2.03}
     losses |= {("b", q): 3.0 for q in ("fp", "gptq-4bit")}
     rows = [m if m.scheme == "fp" else with_divergence(m, 0.01) for m in measured(losses)]
@@ -258,7 +244,7 @@ def test_other_objectives_count_all_candidates() -> None:
     assert only_choice(rows, Objective("bits", margin=0.05)).at_once == 5  # by bits so is `fp`
 
 
-def test_the_upper_end_reaches_as_far_as_a_quarter_of_the_contenders_do() -> None:
+def test_the_upper_end_reaches_as_far_as_a_quarter_of_the_contenders_do():
     draw = np.random.default_rng(0)
     rows = measured({("s0", "fp"): 2.0, ("s0", "gptq-4bit"): 2.02}, noise=0.0)
     subjects = [f"s{k}" for k in range(8)]
@@ -274,7 +260,7 @@ def test_the_upper_end_reaches_as_far_as_a_quarter_of_the_contenders_do() -> Non
     assert choice.ranked[0].subject == "s0"
     rule = PolicyRule("four", "relative_error", 0.05, subjects=("@ships",))
     (check,) = gated(every, Policy("ours", (rule,)))[0].checks
-    found: Any = check.interval
+    found = check.interval
     sums = {(m.subject, m.scheme): m.evidence.nll_sum for m in every}
     level = 1 - 0.05 / choice.at_once
     reaches = sorted(
@@ -286,7 +272,7 @@ def test_the_upper_end_reaches_as_far_as_a_quarter_of_the_contenders_do() -> Non
     assert found.high - found.estimate == pytest.approx(least, rel=1e-9)
 
 
-def with_divergence(measured: Measurement, kl: float) -> Measurement:
+def with_divergence(measured, kl):
     tokens = measured.evidence.tokens
     own = np.random.default_rng([*measured.scheme.encode()])
     sums = kl * tokens * np.exp(0.1 * own.standard_normal(len(tokens)))
@@ -295,9 +281,7 @@ def with_divergence(measured: Measurement, kl: float) -> Measurement:
     return replace(measured, evidence=replace(measured.evidence, fidelity=fidelity))
 
 
-def gated(
-    rows: list[Measurement], policy: Policy | None = None, bits: tuple[str, ...] = ()
-) -> tuple[Gate, Verdict]:
+def gated(rows, policy=None, bits=()):
     answer = gate(policy or preset("release"), GateInput(table_of(rows), bits=bits), today=TODAY)
     return answer, verdict_of(answer, "loss")
 
@@ -308,7 +292,7 @@ SELECTORS = st.sampled_from([("@ships",), ("@pick",), ("@all",), ("@ships", "a")
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> Policy:
+def policies(draw):
     rules = tuple(
         PolicyRule(
             name=f"r{k}",
@@ -327,7 +311,7 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 @given(policies(), st.dictionaries(st.sampled_from(SCHEMES), ERRORS, min_size=1), st.integers(0, 3))
-def test_gate_and_verdict_agree(policy: Policy, errors: dict[str, float], seed: int) -> None:
+def test_gate_and_verdict_agree(policy, errors, seed):
     """Whatever is measured, and whatever the policy asks for."""
     losses = {(s, "fp"): 2.0 + k for k, s in enumerate(("a", "b"))}
     losses |= {(s, q): losses[s, "fp"] * (1 + e) for q, e in errors.items() for s in ("a", "b")}

@@ -1,7 +1,5 @@
 """What benchmarks of verdicts measured: that it holds, and of which schemes it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -12,14 +10,14 @@ from qaudit.core import statistics
 from qaudit.core.registry import parse_scheme
 
 
-def test_recorded_specs_are_those_of_the_defaults() -> None:
+def test_recorded_specs_are_those_of_the_defaults():
     assert SCHEMES
     for scheme in SCHEMES:
         assert recorded().about["schemes"][scheme] == parse_scheme(scheme).spec
 
 
 @pytest.mark.parametrize("part", [0.7, 1.3])
-def test_the_printed_command_decides_in_four_of_five_cases(part: float) -> None:
+def test_the_printed_command_decides_in_four_of_five_cases(part):
     found = followed("lognormal", part, 64, 150)
     # 150 trials of which a third is undecided: an error of 3 points beside 99 %.
     assert found.commands >= 0.9 * found.undecided > 0
@@ -27,7 +25,7 @@ def test_the_printed_command_decides_in_four_of_five_cases(part: float) -> None:
     assert found.wrong <= 3
 
 
-def test_the_best_of_many_ships_wrongly_in_one_of_forty_at_most() -> None:
+def test_the_best_of_many_ships_wrongly_in_one_of_forty_at_most():
     draw = np.random.default_rng(0)
     full = np.exp(0.3 * draw.standard_normal((4, 400))) * 100
     added = 0.014 * full[:, None] * np.exp(0.4 * draw.standard_normal((4, 3, 400)))
@@ -41,7 +39,7 @@ def test_the_best_of_many_ships_wrongly_in_one_of_forty_at_most() -> None:
     assert (low < high).all()
 
 
-def test_the_benchmark_has_the_interval_of_the_product() -> None:
+def test_the_benchmark_has_the_interval_of_the_product():
     draw = np.random.default_rng(3)
     full = np.exp(0.3 * draw.standard_normal(64)) * 100
     quantized = full * (1 + 0.02 * np.exp(draw.standard_normal(64)))

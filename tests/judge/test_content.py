@@ -1,7 +1,5 @@
 """What names and hashes tell before any weight is fetched."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,30 +12,30 @@ from qaudit.core.course import (
     names_in_equal_report,
 )
 from qaudit.judge.rules import content_findings
-from qaudit.types import Checkpoint, Finding, Ref, Subject, WeightFile
+from qaudit.types import Checkpoint, Ref, Subject, WeightFile
 
 
-def checkpoint(label: str, *hashes: str, **known: object) -> Checkpoint:
+def checkpoint(label, *hashes, **known):
     files = tuple(WeightFile(f"shard{k}", 1, sha) for k, sha in enumerate(hashes))
     return Checkpoint(Ref("o/n", label), label, files, commit="c", **known)  # type: ignore[arg-type]
 
 
-def step(number: int, *hashes: str, **known: object) -> Checkpoint:
+def step(number, *hashes, **known):
     return checkpoint(f"step{number}", *hashes, step=number, **known)
 
 
-def end(ingredient: int, *hashes: str, tokens: int | None = None, **known: object) -> Checkpoint:
+def end(ingredient, *hashes, tokens=None, **known):
     label = f"i{ingredient}" + (f"-{tokens}B" if tokens else "")
     return checkpoint(
         label, *hashes, stage="s2", ingredient=ingredient, step=9, tokens=tokens, **known
     )
 
 
-def found(*checkpoints: Checkpoint, soups: tuple[Subject, ...] = ()) -> list[tuple[str, str]]:
+def found(*checkpoints, soups=()):
     return [(f.rule, f.message) for f in content_findings(checkpoints, soups)]
 
 
-def only(*checkpoints: Checkpoint, soups: tuple[Subject, ...] = ()) -> Finding:
+def only(*checkpoints, soups=()):
     (finding,) = content_findings(checkpoints, soups)
     assert finding.hint
     assert finding.scheme is None
@@ -80,16 +78,14 @@ MAIN = checkpoint("main", "c", stage="s2", ingredient=3, step=9)
          "QA016", "step1", "fail", "`step1` and `step2`: `model.safetensors` lies beside"),
     ],
 )  # fmt: skip
-def test_what_is_odd_is_one_finding(
-    checkpoints: list[Checkpoint], rule: str, subject: str, outcome: str, said: str
-) -> None:
+def test_what_is_odd_is_one_finding(checkpoints, rule, subject, outcome, said):
     finding = only(*checkpoints)
     assert (finding.rule, finding.subject, finding.outcome) == (rule, subject, outcome)
     assert finding.level == ("info" if outcome == "pass" else "warn")
     assert said in finding.message
 
 
-def test_what_was_not_read_or_differs_is_not_judged() -> None:
+def test_what_was_not_read_or_differs_is_not_judged():
     assert found(step(1, "a"), step(2, "b"), checkpoint("main", "c")) == []
     assert found(step(1), step(2), step(3, suspect=(*NO_SHARDS, *EQUAL))) == []
     assert found(step(1, "a", suspect=EQUAL), step(3, suspect=EQUAL)) == []
@@ -99,7 +95,7 @@ def test_what_was_not_read_or_differs_is_not_judged() -> None:
     assert found(step(1, "a", suspect=EQUAL), there) == []
 
 
-def test_a_soup_of_one_is_no_soup_and_second_names_are_no_further_steps() -> None:
+def test_a_soup_of_one_is_no_soup_and_second_names_are_no_further_steps():
     a, b = step(1, "a"), step(2, "b")
     alone = Subject("mine", ((a, 1.0), (b, 0.0)), "mean")
     finding = only(a, b, soups=(alone, Subject("both", ((a, 0.5), (b, 0.5)), "mean")))
@@ -110,7 +106,7 @@ def test_a_soup_of_one_is_no_soup_and_second_names_are_no_further_steps() -> Non
     assert "2 checkpoints serve" in said[0][1]
 
 
-def test_what_a_family_says_is_not_taken_for_what_was_found_nor_said_twice() -> None:
+def test_what_a_family_says_is_not_taken_for_what_was_found_nor_said_twice():
     heard = bad_report("it holds a README and no weights", "http://x")
     assert found(checkpoint("main", suspect=(heard,))) == []
     finding = only(checkpoint("main", suspect=(heard, NO_WEIGHTS)))
@@ -129,9 +125,7 @@ NAMES = st.lists(st.text("abc0123.-_/", min_size=1), min_size=2, max_size=5)
 
 
 @given(NAMES, st.text(), st.none() | st.text(), st.booleans())
-def test_what_is_said_of_names_or_to_be_bad_is_read_as_that(
-    names: list[str], reason: str, source: str | None, flag: bool
-) -> None:
+def test_what_is_said_of_names_or_to_be_bad_is_read_as_that(names, reason, source, flag):
     for why in (reason, None):
         text = equal_report(names, why, source, one_place=flag)
         assert names_in_equal_report(text) == tuple(names)
@@ -142,7 +136,7 @@ def test_what_is_said_of_names_or_to_be_bad_is_read_as_that(
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("abc")), max_size=12))
-def test_findings_come_by_code_and_name_only_what_is_there(rows: list[tuple[int, str]]) -> None:
+def test_findings_come_by_code_and_name_only_what_is_there(rows):
     series = [checkpoint(f"c{k}", sha, step=n or None) for k, (n, sha) in enumerate(rows)]
     said = content_findings(series)
     assert [f.rule for f in said] == sorted(f.rule for f in said)

@@ -1,12 +1,8 @@
 """What changed between two audits: paired on what both have, in a unit that means the same."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +12,7 @@ from hypothesis import strategies as st
 from qaudit.core import statistics
 from qaudit.errors import AuditError
 from qaudit.judge.diff import Side, diff
-from qaudit.types import (
-    FULL_PRECISION,
-    Delta,
-    Difference,
-    Evidence,
-    Fidelity,
-    Interval,
-    Measurement,
-)
+from qaudit.types import FULL_PRECISION, Fidelity, Interval
 from tests.support import sample
 from tests.support.filled import filled
 
@@ -34,14 +22,12 @@ COLUMNS = ("nll_sum", "tokens", "nbytes")
 
 
 @cache
-def found(documents: int = 40, seed: int = 0) -> tuple[Measurement, ...]:
+def found(documents=40, seed=0):
     every = sample.measurements(documents, seed)
     return tuple(m for m in every if m.subject in LABELS and m.scheme in SCHEMES)
 
 
-def side(
-    measurements: tuple[Measurement, ...], name: str = "a", *, confidence: float = 0.95
-) -> Side:
+def side(measurements, name="a", *, confidence=0.95):
     audit = sample.audit()
     recipe = replace(audit.plan.recipe, confidence=confidence)
     subjects = tuple(s for s in audit.subjects if s.label in LABELS)
@@ -49,42 +35,40 @@ def side(
     return Side(name, audit, measurements)
 
 
-def each(
-    measurements: tuple[Measurement, ...], change: Callable[[Measurement], Evidence]
-) -> tuple[Measurement, ...]:
+def each(measurements, change):
     return tuple(replace(m, evidence=change(m)) for m in measurements)
 
 
-def part(evidence: Evidence, keep: list[int], prefix: str = "") -> Evidence:
+def part(evidence, keep, prefix=""):
     """Return some documents, in another order if asked for."""
     names = tuple(prefix + evidence.document_sha256[k] for k in keep)
     columns = {name: getattr(evidence, name)[keep] for name in COLUMNS}
     return replace(evidence, document_sha256=names, **columns)
 
 
-def worse(measurements: tuple[Measurement, ...], scheme: str, by: float) -> tuple[Measurement, ...]:
+def worse(measurements, scheme, by):
     return tuple(
         sample.with_loss(m, m.evidence.nll_sum * (1 + by)) if m.scheme == scheme else m
         for m in measurements
     )
 
 
-def delta(difference: Difference, subject: str, scheme: str) -> Delta:
+def delta(difference, subject, scheme):
     (one,) = [d for d in difference.deltas if (d.subject, d.scheme) == (subject, scheme)]
     return one
 
 
-def loss_of(measurements: tuple[Measurement, ...], subject: str, scheme: str) -> Measurement:
+def loss_of(measurements, subject, scheme):
     (one,) = [m for m in measurements if (m.subject, m.scheme) == (subject, scheme)]
     return one
 
 
-def near(interval: Interval | None, other: Interval) -> bool:
+def near(interval, other):
     ends = [[getattr(i, n) for n in ("estimate", "low", "high")] for i in (interval, other)]
     return ends[0] == pytest.approx(ends[1], rel=1e-9, abs=1e-12)
 
 
-def test_an_audit_does_not_differ_from_itself() -> None:
+def test_an_audit_does_not_differ_from_itself():
     same = diff(side(found()), side(found(), "b"))
     assert {d.loss_reading for d in same.deltas} == {"same"}
     assert {d.relative_error_reading for d in same.deltas} == {"same", None}
@@ -99,7 +83,7 @@ def test_an_audit_does_not_differ_from_itself() -> None:
         diff(side(found()), side((), "b"))
 
 
-def test_numbers_are_those_of_the_paired_statistics_at_a_level_for_all() -> None:
+def test_numbers_are_those_of_the_paired_statistics_at_a_level_for_all():
     """Two routes to one number: a difference of ratios here, a ratio of differences there."""
     after = worse(found(), "gptq-4bit", 0.02)
     difference = diff(side(found()), side(after, "b"))
@@ -123,7 +107,7 @@ def test_numbers_are_those_of_the_paired_statistics_at_a_level_for_all() -> None
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.booleans())
-def test_to_turn_the_two_around_turns_the_sign(seed: int, paired: bool) -> None:
+def test_to_turn_the_two_around_turns_the_sign(seed, paired):
     draw = np.random.default_rng(seed)
     after = tuple(
         sample.with_loss(m, m.evidence.nll_sum * np.exp(0.05 * draw.standard_normal(40)))
@@ -138,7 +122,7 @@ def test_to_turn_the_two_around_turns_the_sign(seed: int, paired: bool) -> None:
                 assert near(got, Interval(-turned.estimate, -turned.high, -turned.low))
 
 
-def test_what_both_have_is_compared_where_one_has_more() -> None:
+def test_what_both_have_is_compared_where_one_has_more():
     fewer = each(found(), lambda m: part(m.evidence, list(range(5, 30))))
     after = worse(found(), "gptq-3bit", 0.01)
     difference = diff(side(fewer), side(after, "b"))
@@ -153,7 +137,7 @@ def test_what_both_have_is_compared_where_one_has_more() -> None:
     assert diff(side(short), side(short, "b")).shared_documents == 39  # one has no token
 
 
-def test_fewer_than_ten_documents_are_not_paired_and_give_no_reading() -> None:
+def test_fewer_than_ten_documents_are_not_paired_and_give_no_reading():
     apart = each(found(), lambda m: part(m.evidence, [*range(31, 40)]))
     rest = each(found(80), lambda m: part(m.evidence, list(range(40, 80)), "other "))
     mixed = tuple(
@@ -169,16 +153,16 @@ def test_fewer_than_ten_documents_are_not_paired_and_give_no_reading() -> None:
     assert delta(difference, "soup", "gptq-3bit").loss_reading == "unclear"
 
 
-def _joined(a: Evidence, b: Evidence) -> Evidence:
+def _joined(a, b):
     columns = {name: np.concatenate([getattr(a, name), getattr(b, name)]) for name in COLUMNS}
     return replace(a, document_sha256=a.document_sha256 + b.document_sha256, **columns)
 
 
-def test_unpaired_intervals_reach_as_far_as_both_do_together() -> None:
+def test_unpaired_intervals_reach_as_far_as_both_do_together():
     other = each(found(), lambda m: part(m.evidence, list(range(40)), "other "))
     difference = diff(side(found()), side(worse(other, "gptq-3bit", 0.5), "b"))
     assert difference.unit == "bits per byte"  # nothing tells that the tokenizer is the same
-    got: Any = delta(difference, "soup", "gptq-3bit")
+    got = delta(difference, "soup", "gptq-3bit")
     level, after = 1 - 0.05 / difference.at_once, worse(found(), "gptq-3bit", 0.5)
     pair = [loss_of(each_side, "soup", "gptq-3bit").evidence for each_side in (found(), after)]
     sums = [(one.nll_sum, one.nbytes * math.log(2)) for one in pair]
@@ -188,13 +172,13 @@ def test_unpaired_intervals_reach_as_far_as_both_do_together() -> None:
     above = (right.high - right.estimate) ** 2 + (left.estimate - left.low) ** 2
     assert got.loss.estimate - got.loss.low == pytest.approx(math.sqrt(below))
     assert got.loss.high - got.loss.estimate == pytest.approx(math.sqrt(above))
-    narrow: Any = delta(diff(side(found()), side(after, "b")), "soup", "gptq-3bit").relative_error
+    narrow = delta(diff(side(found()), side(after, "b")), "soup", "gptq-3bit").relative_error
     assert narrow.high - narrow.low < got.relative_error.high - got.relative_error.low
-    equal: Any = delta(difference, "soup", "fp")
+    equal = delta(difference, "soup", "fp")
     assert (equal.loss.estimate, equal.loss_reading) == (0.0, "unclear")  # not the same: unpaired
 
 
-def test_another_tokenizer_is_compared_in_bits_per_byte_where_bytes_were_counted() -> None:
+def test_another_tokenizer_is_compared_in_bits_per_byte_where_bytes_were_counted():
     halved = each(found(), lambda m: replace(m.evidence, tokens=m.evidence.tokens // 2 + 1))
     difference = diff(side(found()), side(halved, "b"))
     assert (difference.paired, difference.unit) == (True, "bits per byte")
@@ -211,7 +195,7 @@ def test_another_tokenizer_is_compared_in_bits_per_byte_where_bytes_were_counted
     assert difference.at_once == 4
 
 
-def test_a_loss_that_is_not_finite_is_unclear_and_kept_out_of_nothing_else() -> None:
+def test_a_loss_that_is_not_finite_is_unclear_and_kept_out_of_nothing_else():
     broken = tuple(
         sample.with_loss(m, np.full(40, np.inf)) if (m.subject, m.scheme) == ("soup", "fp") else m
         for m in found()
@@ -222,7 +206,7 @@ def test_a_loss_that_is_not_finite_is_unclear_and_kept_out_of_nothing_else() -> 
     assert delta(difference, "soup", "gptq-4bit").loss_reading == "same"
 
 
-def test_circumstances_that_differ_are_named() -> None:
+def test_circumstances_that_differ_are_named():
     other = sample.series()
     one, two = side(found()), side(tuple(m for m in found() if m.scheme != "gptq-3bit"), "b")
     step = other[3]
@@ -247,10 +231,10 @@ def test_circumstances_that_differ_are_named() -> None:
     assert difference.pick_changed
 
 
-def with_kl(measurements: tuple[Measurement, ...], times: float = 1.0) -> tuple[Measurement, ...]:
+def with_kl(measurements, times=1.0):
     """Return measurements with a divergence of every quantized document."""
 
-    def evidence(m: Measurement) -> Evidence:
+    def evidence(m):
         if m.scheme == FULL_PRECISION:
             return m.evidence
         count = len(m.evidence.tokens)
@@ -263,7 +247,7 @@ def with_kl(measurements: tuple[Measurement, ...], times: float = 1.0) -> tuple[
     return each(measurements, evidence)
 
 
-def test_a_change_of_divergence_is_paired_on_documents() -> None:
+def test_a_change_of_divergence_is_paired_on_documents():
     a, b = with_kl(found()), with_kl(found(), 1.2)
     difference = diff(side(a), side(b, "b"))
     assert difference.at_once == 6 + 4 + 4  # losses, relative errors, divergences

@@ -1,28 +1,24 @@
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 
 from qaudit.core import statistics
 from qaudit.errors import AuditError
-from qaudit.judge import Judgement, judge
+from qaudit.judge import judge
 from qaudit.judge.gate import GateInput
 from qaudit.judge.scores import judge_difference
 from qaudit.judge.table import Measurements, Moved
-from qaudit.types import Comparison, Evidence, Finding, Interval, Measurement, MeasurementRow, Noise
+from qaudit.types import Interval
 from tests.support import sample
 from tests.support.items import items_of
 
 SOUP, LAST, END = "soup", "stage2-ingredient3-step1000", "stage1-step5000"
 
 
-def judged(*, documents: int = 64, **changes: Any) -> Judgement:
+def judged(*, documents=64, **changes):
     if not changes:
         return judged_plainly(documents)
     found = sample.measurements(documents)
@@ -31,18 +27,18 @@ def judged(*, documents: int = 64, **changes: Any) -> Judgement:
 
 
 @cache
-def judged_plainly(documents: int) -> Judgement:
+def judged_plainly(documents):
     """Judge the sample once for all tests that change nothing."""
     return sample.judged(sample.measurements(documents))
 
 
-def measured(subject: str, scheme: str, documents: int = 64) -> Measurement:
+def measured(subject, scheme, documents=64):
     return next(
         m for m in sample.measurements(documents) if (m.subject, m.scheme) == (subject, scheme)
     )
 
 
-def edited(subject: str, scheme: str, **changes: Any) -> tuple[Measurement, ...]:
+def edited(subject, scheme, **changes):
     """Return the sample with the evidence of one measurement changed."""
     return tuple(
         replace(m, evidence=replace(m.evidence, **changes))
@@ -52,21 +48,21 @@ def edited(subject: str, scheme: str, **changes: Any) -> tuple[Measurement, ...]
     )
 
 
-def comparison(found: Judgement, kind: str, scheme: str, a: str, b: str) -> Comparison:
+def comparison(found, kind, scheme, a, b):
     (one,) = [c for c in found.comparisons if (c.kind, c.scheme, c.a, c.b) == (kind, scheme, a, b)]
     return one
 
 
-def findings(found: Judgement, rule: str) -> list[Finding]:
+def findings(found, rule):
     return [f for f in found.findings if f.rule == rule]
 
 
-def score(found: Judgement, subject: str, scheme: str) -> MeasurementRow:
+def score(found, subject, scheme):
     """Return the first row of a subject under a scheme."""
     return next(s for s in found.measurements if (s.subject, s.scheme) == (subject, scheme))
 
 
-def of_soup(change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> tuple[Measurement, ...]:
+def of_soup(change):
     """Return the sample with another loss of the soup at three bits, made of its two losses."""
     full, nll = (measured(SOUP, scheme).evidence.nll_sum for scheme in ("fp", "gptq-3bit"))
     return edited(SOUP, "gptq-3bit", nll_sum=change(full, nll))
@@ -75,7 +71,7 @@ def of_soup(change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> tuple[Mea
 # ------------------------------------------------------------------ scores
 
 
-def test_every_measurement_becomes_a_score_with_its_evidence() -> None:
+def test_every_measurement_becomes_a_score_with_its_evidence():
     found = judged()
     assert len(found.measurements) == len(sample.measurements())
     for score, m in zip(found.measurements, sample.measurements(), strict=True):
@@ -86,7 +82,7 @@ def test_every_measurement_becomes_a_score_with_its_evidence() -> None:
         assert score.evidence.endswith(f"{m.subject}--{m.scheme}.npz")
 
 
-def test_changes_are_measured_against_the_same_subject_in_full_precision() -> None:
+def test_changes_are_measured_against_the_same_subject_in_full_precision():
     q, fp = measured(SOUP, "rtn-3bit").evidence, measured(SOUP, "fp").evidence
     row = score(judged(), SOUP, "rtn-3bit")
     assert row.relative_error == statistics.relative_error(q.nll_sum, fp.nll_sum)
@@ -97,8 +93,8 @@ def test_changes_are_measured_against_the_same_subject_in_full_precision() -> No
     assert math.isfinite(row.ce.estimate)
 
 
-def test_documents_without_a_scored_token_do_not_count() -> None:
-    def longer(e: Evidence) -> Evidence:
+def test_documents_without_a_scored_token_do_not_count():
+    def longer(e):
         columns = {name: np.append(getattr(e, name), 0) for name in ("tokens", "nll_sum", "nbytes")}
         return replace(e, document_sha256=(*e.document_sha256, "0" * 64), **columns)
 
@@ -106,7 +102,7 @@ def test_documents_without_a_scored_token_do_not_count() -> None:
     assert sample.judged(found).measurements == judged().measurements
 
 
-def test_what_cannot_be_compared_or_judged_is_refused() -> None:
+def test_what_cannot_be_compared_or_judged_is_refused():
     found, series = sample.measurements(), sample.series()
     under = f"`{SOUP}` under `gptq-4bit`.*different"
     for made, said in (
@@ -133,7 +129,7 @@ def test_what_cannot_be_compared_or_judged_is_refused() -> None:
 # ------------------------------------------------------------------ comparisons
 
 
-def test_a_soup_is_compared_with_every_member_under_every_scheme() -> None:
+def test_a_soup_is_compared_with_every_member_under_every_scheme():
     pairs = {(c.b, c.scheme) for c in judged().comparisons if c.a == SOUP}
     members = {f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)}
     assert pairs == {(b, s) for b in members for s in ("fp", *sample.SCHEMES)}
@@ -145,7 +141,7 @@ def test_a_soup_is_compared_with_every_member_under_every_scheme() -> None:
     assert LAST in {c.b for c in found.comparisons if c.a == SOUP}
 
 
-def test_the_three_kinds_answer_three_questions() -> None:
+def test_the_three_kinds_answer_three_questions():
     found = judged()
     aq, af = (measured(SOUP, s).evidence.nll_sum for s in ("gptq-3bit", "fp"))
     bq, bf = (measured(LAST, s).evidence.nll_sum for s in ("gptq-3bit", "fp"))
@@ -161,7 +157,7 @@ def test_the_three_kinds_answer_three_questions() -> None:
     assert {c.kind for c in found.comparisons if c.scheme == "fp"} == {"outright"}
 
 
-def test_verdicts_compare_the_interval_with_zero_and_few_documents_give_none() -> None:
+def test_verdicts_compare_the_interval_with_zero_and_few_documents_give_none():
     for interval, verdict in (
         (Interval(-2, -3, -1), "a_better"),
         (Interval(2, 1, 3), "b_better"),
@@ -176,8 +172,8 @@ def test_verdicts_compare_the_interval_with_zero_and_few_documents_give_none() -
     assert not findings(found, "QA005")
 
 
-def test_the_pick_has_the_lowest_quantized_loss_of_four_bits_or_else_of_the_most() -> None:
-    pick: Any = judged().pick
+def test_the_pick_has_the_lowest_quantized_loss_of_four_bits_or_else_of_the_most():
+    pick = judged().pick
     losses = {
         (s.subject, s.scheme): s.ce.estimate
         for s in judged().measurements
@@ -188,7 +184,7 @@ def test_the_pick_has_the_lowest_quantized_loss_of_four_bits_or_else_of_the_most
     assert (pick.runner_up, pick.runner_up_scheme) == second
     assert pick.interval.estimate == pytest.approx(losses[first] - losses[second])
 
-    def picked(*names: str) -> str | None:
+    def picked(*names):
         found = tuple(m for m in sample.measurements() if m.scheme in ("fp", *names))
         pick = sample.judged(found).pick
         return pick and pick.scheme
@@ -198,8 +194,8 @@ def test_the_pick_has_the_lowest_quantized_loss_of_four_bits_or_else_of_the_most
     assert picked() is None
 
 
-def test_a_broken_model_is_not_picked_and_one_that_ignores_the_text_is_named() -> None:
-    best: Any = judged().pick
+def test_a_broken_model_is_not_picked_and_one_that_ignores_the_text_is_named():
+    best = judged().pick
     nll = measured(best.subject, "gptq-4bit").evidence.nll_sum * np.nan
     found = sample.judged(edited(best.subject, "gptq-4bit", nll_sum=nll))
     assert found.pick is not None and found.pick.subject == best.runner_up
@@ -216,8 +212,8 @@ def test_a_broken_model_is_not_picked_and_one_that_ignores_the_text_is_named() -
 # ------------------------------------------------------------------ findings
 
 
-def test_a_close_runner_up_is_said_with_the_documents_that_would_settle_it() -> None:
-    best: Any = judged().pick
+def test_a_close_runner_up_is_said_with_the_documents_that_would_settle_it():
+    best = judged().pick
     winner = measured(best.subject, "gptq-4bit").evidence
     wobble = np.where(np.arange(64) % 2, 0.02, -0.019) * winner.tokens
     found = sample.judged(edited(best.runner_up, "gptq-4bit", nll_sum=winner.nll_sum + wobble))
@@ -227,7 +223,7 @@ def test_a_close_runner_up_is_said_with_the_documents_that_would_settle_it() -> 
     assert not findings(judged(), "QA002")
 
 
-def test_notes_are_said_once_and_losing_least_and_growth_are_found() -> None:
+def test_notes_are_said_once_and_losing_least_and_growth_are_found():
     found = judged()
     notes = findings(found, "QA003")
     assert [f.scheme for f in notes] == ["awq-4bit", "awq-3bit"]
@@ -248,14 +244,14 @@ def test_notes_are_said_once_and_losing_least_and_growth_are_found() -> None:
     assert "gptq-3bit" in grown
 
 
-def test_the_last_checkpoint_is_named_when_another_is_clearly_better() -> None:
+def test_the_last_checkpoint_is_named_when_another_is_clearly_better():
     ahead = 0.97 * measured(SOUP, "gptq-4bit").evidence.nll_sum
     found = sample.judged(edited(SOUP, "gptq-4bit", nll_sum=ahead))
     (finding,) = findings(found, "QA005")
     ends = [f"stage2-ingredient{k}-step1000" for k in (1, 2, 3)]
     last = min(ends, key=lambda label: measured(label, "gptq-4bit").evidence.nll_sum.sum())
     assert finding.subject == last  # the best of those that the series ends in
-    wide: Any = finding.interval
+    wide = finding.interval
     assert wide.low > 0
     alone = comparison(found, "outright", "gptq-4bit", SOUP, last).interval
     assert wide.high - wide.low > alone.high - alone.low  # all subjects were compared at once
@@ -266,32 +262,32 @@ def test_the_last_checkpoint_is_named_when_another_is_clearly_better() -> None:
 # ------------------------------------------------------------------ choices
 
 
-def with_choices(scheme: str, likeliest: list[int]) -> Measurement:
+def with_choices(scheme, likeliest):
     """Return a measurement of the soup whose likeliest option of each three is as given."""
     nll = np.concatenate([np.where(np.arange(3) == best, 1.0, 2.0) for best in likeliest])
     m = measured(SOUP, scheme)
     return replace(m, evidence=replace(m.evidence, tasks=(items_of(nll, options=3),)))
 
 
-def test_choices_are_scored_by_the_likeliest_option_and_paired_with_full_precision() -> None:
+def test_choices_are_scored_by_the_likeliest_option_and_paired_with_full_precision():
     full, quantized = [0, 0, 0, 1, 2] * 4, [0, 0, 1, 1, 2] * 4
     found = sample.judged((with_choices("fp", full), with_choices("gptq-4bit", quantized)))
-    by_scheme: dict[str, Any] = {t.scheme: t for t in found.tasks}
+    by_scheme = {t.scheme: t for t in found.tasks}
     assert by_scheme["fp"].accuracy.estimate == pytest.approx(0.6)
     assert by_scheme["fp"].accuracy_drop is None
     drop = by_scheme["gptq-4bit"].accuracy_drop.estimate
     assert (drop, by_scheme["gptq-4bit"].items) == (pytest.approx((0.6 - 0.4) / 0.4), 20)
 
 
-def test_a_row_names_the_documents_for_an_interval_of_a_tenth() -> None:
+def test_a_row_names_the_documents_for_an_interval_of_a_tenth():
     """Between the normal formula, which is too few, and the square of widths, which is too many."""
     found = judged(documents=200)
     sums = {(m.subject, m.scheme): m.evidence for m in sample.measurements(200)}
     rows = [s for s in found.measurements if s.documents_for_loss is not None]
     assert rows
     for row in rows:
-        change: Any = row.relative_error
-        needed: Any = row.documents_for_loss
+        change = row.relative_error
+        needed = row.documents_for_loss
         own, full = (sums[row.subject, scheme] for scheme in (row.scheme, "fp"))
         residual = own.nll_sum - full.nll_sum * (1 + change.estimate)
         scatter = np.std(residual, ddof=1) / full.nll_sum.mean()
@@ -301,7 +297,7 @@ def test_a_row_names_the_documents_for_an_interval_of_a_tenth() -> None:
         assert needed <= 200 * (reach / (0.1 * change.estimate)) ** 2 * 1.1 + 12
 
 
-def test_the_intervals_of_several_soups_and_of_all_that_a_search_tried_hold_at_once() -> None:
+def test_the_intervals_of_several_soups_and_of_all_that_a_search_tried_hold_at_once():
     found, series = sample.measurements(), sample.series()
     twin = tuple(replace(m, subject="other") for m in found if m.subject == SOUP)
     table = Measurements.of((*series, replace(series[-1], label="other")), (*found, *twin), 0.95)
@@ -319,7 +315,7 @@ def test_the_intervals_of_several_soups_and_of_all_that_a_search_tried_hold_at_o
     assert wide.high - wide.low > alone.high - alone.low
 
 
-def test_a_document_that_carries_much_of_the_damage_is_named_and_none_of_almost_none() -> None:
+def test_a_document_that_carries_much_of_the_damage_is_named_and_none_of_almost_none():
     rarely = np.where(np.arange(64) == 7, 50, 1)
     found = sample.judged(of_soup(lambda full, nll: full + rarely * (nll - full)))
     (finding,) = findings(found, "QA029")
@@ -333,8 +329,8 @@ def test_a_document_that_carries_much_of_the_damage_is_named_and_none_of_almost_
     assert not findings(judged(), "QA029")
 
     # As with 8 bits, where gains and losses cancel: 63 % of nothing.
-    def nearly(added_of_one: float) -> Judgement:
-        def lost(full: np.ndarray, _: np.ndarray) -> np.ndarray:
+    def nearly(added_of_one):
+        def lost(full, _):
             added = 1e-4 * full * np.where(np.arange(len(full)) % 2, 1.0, -1.0)
             added -= added.sum() / len(added)
             added[7] += added_of_one * full.sum()
@@ -354,12 +350,12 @@ def test_a_document_that_carries_much_of_the_damage_is_named_and_none_of_almost_
 # ------------------------------------------------------------------ repeats
 
 
-def drawn(*scales: float) -> tuple[Measurement, ...]:
+def drawn(*scales):
     """Return the sample with more draws of one scheme: the first one's damage, scaled."""
     found = sample.measurements()
     full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
 
-    def damage(m: Measurement, scale: float) -> np.ndarray:
+    def damage(m, scale):
         return full[m.subject] + scale * (m.evidence.nll_sum - full[m.subject])
 
     more = tuple(
@@ -371,12 +367,12 @@ def drawn(*scales: float) -> tuple[Measurement, ...]:
     return (*found, *more)
 
 
-def noise_of(found: Judgement, subject: str, scheme: str) -> Noise:
+def noise_of(found, subject, scheme):
     (one,) = [n for n in found.noise if (n.subject, n.scheme) == (subject, scheme)]
     return one
 
 
-def test_every_draw_has_its_row_and_the_first_is_judged() -> None:
+def test_every_draw_has_its_row_and_the_first_is_judged():
     first, more = judged(), sample.judged(drawn(1.5, 0.8))
     assert all(row in more.measurements for row in first.measurements)
     assert len(more.measurements) == len(first.measurements) + 2 * len(sample.series())
@@ -384,14 +380,14 @@ def test_every_draw_has_its_row_and_the_first_is_judged() -> None:
         first.comparisons, first.pick, first.verdict
     )  # fmt: skip
     row, cell = noise_of(more, LAST, "gptq-4bit"), (LAST, "gptq-4bit")
-    rows: list[Any] = [m for m in more.measurements if (m.subject, m.scheme) == cell]
+    rows = [m for m in more.measurements if (m.subject, m.scheme) == cell]
     errors = [m.relative_error.estimate for m in rows]
     assert row.draws == len(errors) == 3
     assert row.draw == pytest.approx(np.std(errors, ddof=1))
     assert row.interval == score(first, LAST, "gptq-4bit").relative_error
 
 
-def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
+def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error():
     found = drawn(1.01)
     floor = {(LAST, "gptq-4bit"): Moved(0.002, 0.01, 0.1), (LAST, "fp"): Moved(0.0, 1e-12)}
     table = Measurements.of(sample.series(), found, 0.95)
@@ -406,8 +402,8 @@ def test_the_floor_stands_in_the_units_of_the_loss_and_of_the_error() -> None:
     assert noise_of(judgement, SOUP, "gptq-4bit").numerical is None
 
 
-def test_documents_with_equal_losses_everywhere_are_a_finding() -> None:
-    def copied(*schemes: str) -> list[Finding]:
+def test_documents_with_equal_losses_everywhere_are_a_finding():
+    def copied(*schemes):
         made = []
         for m in sample.measurements():
             names = ("nll_sum", "tokens", "nbytes")

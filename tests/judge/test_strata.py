@@ -1,10 +1,7 @@
 """Columns of a measurement, and errors by stratum and position, with their intervals."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,17 +18,14 @@ from qaudit.judge.scores import largest
 from qaudit.judge.table import Measurements, fidelity_columns
 from qaudit.types import (
     ByConfidence,
-    Check,
     Diagnostics,
     Evidence,
     Fidelity,
     Interval,
     Measurement,
-    Metric,
     Policy,
     PolicyRule,
     Positions,
-    StratumRow,
     Subject,
 )
 from tests.support import sample
@@ -40,7 +34,7 @@ CELL = ("soup", "gptq-3bit")
 NAMES = ("web", "code", "web", "books")
 
 
-def grouped(names: tuple[str, ...] = NAMES, documents: int = 64) -> Measurements:
+def grouped(names=NAMES, documents=64):
     """Return the sample with strata and KL divergence."""
     strata = tuple(names[k % len(names)] for k in range(documents))
     measured = [
@@ -50,7 +44,7 @@ def grouped(names: tuple[str, ...] = NAMES, documents: int = 64) -> Measurements
     return Measurements.of(sample.series(), measured, 0.95)
 
 
-def with_kl(evidence: Evidence, seed: int) -> Evidence:
+def with_kl(evidence, seed):
     count = len(evidence.tokens)
     kl = np.random.default_rng(seed).gamma(2, 0.05, count) * evidence.tokens
     same = np.zeros(count, dtype=np.int64)
@@ -58,23 +52,18 @@ def with_kl(evidence: Evidence, seed: int) -> Evidence:
     return replace(evidence, fidelity=fidelity)
 
 
-def rows(table: Measurements) -> list[StratumRow]:
+def rows(table):
     return [one for one in stratum_rows(table) if (one.subject, one.scheme) == CELL]
 
 
-def worst_stratum(
-    table: Measurements,
-    metric: Metric = "relative_error",
-    confidence: float = 0.95,
-    margin: float = 0.1,
-) -> Check:
+def worst_stratum(table, metric="relative_error", confidence=0.95, margin=0.1):
     """Return the check of a rule about the worst stratum."""
     rule = PolicyRule("worst", metric, margin, strata="worst")
     question = plain_question(rule, GateInput(table), CELL)
     return answer(question, Policy(name="p", rules=(rule,)), Levels(confidence, confidence))
 
 
-def test_a_row_is_the_error_on_its_documents() -> None:
+def test_a_row_is_the_error_on_its_documents():
     table = grouped()
     quantized, full = table.find(*CELL), table.full(CELL[0])
     level = 1 - 0.05 / 3
@@ -97,7 +86,7 @@ def test_a_row_is_the_error_on_its_documents() -> None:
     assert not any(one.is_worst for one in whole)
 
 
-def test_the_worst_stratum_is_named_with_the_interval_of_the_largest() -> None:
+def test_the_worst_stratum_is_named_with_the_interval_of_the_largest():
     table = grouped()
     measured, full = table.find(*CELL), table.full(CELL[0])
     worse = np.where(np.array(full.evidence.strata) == "books", 1.1, 1.0)
@@ -118,7 +107,7 @@ def test_the_worst_stratum_is_named_with_the_interval_of_the_largest() -> None:
     assert kl.interval.estimate == max(one.kl.estimate for one in rows(table) if one.kl is not None)
 
 
-def test_one_document_leaves_the_worst_open_and_nothing_is_grouped_by_default() -> None:
+def test_one_document_leaves_the_worst_open_and_nothing_is_grouped_by_default():
     worst = worst_stratum(grouped(("web",) * 63 + ("code",)))
     assert worst.interval.high == np.inf
     assert worst.interval.low > -np.inf
@@ -129,14 +118,14 @@ def test_one_document_leaves_the_worst_open_and_nothing_is_grouped_by_default() 
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0, 1), st.floats(0, 1)), min_size=1))
-def test_the_largest_is_within_its_bounds(values: list[tuple[float, float, float]]) -> None:
+def test_the_largest_is_within_its_bounds(values):
     intervals = [Interval(value, value - below, value + above) for value, below, above in values]
     whole = largest(intervals)
     assert whole.low <= whole.estimate <= whole.high
     assert largest(intervals[::-1]) == whole
 
 
-def test_all_strata_are_covered_at_once() -> None:
+def test_all_strata_are_covered_at_once():
     """A seeded simulation: 400 audits of 4 strata with 16 documents each, at 95 %.
 
     The standard error of a share of 0.95 in 400 is 0.011; the bound is two of them below.
@@ -159,7 +148,7 @@ def test_all_strata_are_covered_at_once() -> None:
     assert covered / 400 > 0.928
 
 
-def with_positions() -> tuple[Measurements, np.ndarray, np.ndarray, np.ndarray]:
+def with_positions():
     rng = np.random.default_rng(3)
     tokens = rng.integers(1, 50, (12, 3))
     tokens[:4, 2] = 0  # documents that end before the last bin
@@ -176,9 +165,9 @@ def with_positions() -> tuple[Measurements, np.ndarray, np.ndarray, np.ndarray]:
     return Measurements.of([Subject("a", ())], pair, 0.95), tokens, full, lost
 
 
-def test_a_bin_is_the_error_on_the_tokens_in_it() -> None:
+def test_a_bin_is_the_error_on_the_tokens_in_it():
     table, tokens, full, lost = with_positions()
-    rows: Any = judge(table, Diagnostics())[0].positions
+    rows = judge(table, Diagnostics())[0].positions
     first, *_, last = rows
     assert (first.scheme, first.first, first.last) == ("fp", 0, 15)
     assert first.relative_error is first.kl is None
@@ -196,7 +185,7 @@ def test_a_bin_is_the_error_on_the_tokens_in_it() -> None:
 DOCUMENTS, TOKENS = 40, 150
 
 
-def evidence(seed: int = 0) -> tuple[Evidence, np.ndarray]:
+def evidence(seed=0):
     """Return evidence of documents that differ, the last without a scored token, and the KLs."""
     draw = np.random.default_rng(seed)
     level_D = 0.5 * draw.standard_normal(DOCUMENTS)
@@ -205,7 +194,7 @@ def evidence(seed: int = 0) -> tuple[Evidence, np.ndarray]:
     same_DT = draw.random((DOCUMENTS, TOKENS)) < 0.9
     tokens = np.array([TOKENS] * DOCUMENTS + [0])
 
-    def ended(sums_D: np.ndarray) -> np.ndarray:
+    def ended(sums_D):
         return np.append(sums_D, 0)
 
     fidelity = Fidelity(
@@ -219,7 +208,7 @@ def evidence(seed: int = 0) -> tuple[Evidence, np.ndarray]:
     return Evidence(shas, tokens * 2.0, tokens, tokens * 4, fidelity=fidelity), kl_DT
 
 
-def test_means_and_quantiles_are_those_of_all_tokens_with_the_interval_of_documents() -> None:
+def test_means_and_quantiles_are_those_of_all_tokens_with_the_interval_of_documents():
     one, kl_DT = evidence()
     columns = fidelity_columns(one, 0.95)
     known = statistics.interval((kl_DT.sum(1), np.full(DOCUMENTS, TOKENS)), statistics.per_token)
@@ -237,14 +226,14 @@ def test_means_and_quantiles_are_those_of_all_tokens_with_the_interval_of_docume
     assert columns["kl_max"] == kl_DT.max()
 
 
-def test_sure_flips_are_a_part_of_the_tokens_that_full_precision_is_sure_of() -> None:
+def test_sure_flips_are_a_part_of_the_tokens_that_full_precision_is_sure_of():
     one, kl_DT = evidence()
     assert "sure_flips" not in fidelity_columns(one, 0.95)
     draw = np.random.default_rng(1)
     bucket_DT = draw.integers(0, 4, kl_DT.shape)
     flip_DT = draw.random(kl_DT.shape) < np.array([0.3, 0.2, 0.1, 0.02])[bucket_DT]
 
-    def summed(values_DT: np.ndarray) -> np.ndarray:
+    def summed(values_DT):
         sums = [(values_DT * (bucket_DT == bucket)).sum(1) for bucket in range(4)]
         return np.vstack([np.stack(sums, 1), np.zeros(4)])
 
@@ -264,7 +253,7 @@ def test_sure_flips_are_a_part_of_the_tokens_that_full_precision_is_sure_of() ->
     )
 
 
-def test_a_bound_is_never_what_the_quantity_cannot_be() -> None:
+def test_a_bound_is_never_what_the_quantity_cannot_be():
     one, _ = evidence()
     every = np.append(np.full(DOCUMENTS, TOKENS), 0)
     every[0] -= 30
@@ -276,7 +265,7 @@ def test_a_bound_is_never_what_the_quantity_cannot_be() -> None:
     assert columns["kl"].low == 0.0
 
 
-def test_what_was_not_compared_has_no_columns_and_one_document_no_bounds() -> None:
+def test_what_was_not_compared_has_no_columns_and_one_document_no_bounds():
     one, kl_DT = evidence()
     assert fidelity_columns(replace(one, fidelity=None), 0.95) == {}
     nothing = replace(one, tokens=np.zeros_like(one.tokens))

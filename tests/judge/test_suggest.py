@@ -1,7 +1,5 @@
 """What is worth measuring next, on a series whose truth is known."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -10,7 +8,6 @@ import numpy as np
 from qaudit.judge.scores import suggest
 from qaudit.judge.table import Measurements
 from qaudit.report.plan import render_suggestion, suggestion_to_json
-from qaudit.types import Checkpoint, Suggestion
 from tests.support.courses import checkpoint, measurements, subjects
 
 K = np.arange(24)
@@ -23,7 +20,7 @@ QUANTIZED = LOSS * (1 + ERROR)
 SERIES = [s.first for s in subjects(RATES)]
 
 
-def suggested(which: range, series: list[Checkpoint] = SERIES) -> Suggestion:
+def suggested(which, series=SERIES):
     made, at = [subjects(RATES)[k] for k in which], list(which)
     found = measurements([s.label for s in made], LOSS[at], {"rtn-3bit": ERROR[at]}, scatter=0)
     return suggest(Measurements.of(made, found, 0.95), series, "rtn-3bit")
@@ -32,7 +29,7 @@ def suggested(which: range, series: list[Checkpoint] = SERIES) -> Suggestion:
 THIRDS = range(0, 24, 3)
 
 
-def test_the_best_unmeasured_checkpoint_is_named_and_what_predictions_are_worth() -> None:
+def test_the_best_unmeasured_checkpoint_is_named_and_what_predictions_are_worth():
     found = suggested(THIRDS)
     best = int(np.argmin(np.where(K % 3 == 0, np.inf, QUANTIZED)))
     labels = [row.label for row in found.prospects]
@@ -56,7 +53,7 @@ def test_the_best_unmeasured_checkpoint_is_named_and_what_predictions_are_worth(
     assert "a?[2J?b" in text
 
 
-def test_most_intervals_hold_what_measuring_would_show() -> None:
+def test_most_intervals_hold_what_measuring_would_show():
     found = suggested(range(0, 24, 2))
     truth = {f"step{k + 1}": QUANTIZED[k] for k in K}
     # Documents of the draw are a little easier or harder than all: a common shift.
@@ -68,7 +65,7 @@ def test_most_intervals_hold_what_measuring_would_show() -> None:
     assert np.mean(held) >= 0.8
 
 
-def test_what_lies_beyond_the_measured_is_marked_and_few_measurements_suggest_nothing() -> None:
+def test_what_lies_beyond_the_measured_is_marked_and_few_measurements_suggest_nothing():
     found = suggested(range(12))
     assert {row.beyond for row in found.prospects} == {True}
     assert "further off than its interval" in render_suggestion(found)
@@ -78,7 +75,7 @@ def test_what_lies_beyond_the_measured_is_marked_and_few_measurements_suggest_no
     assert "5 checkpoints are measured; it takes 6" in text
 
 
-def test_places_and_learning_rates_are_used_where_they_are_known() -> None:
+def test_places_and_learning_rates_are_used_where_they_are_known():
     main = checkpoint(0, label="main", step=None, tokens=None)
     found = suggested(THIRDS, [*SERIES, main])
     assert found.unit == "tokens"

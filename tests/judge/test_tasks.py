@@ -1,9 +1,6 @@
 """Answers of options and rollouts, their pairs, and what a policy makes of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +11,12 @@ from qaudit.judge.diff import task_deltas
 from qaudit.judge.tasks import answer_length, answers, margin_ratios, tokens_to_divergence
 from qaudit.policy.keys import margin_of
 from qaudit.report.gate.checks import margin, shown
-from qaudit.types import Check, RolloutEvidence, TaskEvidence
+from qaudit.types import RolloutEvidence, TaskEvidence
 from tests.support.gated import SCHEMES, A, check, held, judged, measured, of, policy, rule
 from tests.support.items import items_of
 
 
-def test_the_likeliest_option_is_the_answer_and_of_equal_ones_the_first() -> None:
+def test_the_likeliest_option_is_the_answer_and_of_equal_ones_the_first():
     one = items_of(np.array([2.0, 1.0, 1.0, 3.0, 5.0, 4.0]), options=3, answer=1)
     found = answers(one)
     assert found.picked_N.tolist() == [1, 0]
@@ -28,7 +25,7 @@ def test_the_likeliest_option_is_the_answer_and_of_equal_ones_the_first() -> Non
     assert broken.picked_N.tolist() == [-1, -1, 1]
 
 
-def test_two_audits_are_paired_on_the_items_that_both_answered() -> None:
+def test_two_audits_are_paired_on_the_items_that_both_answered():
     a = items_of(np.tile([1.0, 2.0], 200), options=2, task="t")
     nll = np.tile([1.0, 2.0], (200, 1))
     nll[:40] = [2.0, 1.0]
@@ -46,7 +43,7 @@ LOSSES = st.sampled_from([0.5, 1.0, 1.0, 2.0, 3.5, np.inf, -np.inf, np.nan])
 
 
 @st.composite
-def task_pairs(draw: st.DrawFn) -> tuple[TaskEvidence, TaskEvidence]:
+def task_pairs(draw):
     """Draw the same items under full precision and under a scheme; some items have no option."""
     sizes = draw(st.lists(st.integers(0, 4), max_size=6))
     owner = np.repeat(np.arange(len(sizes)), sizes)
@@ -60,7 +57,7 @@ def task_pairs(draw: st.DrawFn) -> tuple[TaskEvidence, TaskEvidence]:
 
 
 @given(task_pairs())
-def test_answers_are_those_of_a_loop_over_items(pair: tuple[TaskEvidence, TaskEvidence]) -> None:
+def test_answers_are_those_of_a_loop_over_items(pair):
     full, other = pair
     count = int(full.items.max(initial=-1)) + 1
     options = [np.flatnonzero(full.items == item) for item in range(count)]
@@ -86,7 +83,7 @@ GPTQ = SCHEMES[0]
 PROMPTS, TOKENS = 40, 200
 
 
-def evidence(agreed: Any, end: float = 1.0, **changes: Any) -> RolloutEvidence:
+def evidence(agreed, end=1.0, **changes):
     draw = np.random.default_rng(7)
     values = {
         "sha256": "hash",
@@ -104,9 +101,7 @@ def evidence(agreed: Any, end: float = 1.0, **changes: Any) -> RolloutEvidence:
 FULL = evidence(TOKENS, kl_sum=None)
 
 
-def asked(
-    stream: RolloutEvidence, metric: str, bound: float, full: RolloutEvidence = FULL
-) -> Check:
+def asked(stream, metric, bound, full=FULL):
     """Judge a stream that makes this of rollouts."""
     cells = [
         replace(m, evidence=replace(m.evidence, rollouts=full if m.scheme == "fp" else stream))
@@ -119,7 +114,7 @@ def asked(
 SPREAD = np.linspace(40, 80, PROMPTS)
 
 
-def test_answers_that_change_before_the_margin_breach() -> None:
+def test_answers_that_change_before_the_margin_breach():
     for bound, outcome in ((30, "pass"), (60, "inconclusive"), (90, "fail")):
         found = asked(evidence(SPREAD), "tokens_to_divergence", bound)
         assert (found.outcome, found.documents) == (outcome, PROMPTS)
@@ -128,7 +123,7 @@ def test_answers_that_change_before_the_margin_breach() -> None:
         assert found.interval is not None and "tokens [" in shown(found.unit, found.interval)
 
 
-def test_a_change_of_length_has_no_sign() -> None:
+def test_a_change_of_length_has_no_sign():
     draw = np.random.default_rng(1)
     other = evidence(SPREAD, end_sum=FULL.end_sum * draw.normal(1.0, 0.5, (PROMPTS, 1)))
     found = answer_length(other, FULL, 0.95)
@@ -140,7 +135,7 @@ def test_a_change_of_length_has_no_sign() -> None:
 COLUMNS = ("prompt", "tokens", "nll_sum", "agreed", "end_sum", "kl_sum")
 
 
-def test_a_prompt_counts_once_and_margins_of_tokens_have_their_unit() -> None:
+def test_a_prompt_counts_once_and_margins_of_tokens_have_their_unit():
     twice = evidence(SPREAD, prompt=np.arange(PROMPTS) // 2)
     first = {k: v[::2] if k in COLUMNS else v for k, v in vars(twice).items()}
     assert tokens_to_divergence(twice, 0.95) is not None
@@ -154,7 +149,7 @@ def test_a_prompt_counts_once_and_margins_of_tokens_have_their_unit() -> None:
         margin_of("5 tokens", "kl")
 
 
-def marked(shift: float, **changes: Any) -> RolloutEvidence:
+def marked(shift, **changes):
     """Return 20 drawn answers of each prompt with marks, right ones `shift` more likely."""
     draw = np.random.default_rng(3)
     count = PROMPTS * 20
@@ -175,16 +170,14 @@ def marked(shift: float, **changes: Any) -> RolloutEvidence:
     return RolloutEvidence(**{**values, **changes})
 
 
-def asked_score(
-    stream: RolloutEvidence, bound: float, full: RolloutEvidence | None = None
-) -> Check:
+def asked_score(stream, bound, full=None):
     full = full or marked(0.0, drawn_sum=np.zeros(PROMPTS * 20))
     return asked(stream, "expected_score_drop", bound, full)
 
 
-def test_expected_scores_that_drop_breach_and_what_is_not_weighed_is_missing() -> None:
+def test_expected_scores_that_drop_breach_and_what_is_not_weighed_is_missing():
     for shift, outcome in ((0.0, "pass"), (0.3, "pass"), (-0.5, "fail")):
-        found: Any = asked_score(marked(shift), 0.05)
+        found = asked_score(marked(shift), 0.05)
         assert found.outcome == outcome
         assert (found.interval.estimate > 0.05) == (outcome == "fail")
     other = asked_score(marked(0.0, weights_sha256="other"), 0.05)
@@ -194,7 +187,7 @@ def test_expected_scores_that_drop_breach_and_what_is_not_weighed_is_missing() -
     assert asked_score(marked(0.0, drawn_sum=far), 0.05).outcome == "missing"
 
 
-def drawn_at(temperature: float) -> dict[str, Any]:
+def drawn_at(temperature):
     """Return what full precision has of answers of 30 tokens that were drawn at a temperature."""
     draw = np.random.default_rng(5)
     logits = draw.normal(0, 2, 50)
@@ -207,7 +200,7 @@ def drawn_at(temperature: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_answers_drawn_otherwise_are_not_weighed() -> None:
+def test_answers_drawn_otherwise_are_not_weighed():
     for temperature, how in ((0.9, "less"), (1.0, None), (1.1, "more")):
         full = drawn_at(temperature)
         found = asked_score(marked(0.0, drawn_sum=full["drawn_sum"]), 0.05, marked(0.0, **full))

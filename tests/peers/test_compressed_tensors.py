@@ -4,13 +4,10 @@ compressed-tensors is what llm-compressor writes and vLLM reads. Its presets are
 their own names, weights and activations, zero rows and groups included.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
 
 from qaudit.core.floats import tensor_scale
 from qaudit.core.linears import Inputs, Linears
@@ -19,13 +16,13 @@ from qaudit.core.registry import parse_scheme
 pytest.importorskip("compressed_tensors", reason="the lock has compressed-tensors")
 
 
-def weight(dtype: torch.dtype = torch.float32) -> Tensor:
+def weight(dtype=torch.float32):
     values = torch.randn(256, 512, generator=torch.Generator().manual_seed(0)) * 0.02
     values[3], values[5, :64] = 0, 0
     return values.to(dtype)
 
 
-def activations(dtype: torch.dtype = torch.float32) -> Tensor:
+def activations(dtype=torch.float32):
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(40, 512, generator=generator)
     values *= torch.exp(torch.randn(512, generator=generator))
@@ -34,13 +31,13 @@ def activations(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @cache
-def _arguments(preset: str, part: str):
+def _arguments(preset, part):
     from compressed_tensors.quantization import quant_scheme
 
     return getattr(quant_scheme.preset_name_to_scheme(preset, ["Linear"]), part)
 
 
-def theirs(preset: str, values: Tensor, part: str, largest: Tensor) -> Tensor:
+def theirs(preset, values, part, largest):
     """Round values as compressed-tensors does; `largest` is that of the whole tensor."""
     from compressed_tensors.quantization.lifecycle.forward import fake_quantize
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
@@ -71,7 +68,7 @@ PRESETS = [
 every_preset = pytest.mark.parametrize(("spec", "preset"), PRESETS, ids=lambda one: one)
 
 
-def quantized(spec: str, dtype: torch.dtype = torch.float32):
+def quantized(spec, dtype=torch.float32):
     x = activations()
     inputs = Inputs(x.T @ x, x.abs().mean(0), len(x), x.abs().amax(0))
     return parse_scheme(spec).quantize(Linears({"w": weight(dtype)}, inputs))
@@ -80,7 +77,7 @@ def quantized(spec: str, dtype: torch.dtype = torch.float32):
 @pytest.mark.parametrize(
     ("spec", "preset"), [*PRESETS, ("mxfp4a16", "MXFP4A16"), ("nvfp4a16", "NVFP4A16")]
 )
-def test_weights_are_theirs(spec: str, preset: str) -> None:
+def test_weights_are_theirs(spec, preset):
     values = weight()
     assert torch.equal(
         quantized(spec).weights["w"], theirs(preset, values, "weights", values.abs().max())
@@ -88,7 +85,7 @@ def test_weights_are_theirs(spec: str, preset: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["fp8", "fp8:blocks=true", "int8"])
-def test_scales_in_bf16_are_rounded_before_the_codes(spec: str) -> None:
+def test_scales_in_bf16_are_rounded_before_the_codes(spec):
     joined = quantized(f"{spec}:scale_dtype=bf16")
     stored = joined.stored["w"]
     scales = stored.scales if spec.startswith("fp8") else stored.scales_RG
@@ -102,14 +99,14 @@ def test_scales_in_bf16_are_rounded_before_the_codes(spec: str) -> None:
 
 
 @every_preset
-def test_activations_are_theirs(spec: str, preset: str) -> None:
+def test_activations_are_theirs(spec, preset):
     x = activations()
     change = quantized(spec).inputs
     assert change is not None
     assert torch.equal(change(x), theirs(preset, x, "input_activations", x.abs().max()))
 
 
-def test_the_scale_of_a_tensor_is_theirs() -> None:
+def test_the_scale_of_a_tensor_is_theirs():
     from compressed_tensors.quantization.utils import generate_gparam
 
     values = weight()
@@ -119,7 +116,7 @@ def test_the_scale_of_a_tensor_is_theirs() -> None:
     )
 
 
-def test_they_compute_the_scales_of_bf16_weights_in_bf16() -> None:
+def test_they_compute_the_scales_of_bf16_weights_in_bf16():
     # Not a fault of either side: a file with scales in float32 holds ours.
     values = weight(torch.bfloat16)
     ours = quantized("fp8", torch.bfloat16).weights["w"]

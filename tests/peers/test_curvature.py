@@ -9,14 +9,12 @@ of the largest entry; estimates agree within what their probes scatter.
 """
 # ruff: noqa: E402
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 # A dependency of curvlinops brings it along, and one that was built for another torch than the
 # one that is installed breaks transformers. Nobody here looks at pictures.
@@ -24,7 +22,7 @@ sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.core.spectrum import Ends, Trace, estimate_trace, find_ends, signs
+from qaudit.core.spectrum import estimate_trace, find_ends, signs
 from qaudit.diagnostics.curvature_measure import LossHessian, cut
 from qaudit.types import Window
 
@@ -47,17 +45,17 @@ SHAPE = {
 class Logits(nn.Module):
     """The model as both peers want it: inputs to one row of logits for each target."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
+    def forward(self, tokens_BT):
         logits_BTV = self.model(input_ids=tokens_BT, use_cache=False).logits[:, :-1]
         return logits_BTV.flatten(0, 1)
 
 
 @pytest.fixture(scope="module")
-def model() -> nn.Module:
+def model():
     torch.manual_seed(0)
     config = AutoConfig.for_model("llama", **SHAPE)
     built = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -68,40 +66,40 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def tokens_BT() -> Tensor:
+def tokens_BT():
     generator = torch.Generator().manual_seed(1)
     return torch.randint(0, 24, (4, LENGTH), generator=generator)
 
 
 @pytest.fixture(scope="module")
-def ours(model: nn.Module, tokens_BT: Tensor) -> LossHessian:
+def ours(model, tokens_BT):
     windows = [[Window(d, row.numpy().astype(np.int32))] for d, row in enumerate(tokens_BT)]
     return LossHessian(model, list(model.model.layers), cut(windows, LENGTH, LENGTH))
 
 
 @pytest.fixture(scope="module")
-def trace(ours: LossHessian) -> Trace:
+def trace(ours):
     size = sum(ours.sizes)
     return estimate_trace(ours, size, ours.like, probes=60, tolerance=0.0, confidence=0.999)
 
 
-def must_agree(found: Tensor, expected: Tensor) -> None:
+def must_agree(found, expected):
     largest = float(expected.abs().max())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * largest)
 
 
-def targets_of(tokens_BT: Tensor) -> Tensor:
+def targets_of(tokens_BT):
     return tokens_BT[:, 1:].flatten()
 
 
-def ends_of(ours: LossHessian, count: int) -> Ends:
+def ends_of(ours, count):
     search = {"count": count, "steps": 120, "tolerance": 1e-3}
     return find_ends(ours.multiply, sum(ours.sizes), ours.like, **search)
 
 
 def test_a_product_the_trace_and_the_largest_eigenvalues_are_those_of_curvlinops(
-    ours: LossHessian, trace: Trace, model: nn.Module, tokens_BT: Tensor
-) -> None:
+    ours, trace, model, tokens_BT
+):
     """Its eigenvalues are scipy's."""
     from curvlinops import HessianLinearOperator, hutchinson_trace
     from scipy.sparse.linalg import eigsh
@@ -122,8 +120,8 @@ def test_a_product_the_trace_and_the_largest_eigenvalues_are_those_of_curvlinops
 
 
 def test_a_product_the_trace_and_the_farthest_eigenvalue_are_those_of_pyhessian(
-    ours: LossHessian, trace: Trace, model: nn.Module, tokens_BT: Tensor
-) -> None:
+    ours, trace, model, tokens_BT
+):
     from pyhessian import hessian
     from pyhessian.utils import hessian_vector_product
 

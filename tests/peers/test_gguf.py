@@ -1,7 +1,5 @@
 """GGUF blocks against the `gguf` package, byte for byte."""
 
-from __future__ import annotations
-
 import gguf
 import pytest
 import torch

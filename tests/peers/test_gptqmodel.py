@@ -7,8 +7,6 @@ A code decided otherwise moves every later column of its row, so whole rows diff
 Asymmetric grids have no such tie.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 
@@ -32,20 +30,20 @@ ORDERS = {
 TIES = 2  # rows, of 64 or 96: more than were ever seen
 
 
-def config_of(bits: int, group: int, sym: bool, **more):
+def config_of(bits, group, sym, **more):
     from gptqmodel.quantization.config import GPTQConfig
 
     sizes = {"bits": bits, "group_size": group, "sym": sym}
     return GPTQConfig(**{**sizes, "act_group_aware": False, "offload_to_disk": False, **more})
 
 
-def linear_of(problem: Problem) -> torch.nn.Linear:
+def linear_of(problem):
     linear = torch.nn.Linear(*reversed(problem.weight_RC.shape), bias=False)
     linear.weight.data = problem.weight_RC.clone()
     return linear
 
 
-def solve_peer(problem: Problem, spec: str):
+def solve_peer(problem, spec):
     """Return GPTQModel's dequantized weights and the damping it ended with."""
     from gptqmodel.quantization import GPTQ
 

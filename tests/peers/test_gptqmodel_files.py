@@ -1,14 +1,9 @@
 """Our GPTQ and AWQ files in GPTQModel itself: it loads an exported folder and runs its weights."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +27,7 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, 
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     from transformers import PreTrainedTokenizerFast
 
     folder = save_model(tmp_path_factory.mktemp("model") / "model", 1, "llama", **WIDE)
@@ -43,20 +38,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def exported(source: Path, out: Path, form: str, spec: str) -> Path:
+def exported(source, out, form, spec):
     text = write_documents(out.parent / "text.jsonl", range(4))
     choice = of_target(str(source), None, spec, {"calibration": str(text)}, SILENT)
     return export_quantized(choice, form, out)
 
 
-def loaded(folder: Path, backend: str):
+def loaded(folder, backend):
     from gptqmodel import BACKEND, GPTQModel
 
     chosen = getattr(BACKEND, backend)
     return GPTQModel.load(str(folder), device="cpu", backend=chosen, dtype=torch.bfloat16).model
 
 
-def weight_in(module: nn.Module) -> torch.Tensor:
+def weight_in(module):
     """Return the weight that a linear of GPTQModel computes with: (rows, columns)."""
     from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
 
@@ -66,7 +61,7 @@ def weight_in(module: nn.Module) -> torch.Tensor:
     return dequantize_gemm(**parts, bits=4, group_size=module.group_size).T
 
 
-def differing(model: nn.Module, ours: QuantizedFolder) -> list[str]:
+def differing(model, ours):
     """It multiplies in bfloat16, a code less its zero point by a scale: rounded once."""
     found = []
     for name in filled(ours.linears):
@@ -86,9 +81,7 @@ def differing(model: nn.Module, ours: QuantizedFolder) -> list[str]:
         "rtn-8bit:group=-1",
     ],
 )
-def test_gptqmodel_reads_the_codes_scales_and_zero_points_of_gptq_files(
-    tmp_path: Path, source: Path, spec: str
-) -> None:
+def test_gptqmodel_reads_the_codes_scales_and_zero_points_of_gptq_files(tmp_path, source, spec):
     folder = exported(source, tmp_path / "out", "gptq", spec)
     assert not differing(loaded(folder, "GPTQ_TORCH"), QuantizedFolder(folder))
 
@@ -96,7 +89,7 @@ def test_gptqmodel_reads_the_codes_scales_and_zero_points_of_gptq_files(
 @pytest.mark.parametrize(
     "spec", ["rtn-4bit:group=32", "awq-4bit:group=128:exact_fold=true", "rtn-4bit:sym=false"]
 )
-def test_gptqmodel_reads_the_weights_of_awq_files(tmp_path: Path, source: Path, spec: str) -> None:
+def test_gptqmodel_reads_the_weights_of_awq_files(tmp_path, source, spec):
     folder = exported(source, tmp_path / "out", "awq", spec)
     assert not differing(loaded(folder, "AWQ_TORCH"), QuantizedFolder(folder))
 
@@ -119,13 +112,13 @@ EDITS = [
 
 
 @pytest.fixture(scope="module")
-def files(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+def files(source, tmp_path_factory):
     return cache(
         lambda form, spec: exported(source, tmp_path_factory.mktemp("f") / "m", form, spec)
     )
 
 
-def edit(folder: Path, change: dict[str, Any]) -> None:
+def edit(folder, change):
     """Change both configurations of a folder."""
     for name in ("config.json", "quantize_config.json"):
         if (folder / name).is_file():
@@ -134,7 +127,7 @@ def edit(folder: Path, change: dict[str, Any]) -> None:
             (folder / name).write_text(json.dumps(config))
 
 
-def reading_of(folder: Path, form: str, stored: QuantizedFolder) -> str:
+def reading_of(folder, form, stored):
     """Return what GPTQModel does with a folder whose weights are known."""
     try:
         model = loaded(folder, f"{form.upper()}_TORCH")
@@ -143,7 +136,7 @@ def reading_of(folder: Path, form: str, stored: QuantizedFolder) -> str:
     return "reads others" if differing(model, stored) else "reads the same"
 
 
-def must_be_refused(folder: Path) -> None:
+def must_be_refused(folder):
     with pytest.raises(QauditError) as caught:
         read = QuantizedFolder(folder)
         for name in read.linears:
@@ -153,13 +146,8 @@ def must_be_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize(("form", "spec", "change", "theirs"), EDITS)
 def test_configurations_that_tensors_contradict_are_refused(
-    form: str,
-    spec: str,
-    change: dict[str, Any],
-    theirs: str,
-    files: Callable[[str, str], Path],
-    tmp_path: Path,
-) -> None:
+    form, spec, change, theirs, files, tmp_path
+):
     whole, folder = files(form, spec), tmp_path / "edited"
     shutil.copytree(whole, folder)
     edit(folder, change)
@@ -167,9 +155,7 @@ def test_configurations_that_tensors_contradict_are_refused(
     assert reading_of(folder, form, QuantizedFolder(whole)) == theirs
 
 
-def test_an_order_of_columns_that_is_denied_is_refused(
-    files: Callable[[str, str], Path], tmp_path: Path
-) -> None:
+def test_an_order_of_columns_that_is_denied_is_refused(files, tmp_path):
     """GPTQModel goes by `g_idx` whatever `desc_act` is; kernels of vLLM leave it out."""
     shuffled, denied = tmp_path / "shuffled", tmp_path / "denied"
     shutil.copytree(files("gptq", ASYMMETRIC), shuffled)
@@ -188,7 +174,7 @@ def test_an_order_of_columns_that_is_denied_is_refused(
 # ------------------------------ experts, which releases store one by one (OLMoE) or together
 
 
-def dense_of(source: Path, ours: QuantizedFolder, *, transposed: bool) -> nn.Module:
+def dense_of(source, ours, *, transposed):
     """Return the model of transformers, in bfloat16, with the weights of files where they belong.
 
     Its parameters hold gate and up of all experts of a layer together.
@@ -210,7 +196,7 @@ def dense_of(source: Path, ours: QuantizedFolder, *, transposed: bool) -> nn.Mod
     return model
 
 
-def in_place_of(model: nn.Module, name: str, weight_RC: torch.Tensor) -> None:
+def in_place_of(model, name, weight_RC):
     """Put a dense linear in the place of a quantized one."""
     linear = nn.Linear(weight_RC.shape[1], len(weight_RC), bias=False, dtype=weight_RC.dtype)
     linear.weight.data.copy_(weight_RC)
@@ -218,15 +204,13 @@ def in_place_of(model: nn.Module, name: str, weight_RC: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def logits_of(model: nn.Module) -> torch.Tensor:
+def logits_of(model):
     return model(input_ids=torch.arange(2, 34)[None], use_cache=False).logits.float()
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq"])
 @pytest.mark.parametrize("family", ["llama4", "qwen3_5_moe", "olmoe"])
-def test_gptqmodel_computes_with_experts(
-    family: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gptqmodel_computes_with_experts(family, form, tmp_path, monkeypatch):
     """Weights, places and logits hold: its kernels in bfloat16, and its model in float32.
 
     In bfloat16 the routers of two libraries part, so that models are compared in float32.
@@ -251,7 +235,7 @@ def test_gptqmodel_computes_with_experts(
     assert float((logits_of(model) - plain).abs().max()) <= 1e-5 * float(plain.abs().max())
 
 
-def test_gptqmodel_has_other_names_for_the_experts_of_mixtral(tmp_path: Path) -> None:
+def test_gptqmodel_has_other_names_for_the_experts_of_mixtral(tmp_path):
     """It looks for `mlp.experts.0.gate_proj`: in releases `block_sparse_moe.experts.0.w1`."""
     tiny.save(tmp_path / "model", "mixtral")
     save_tokenizer(tmp_path / "model")

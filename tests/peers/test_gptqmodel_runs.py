@@ -1,12 +1,7 @@
 """Exported GPTQ and AWQ files in GPTQModel: the weights that were measured, and their losses."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from tests.support.cli import Run
 from tests.support.runtimes import REAL, place_with, snippet_of_export, verified
 
 pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("without_pictures")]
@@ -25,14 +20,7 @@ pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("without_pictures")]
         pytest.param("awq", "awq-4bit:group=64:exact_fold=true", REAL, id="awq-135M"),
     ],
 )
-def test_files_run_as_audited(
-    qaudit: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    form: str,
-    scheme: str,
-    shape: dict[str, object],
-) -> None:
+def test_files_run_as_audited(qaudit, tmp_path, monkeypatch, form, scheme, shape):
     monkeypatch.chdir(place_with(tmp_path, **shape))
     run = verified(qaudit, form, scheme, "bfloat16")
     assert run["runtime"].startswith("gptqmodel 7.")
@@ -44,14 +32,7 @@ def test_files_run_as_audited(
 @pytest.mark.parametrize(
     ("form", "scheme"), [("gptq", "gptq-4bit:group=32"), ("awq", "rtn-4bit:group=32:sym=false")]
 )
-def test_the_snippet_of_the_card_runs(
-    qaudit: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    form: str,
-    scheme: str,
-) -> None:
+def test_the_snippet_of_the_card_runs(qaudit, tmp_path, monkeypatch, capsys, form, scheme):
     monkeypatch.chdir(place_with(tmp_path))
     exec(snippet_of_export(qaudit, form, scheme), {})
     assert "quick brown fox" in capsys.readouterr().out

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -42,7 +41,6 @@ from qaudit.model.blocks import BlockModel
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, Window
 from tests.house.source import PACKAGE
 from tests.support import released
-from tests.support.cli import Run
 from tests.support.converter import TOKENS, Converter
 from tests.support.converter import TYPES as MODEL_TYPES
 from tests.support.converter import make as make_converted
@@ -58,7 +56,7 @@ CPU, LENGTH, COUNT = torch.device("cpu"), 128, 12
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", TYPES)
-def test_bytes_and_weights_are_those_of_ggml(kind: str, weighted: bool) -> None:
+def test_bytes_and_weights_are_those_of_ggml(kind, weighted):
     from tests.support.llamacpp import dequantized, quantized
 
     normal = 0.02 * torch.randn(200, 1024, generator=torch.Generator().manual_seed(0))
@@ -73,14 +71,14 @@ def test_bytes_and_weights_are_those_of_ggml(kind: str, weighted: bool) -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", TYPES)
-def test_hashes_of_the_other_tests_are_of_ggmls_bytes(kind: str, weighted: bool) -> None:
+def test_hashes_of_the_other_tests_are_of_ggmls_bytes(kind, weighted):
     from tests.support.llamacpp import quantized
 
     theirs = quantized(kind, weight().numpy(), importance().numpy() if weighted else None)
     assert hashlib.sha256(theirs.tobytes()).hexdigest()[:16] == HASHES[kind, weighted]
 
 
-def corpus() -> Corpus:
+def corpus():
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     ids = tokenizer.encode((PACKAGE / "demo" / "heldout.txt").read_text("utf-8")).ids
     parts = [ids[k * LENGTH : (k + 1) * LENGTH] for k in range(COUNT)]
@@ -89,13 +87,13 @@ def corpus() -> Corpus:
     return Corpus(Protocol(LENGTH, LENGTH), (), windows, documents)
 
 
-def log_softmax(z_NV: np.ndarray) -> np.ndarray:
+def log_softmax(z_NV):
     z_NV = z_NV - z_NV.max(1, keepdims=True)
     return z_NV - np.log(np.exp(z_NV).sum(1, keepdims=True))
 
 
 @pytest.mark.parametrize("name", ["rtn-4bit", "rtn-8bit", "rtn-2bit"])
-def test_evidence_is_that_of_llama_cpps_logits(name: str, tmp_path: Path) -> None:
+def test_evidence_is_that_of_llama_cpps_logits(name, tmp_path):
     from tests.support.llamacpp import logits_of
 
     text, scheme = corpus(), parse_scheme(f"{name}:group=128")
@@ -136,7 +134,7 @@ WINDOWS = [[(7 * k + 3 * j) % 250 + 3 for j in range(48)] for k in range(4)]
 
 
 @torch.no_grad()
-def mean_loss(logits: list[np.ndarray]) -> float:
+def mean_loss(logits):
     losses = [
         -log_softmax(z[:-1])[np.arange(len(tokens) - 1), tokens[1:]].mean()
         for z, tokens in zip(logits, WINDOWS, strict=True)
@@ -145,7 +143,7 @@ def mean_loss(logits: list[np.ndarray]) -> float:
 
 
 @torch.no_grad()
-def transformers_loss(folder: Path, dense: dict[str, torch.Tensor]) -> float:
+def transformers_loss(folder, dense):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for name, tensor in dense.items():
         model.get_parameter(name).data = tensor
@@ -160,8 +158,8 @@ def transformers_loss(folder: Path, dense: dict[str, torch.Tensor]) -> float:
 )
 @pytest.mark.parametrize("family", ["llama", "olmo2", "qwen2"])
 def test_llama_cpp_computes_the_loss_of_the_weights_that_are_read(
-    kind: str, tolerance: float, family: str, tmp_path: Path
-) -> None:
+    kind, tolerance, family, tmp_path
+):
     from tests.support.llamacpp import logits_of
 
     folder = make(tmp_path / "m", family, hidden_size=256, intermediate_size=256, head_dim=64)
@@ -193,9 +191,7 @@ OLMO = ("olmo2", {"intermediate_size": 96, "num_hidden_layers": 4})  # 256 does 
         (*LLAMA, "gguf-q4_k", 14),
     ],
 )
-def test_types_and_bytes_are_those_of_llama_quantize(
-    family: str, changes: dict[str, int], scheme: str, file_type: int, tmp_path: Path
-) -> None:
+def test_types_and_bytes_are_those_of_llama_quantize(family, changes, scheme, file_type, tmp_path):
     from tests.support.llamacpp import logits_of, quantize_file
 
     folder = make(tmp_path / "m", family, hidden_size=256, head_dim=64, **changes)
@@ -242,19 +238,19 @@ class Converted:
     plain: np.ndarray
 
     @property
-    def apart(self) -> float:
+    def apart(self):
         return float(np.abs(self.theirs - self.plain).max() / np.abs(self.plain).max())
 
 
 @pytest.fixture(scope="session")
-def convert() -> Iterator[Converter]:
+def convert():
     converter = Converter()
     yield converter
     converter.close()
 
 
 @cache
-def base_of(model_type: str, place: Path, convert: Converter) -> Converted:
+def base_of(model_type, place, convert):
     from tests.support.llamacpp import logits_in_a_child
 
     folder, path = place / model_type, place / f"{model_type}.gguf"
@@ -268,9 +264,7 @@ def base_of(model_type: str, place: Path, convert: Converter) -> Converted:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_files_of_the_converter_are_read_as_llama_cpp_reads_them(
-    model_type: str, folder: Path, convert: Converter
-) -> None:
+def test_files_of_the_converter_are_read_as_llama_cpp_reads_them(model_type, folder, convert):
     """Two things hold: llama.cpp computes the logits, and the file means the model's tensors."""
     base = base_of(model_type, folder, convert)
     assert base.apart <= MODEL_TYPES[model_type].get("within", 1e-5)
@@ -287,14 +281,14 @@ def test_files_of_the_converter_are_read_as_llama_cpp_reads_them(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:  # which takes seconds where llama.cpp aborts
         patch.setenv("GGML_NO_BACKTRACE", "1")
         patch.setenv("OMP_THREAD_LIMIT", "1")  # of models that are too small for threads
         yield tmp_path_factory.mktemp("keys")
 
 
-def _is_refused_or_the_same(base: Converted, metadata: dict[str, object], folder: Path) -> bool:
+def _is_refused_or_the_same(base, metadata, folder):
     """Return whether llama.cpp obeys metadata; fail where it does, and they are accepted."""
     from tests.support.llamacpp import logits_in_a_child
 
@@ -313,9 +307,7 @@ def _is_refused_or_the_same(base: Converted, metadata: dict[str, object], folder
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_metadata_that_changes_logits_is_refused(
-    model_type: str, folder: Path, convert: Converter
-) -> None:
+def test_metadata_that_changes_logits_is_refused(model_type, folder, convert):
     """Try every key of an architecture that the `gguf` package knows."""
     base = base_of(model_type, folder, convert)
     obeyed = [
@@ -329,9 +321,7 @@ def test_metadata_that_changes_logits_is_refused(
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_any_metadata_are_refused_or_change_no_logits(
-    data: st.DataObject, folder: Path, convert: Converter
-) -> None:
+def test_any_metadata_are_refused_or_change_no_logits(data, folder, convert):
     model_type = data.draw(st.sampled_from(list(MODEL_TYPES)))
     numbers = st.integers(0, 64) | st.floats(0, 1e6, width=32) | st.booleans()
     layers = st.lists(st.integers(0, 4), min_size=3, max_size=4) | st.lists(
@@ -343,7 +333,7 @@ def test_any_metadata_are_refused_or_change_no_logits(
     assert _is_refused_or_the_same(base_of(model_type, folder, convert), metadata, folder)
 
 
-def test_the_text_of_a_wrapper_is_what_llama_cpp_computes(tmp_path: Path) -> None:
+def test_the_text_of_a_wrapper_is_what_llama_cpp_computes(tmp_path):
     from tests.support.llamacpp import logits_in_a_child
 
     wrapper = released.save(tmp_path / "wrapper", "gemma3", **released.FOR_LLAMA_CPP)
@@ -369,13 +359,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512}
     ],
 )
 @pytest.mark.usefixtures("without_pictures")
-def test_verify_runs_an_exported_file(
-    qaudit: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    scheme: str,
-    shape: dict[str, object],
-) -> None:
+def test_verify_runs_an_exported_file(qaudit, tmp_path, monkeypatch, scheme, shape):
     """Rows of 576 columns do not divide by 256, so that `q4_k` falls back."""
     monkeypatch.chdir(place_with(tmp_path, **shape))
     run = verified(qaudit, "gguf", scheme)
@@ -384,9 +368,7 @@ def test_verify_runs_an_exported_file(
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_the_command_of_the_card_names_a_file_that_llama_cpp_reads(
-    qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_of_the_card_names_a_file_that_llama_cpp_reads(qaudit, tmp_path, monkeypatch):
     """`llama-completion` is in no wheel; compiled from llama.cpp's source, it ran this command."""
     monkeypatch.chdir(place_with(tmp_path))
     code = snippet_of_export(qaudit, "gguf", "rtn-4bit:group=32")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qaudit.core.linears import InputsAccumulator, Linears
 from qaudit.core.registry import parse_scheme
-from tests.support.problems import Problem, make_problem, rows_differing
+from tests.support.problems import make_problem, rows_differing
 from tests.support.whole import (
     FAMILIES,
     LENGTH,
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.peers
 TIES = 2  # rows, of 64 or 96
 
 
-def grid_arguments(bits: int, group: int, symmetric: bool, actorder: str | None = None):
+def grid_arguments(bits, group, symmetric, actorder=None):
     from compressed_tensors.quantization import QuantizationArgs
 
     return QuantizationArgs(
@@ -49,7 +49,7 @@ def grid_arguments(bits: int, group: int, symmetric: bool, actorder: str | None 
     )
 
 
-def fit_peer(weight_RC: Tensor, arguments) -> tuple[Tensor, Tensor]:
+def fit_peer(weight_RC, arguments):
     """Return its scales and zero points of the original weights, (R, G)."""
     from compressed_tensors.quantization.utils import calculate_qparams
 
@@ -58,7 +58,7 @@ def fit_peer(weight_RC: Tensor, arguments) -> tuple[Tensor, Tensor]:
     return calculate_qparams(parts_RGK.amin(-1), parts_RGK.amax(-1), arguments)
 
 
-def gptq_peer(problem: Problem, arguments, damp: float) -> Tensor:
+def gptq_peer(problem, arguments, damp):
     from llmcompressor.modifiers.gptq.gptq_quantize import quantize_weight
 
     scale_RG, zero_RG = fit_peer(problem.weight_RC, arguments)
@@ -171,12 +171,12 @@ def oneshot_on(folder, modifiers, calibration_BT, **more):
     return model
 
 
-def search_peer(monkeypatch, folder, kv_heads) -> dict[str, Search]:
+def search_peer(monkeypatch, folder, kv_heads):
     """Run its AWQ on a tiny Llama; return the searches of the first block by linear."""
     from llmcompressor.modifiers.quantization import QuantizationModifier
     from llmcompressor.modifiers.transform.awq import AWQModifier
 
-    searches: dict[str, Search] = {}
+    searches = {}
     original = AWQModifier._compute_best_scale
 
     def record(self, mapping, outputs, weights):

@@ -6,10 +6,6 @@ for each member, and of its division. Its slerp takes the straight line where th
 0.9995, ours only where there is no arc at all; random members are far from both.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 import yaml
@@ -26,14 +22,14 @@ pytestmark = pytest.mark.peers
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     for seed, step in enumerate((1, 2, 3)):
         save_tokenizer(save_model(root / f"step{step}", seed))
     return root
 
 
-def merged_by_mergekit(config: dict[str, object], out: Path) -> WeightFolder:
+def merged_by_mergekit(config, out):
     from mergekit.config import MergeConfiguration
     from mergekit.merge import MergeOptions, run_merge
 
@@ -42,7 +38,7 @@ def merged_by_mergekit(config: dict[str, object], out: Path) -> WeightFolder:
     return WeightFolder(out)
 
 
-def merged_by_us(run: Path, text: str, out: Path) -> WeightFolder:
+def merged_by_us(run, text, out):
     (soup,) = resolve_soups(Recipe((str(run),), (), soups=(text,)), find_all([str(run)]))
     return WeightFolder(write_soup(soup, out))
 
@@ -55,9 +51,7 @@ def merged_by_us(run: Path, text: str, out: Path) -> WeightFolder:
         ("weighted:scaled=true(3*step1+1*step2)", (3, 1, 0)),
     ],
 )
-def test_the_weighted_mean_is_mergekit_s(
-    run: Path, tmp_path: Path, text: str, weights: tuple[float, ...]
-) -> None:
+def test_the_weighted_mean_is_mergekit_s(run, tmp_path, text, weights):
     members = [
         {"model": str(run / f"step{step}"), "parameters": {"weight": float(weight)}}
         for step, weight in zip((1, 2, 3), weights, strict=True)
@@ -77,7 +71,7 @@ def test_the_weighted_mean_is_mergekit_s(
 
 
 @pytest.mark.parametrize("t", [0.3, 0.5])
-def test_slerp_is_mergekit_s(run: Path, tmp_path: Path, t: float) -> None:
+def test_slerp_is_mergekit_s(run, tmp_path, t):
     members = [{"model": str(run / f"step{step}")} for step in (1, 2)]
     config = {
         "merge_method": "slerp",

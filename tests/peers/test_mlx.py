@@ -1,11 +1,8 @@
 """Our MLX files in mlx itself: `make peers`. mlx runs on a CPU under Linux, too."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +18,6 @@ from qaudit.export.folder import export_quantized
 from qaudit.formats.packing import format_named
 from qaudit.formats.weights import QuantizedFolder
 from qaudit.types import SILENT
-from tests.support.cli import Run
 from tests.support.damage import ODD
 from tests.support.filled import filled
 from tests.support.models import save_model, save_tokenizer, write_documents
@@ -31,7 +27,7 @@ from tests.support.runtimes import REAL, place_with, snippet_of_export, verified
 pytestmark = pytest.mark.peers
 
 
-def in_torch(array) -> torch.Tensor:
+def in_torch(array):
     import mlx.core as mx
 
     return torch.from_numpy(np.array(array.astype(mx.float32)))
@@ -50,7 +46,7 @@ def test_mlx_dequantizes_to_the_weights_that_were_measured(bits, group, symmetri
     assert torch.equal(of_mlx(spec, quantized.stored["w"]), quantized.weights["w"])
 
 
-def of_mlx(spec: str, stored: IntegerCodes) -> torch.Tensor:
+def of_mlx(spec, stored):
     """Return the weight that mlx decodes from what is packed for it."""
     import mlx.core as mx
 
@@ -131,7 +127,7 @@ def test_weights_that_mlx_quantizes_are_read_as_mlx_reads_them(
     assert ((ours - theirs).abs() <= 2**-23 * largest_RC).all()
 
 
-def exported(folder: Path, spec: str, family: str = "llama") -> Path:
+def exported(folder, spec, family="llama"):
     source = save_model(folder / "model", 1, family)
     save_tokenizer(source)
     text = write_documents(folder / "text.jsonl", range(4))
@@ -144,7 +140,7 @@ def exported(folder: Path, spec: str, family: str = "llama") -> Path:
     "spec",
     ["rtn-4bit:group=32", "rtn-3bit:group=32:sym=false", "gptq-mix:budget=3.75:group=32:tie=none"],
 )
-def test_mlx_lm_loads_and_runs_an_exported_folder(tmp_path: Path, spec, family):
+def test_mlx_lm_loads_and_runs_an_exported_folder(tmp_path, spec, family):
     import mlx.core as mx
     from mlx_lm.utils import load_model
     from transformers import AutoModelForCausalLM
@@ -184,7 +180,7 @@ TABLES = ["quantization", "quantization_config"]
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> list[Path]:
+def files(tmp_path_factory):
     specs = ["rtn-4bit:group=32", "rtn-3bit:group=32:sym=false"]
     return [exported(tmp_path_factory.mktemp("mlx"), spec) for spec in specs]
 
@@ -218,7 +214,7 @@ def test_edited_configurations_are_refused_or_read_as_mlx_lm_reads_them(
             assert torch.equal(ours, theirs_of[name]), (name, config)
 
 
-def by_mlx_lm(folder: Path, names: list[str]) -> dict[str, torch.Tensor] | None:
+def by_mlx_lm(folder, names):
     """Return the weights that mlx-lm computes with; None where it refuses the folder."""
     import mlx.core as mx
     from mlx_lm.utils import load_model
@@ -238,21 +234,14 @@ def by_mlx_lm(folder: Path, names: list[str]) -> dict[str, torch.Tensor] | None:
 
 @pytest.mark.parametrize("shape", [{}, REAL], ids=["tiny", "135M"])
 @pytest.mark.usefixtures("without_pictures")
-def test_verify_runs_an_exported_folder(
-    qaudit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: dict[str, object]
-) -> None:
+def test_verify_runs_an_exported_folder(qaudit, tmp_path, monkeypatch, shape):
     monkeypatch.chdir(place_with(tmp_path, **shape))
     run = verified(qaudit, "mlx", f"gptq-4bit:group={64 if shape else 32}")
     assert run["runtime"].startswith("mlx-lm 0.32")
     assert abs(run["difference"]) < 1e-3
 
 
-def test_the_snippet_of_the_card_runs(
-    qaudit: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_snippet_of_the_card_runs(qaudit, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(place_with(tmp_path))
     exec(snippet_of_export(qaudit, "mlx", "gptq-4bit:group=32"), {})
     assert capsys.readouterr().out.strip()

@@ -1,7 +1,5 @@
 """Our awq, hqq and qronos against AutoAWQ's, the hqq package's and Brevitas' own: `make peers`."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +44,7 @@ def test_hqq_gives_their_codes_scales_and_zero_points(bits):
 # ------------------------------------------------------------------------------------ Qronos
 
 
-def qronos_peer(weight_RC: Tensor, own_TC: Tensor, full_TC: Tensor, scheme) -> Tensor:
+def qronos_peer(weight_RC, own_TC, full_TC, scheme):
     """Return what Brevitas makes of a weight on our grid; its own has scales of max / 2^(b-1)."""
     from brevitas.graph.gpxq import LayerHandler
     from brevitas.graph.qronos import Qronos
@@ -57,7 +55,7 @@ def qronos_peer(weight_RC: Tensor, own_TC: Tensor, full_TC: Tensor, scheme) -> T
         for part_RGK in split_groups(weight_RC, scheme.group)
     ]
 
-    def snap(now_RC: Tensor) -> Tensor:
+    def snap(now_RC):
         parts = zip(grids, split_groups(now_RC, scheme.group), strict=True)
         return torch.cat([grid.snap(part_RGK).flatten(1) for grid, part_RGK in parts], dim=1)
 
@@ -94,10 +92,7 @@ def test_qronos_gives_their_weights(bits, group, act_order):
         f":act_group_aware=false:act_order={act_order}"
     )
     inputs = Inputs(
-        own_TC.T @ own_TC,
-        own_TC.abs().mean(0),
-        len(own_TC),
-        drift_CC=(full_TC - own_TC).T @ own_TC,
+        own_TC.T @ own_TC, own_TC.abs().mean(0), len(own_TC), drift_CC=(full_TC - own_TC).T @ own_TC
     )
     ours_RC = scheme.quantize(Linears({"linear": weight_RC}, inputs)).weights["linear"]
     # Power iterations start from other vectors, so that damping differs in the third digit of a
@@ -112,7 +107,7 @@ def test_qronos_gives_their_weights(bits, group, act_order):
 class Together(nn.Module):
     """Linears that read one input, as a module whose output is theirs."""
 
-    def __init__(self, weights: list[Tensor]) -> None:
+    def __init__(self, weights):
         super().__init__()
         self.linears = nn.ModuleList()
         for weight_RC in weights:
@@ -120,11 +115,11 @@ class Together(nn.Module):
             linear.weight = nn.Parameter(weight_RC.clone(), requires_grad=False)
             self.linears.append(linear)
 
-    def forward(self, x_TC: Tensor) -> Tensor:
+    def forward(self, x_TC):
         return torch.cat([linear(x_TC) for linear in self.linears], dim=1)
 
 
-def autoawq(bits: int, group: int):
+def autoawq(bits, group):
     """Return its quantizer without a model."""
     from awq.quantize.quantizer import AwqQuantizer
 
@@ -180,7 +175,7 @@ def test_awq_is_their_whole_model(copies, monkeypatch, tmp_path, family):
     class Maps(LlamaAWQForCausalLM):
         model_type = "llama"
 
-        def __init__(self) -> None:
+        def __init__(self):
             """Hold what it asks about the blocks of a model, and no model."""
 
         @staticmethod

@@ -1,7 +1,5 @@
 """Exports with 135M parameters in transformers, and one in lm-eval: the losses of the audit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,19 +7,18 @@ import numpy as np
 import pytest
 
 from qaudit.saved.evidence import read_saved
-from tests.support.cli import Run
 from tests.support.runtimes import REAL, place_with, verified
 
 pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("without_pictures")]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch):
     monkeypatch.chdir(place_with(tmp_path, **REAL))
     return tmp_path
 
 
-def test_compressed_tensors_run_as_audited_there_and_in_lm_eval(qaudit: Run, place: Path) -> None:
+def test_compressed_tensors_run_as_audited_there_and_in_lm_eval(qaudit, place):
     from lm_eval.models.huggingface import HFLM
 
     run = verified(qaudit, "compressed-tensors", "gptq-4bit:group=64")
@@ -40,7 +37,7 @@ def test_compressed_tensors_run_as_audited_there_and_in_lm_eval(qaudit: Run, pla
 
 
 @pytest.mark.parametrize("scheme", ["bnb-nf4", "bnb-int8"])
-def test_bitsandbytes_runs_as_audited(qaudit: Run, place: Path, scheme: str) -> None:
+def test_bitsandbytes_runs_as_audited(qaudit, place, scheme):
     run = verified(qaudit, "bnb", scheme)
     # Its kernels round to bfloat16 where the processor multiplies that.
     assert abs(run["difference"]) < 2.5e-3

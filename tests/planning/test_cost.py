@@ -1,7 +1,5 @@
 """What an audit costs, by names and shapes alone: its size, its time, its memory and its disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -9,7 +7,6 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -212,7 +209,7 @@ def test_a_model_without_blocks_or_a_configuration_that_tells_nothing_is_refused
             Sizes.of_config(config, "m")
 
 
-def test_tasks_of_a_7b_say_what_their_rounds_take_of_the_disk() -> None:
+def test_tasks_of_a_7b_say_what_their_rounds_take_of_the_disk():
     schemes = parse_schemes(["rtn-4bit", "gptq-4bit", "gptq-3bit"])
     bound = TextSize.bound(Protocol(2048))
     tasks = tuple((f"t{k}", 9) for k in range(30))
@@ -223,7 +220,7 @@ def test_tasks_of_a_7b_say_what_their_rounds_take_of_the_disk() -> None:
     assert "quantized weights between rounds 25.6 GB" in note  # two of 12.8 GB: rtn needs none
     assert "hidden states beyond the memory for them 48.5 GB" in note
 
-    def of_items(count: int, limit: int) -> Footprint:
+    def of_items(count, limit):
         load = Load.of(schemes, replace(text, item_tokens=count))
         return replace(footprint, load=load, limit_nbytes=limit)
 
@@ -302,7 +299,7 @@ OF_135M = Sizes(8_260_416, 2, 3_540_096, 1_180_224, 576, 1536, 2048)
 MIXED = Sizes(24_610_000, 30, 802_816, 524_544, 256, 704, 2048)
 
 
-def test_memory_is_near_what_was_measured_and_what_is_not_kept_is_said() -> None:
+def test_memory_is_near_what_was_measured_and_what_is_not_kept_is_said():
     for sizes, schemes, calibration, evaluation, context, measured in (
         # sizes, schemes, tokens to calibrate on and to evaluate, a window: peak in MB above the
         # libraries in float32 (benchmarks/README.md, Memory)
@@ -325,10 +322,10 @@ def test_memory_is_near_what_was_measured_and_what_is_not_kept_is_said() -> None
     assert begins_again_notes(1, []) == ()
 
 
-def test_what_batches_leave_and_what_waits_beside_states_is_planned() -> None:
+def test_what_batches_leave_and_what_waits_beside_states_is_planned():
     sizes = LONG
 
-    def of_a_token(sizes: Sizes, scheme: str, limit: int, itemsize: int = 4) -> float:
+    def of_a_token(sizes, scheme, limit, itemsize=4):
         loads = (Load.of(parse_schemes([scheme]), TextSize(n, 0, 64)) for n in (10_000, 20_000))
         fewer, more = (Footprint(sizes, load, itemsize, limit).memory_nbytes for load in loads)
         return (more - fewer) / itemsize / 10_000
@@ -355,10 +352,10 @@ OUT, TEMPORARY = Path("out"), Path("temporary")
 FEWER = "--set task_items=478"
 
 
-def test_a_disk_too_small_is_refused_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_too_small_is_refused_with_what_would_fit(monkeypatch):
     monkeypatch.setattr(module, "hub_cache", lambda: Path("cache"))
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "temporary")
-    short: tuple[tuple[dict[Path, int], int, int, str, tuple[str, ...]], ...] = (
+    short = (
         ({OUT: 25, TEMPORARY: 40}, 100, 21, "", ()),
         ({OUT: 24, TEMPORARY: 40}, 0, 21, "up to 25.0 GB of disk in `out` .* 24.0 GB", (FEWER,)),
         ({OUT: 25, TEMPORARY: 30}, 0, 21, "in `temporary`",
@@ -432,9 +429,7 @@ Path("most.json").write_text(json.dumps([code, most]))
     ("family", "changes", "count"),
     [("llama", {}, 170), ("mistral", {"sliding_window": 64}, 50)],  # with trees and without
 )
-def test_rounds_take_no_more_memory_and_disk_than_the_plan_says(
-    family: str, changes: dict[str, Any], count: int, tmp_path: Path
-) -> None:
+def test_rounds_take_no_more_memory_and_disk_than_the_plan_says(family, changes, count, tmp_path):
     _prepare(tmp_path, family, **changes)
     many, most = _scanned(tmp_path, count)
     (rounds,) = [note for note in many["plan"]["notes"] if "rounds of" in note]
@@ -448,7 +443,7 @@ def test_rounds_take_no_more_memory_and_disk_than_the_plan_says(
         assert used <= many["plan"]["nbytes_memory"] < every_state
 
 
-def _prepare(root: Path, family: str, **changes: object) -> None:
+def _prepare(root, family, **changes):
     shape = {"hidden_size": 256, "max_position_embeddings": 1024}
     save_model(root / "model", 1, family, **shape, **changes)
     tokenizer(adds_bos=False).save_pretrained(root / "model")
@@ -456,7 +451,7 @@ def _prepare(root: Path, family: str, **changes: object) -> None:
     write_documents(root / "evaluation.jsonl", range(200, 212))
 
 
-def _scanned(root: Path, count: int) -> tuple[dict[str, Any], int]:
+def _scanned(root, count):
     """Scan so many items in a process; return the audit, and the most bytes on the disk at once."""
     options = {"options": ["a", "key", "path"], "answer": 0}
     lines = [{"context": f"{k} {text(k, 120)}", **options} for k in range(count)]

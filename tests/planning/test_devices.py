@@ -1,7 +1,5 @@
 """Which device `auto` takes, and why; and what a host gives: memory in cgroups, file systems."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil
@@ -44,9 +42,7 @@ def test_auto_is_a_gpu_where_torch_sees_one_and_one_left_unused_is_named(nodes, 
         monkeypatch.setattr(host, "GPU_NODES", (str(Path("/nowhere")),))
 
 
-def test_fast_is_bfloat16_where_the_processor_has_instructions_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_is_bfloat16_where_the_processor_has_instructions_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
     for cpuinfo, environment, dtype in (
         ("flags\t: fpu avx2 avx512f avx512_bf16", {}, "bfloat16"),
@@ -73,7 +69,7 @@ def test_fast_is_bfloat16_where_the_processor_has_instructions_for_it(
 
 
 @pytest.mark.skipif(not host.CPUINFO.is_file(), reason="this system lists no instructions")
-def test_instructions_are_those_that_torch_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructions_are_those_that_torch_finds(monkeypatch):
     for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"):
         monkeypatch.delenv(name, raising=False)
     if "Features" not in host.CPUINFO.read_text(encoding="utf-8"):
@@ -110,7 +106,7 @@ beegfs_nodev /mnt/b beegfs rw 0 0
 """
 
 
-def test_the_mount_around_a_folder_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mount_around_a_folder_decides(tmp_path, monkeypatch):
     mounts = tmp_path / "mounts"
     monkeypatch.setattr(host, "MOUNTS", mounts)
     assert host.shared_file_system(Path("/home")) is None  # a system without a list of mounts
@@ -132,7 +128,7 @@ def test_the_mount_around_a_folder_decides(tmp_path: Path, monkeypatch: pytest.M
     assert host.shared_file_system(Path("/tmp/x")) == "nfs"  # of two at one place the last
 
 
-def cgroup(folder: Path, names: tuple[str, str, str], limit: str, used: int, pages: int) -> None:
+def cgroup(folder, names, limit, used, pages):
     folder.mkdir(parents=True)
     (folder / names[0]).write_text(f"{limit}\n")
     (folder / names[1]).write_text(f"{used}\n")
@@ -148,9 +144,9 @@ V2 = ("memory.max", "memory.current", "inactive_file")
     [(V2, "0::/slurm/job_1/step_0", ""), (V1, "4:cpu,memory:/slurm/job_1/step_0", "memory")],
 )
 def test_memory_is_what_the_tightest_cgroup_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str, str], line: str,
-    below: str,
-) -> None:  # fmt: skip
+    tmp_path, monkeypatch, names, line,
+    below,
+):  # fmt: skip
     monkeypatch.setattr(host, "CGROUPS", tmp_path / "cgroup")
     free = psutil.virtual_memory().available
     assert abs(host.available_nbytes() - free) < 2**30  # no cgroups

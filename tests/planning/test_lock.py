@@ -1,13 +1,9 @@
 """A lock comes back as it was, is refused where it is damaged or hostile, and holds its commits."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,7 +38,7 @@ RECIPE = Recipe(
 )
 
 
-def checkpoint(label: str) -> Checkpoint:
+def checkpoint(label):
     files = (WeightFile("model.safetensors", 29_194_510_544, digest(label)),
              WeightFile("small.safetensors", 7, f"git:{40 * 'b'}"))  # fmt: skip
     return Checkpoint(
@@ -53,7 +49,7 @@ def checkpoint(label: str) -> Checkpoint:
     )  # fmt: skip
 
 
-def resolved(**changes: Any) -> Resolved:
+def resolved(**changes):
     first, second = checkpoint("step1"), checkpoint("step2")
     text = TextFile("hf://datasets/a/b/c.txt", "a/b", COMMIT, "c.txt", 9, 64 * "c")
     found = Resolved(
@@ -75,19 +71,19 @@ def resolved(**changes: Any) -> Resolved:
 
 
 @pytest.fixture(scope="module")
-def lock(tmp_path_factory: pytest.TempPathFactory) -> str:
+def lock(tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("lock"), resolved()
     write_plan(replace(EMPTY, recipe=RECIPE, subjects=found.subjects), RECIPE, found, None, folder)
     return (folder / "plan.json").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def written(lock: str, tmp_path: Path) -> Path:
+def written(lock, tmp_path):
     (tmp_path / "plan.json").write_text(lock, encoding="utf-8")
     return tmp_path / "plan.json"
 
 
-def test_a_lock_comes_back_also_without_what_a_later_version_added(written: Path) -> None:
+def test_a_lock_comes_back_also_without_what_a_later_version_added(written):
     assert pin.read_lock(written) == (RECIPE, resolved())
     contents = json.loads(written.read_text(encoding="utf-8"))
     del contents["resolved"]["shipped"]  # has a default, as every field has that is added
@@ -102,9 +98,9 @@ def test_a_lock_comes_back_also_without_what_a_later_version_added(written: Path
     assert found.checkpoints[1].ref.location == "/models/../models/step2"
 
 
-def test_what_chooses_makes_a_lock_stale_and_names_that_moved_are_named() -> None:
+def test_what_chooses_makes_a_lock_stale_and_names_that_moved_are_named():
     assert pin.same_choice(RECIPE, replace(RECIPE, schemes=("rtn-3bit",), device="cpu", context=7))
-    chosen: dict[str, Any] = {"targets": ("org/name", "org/other"), "checkpoints": ("step1",)}
+    chosen = {"targets": ("org/name", "org/other"), "checkpoints": ("step1",)}
     chosen |= {"last": 2, "soups": (), "calibration": "mine.txt", "evaluation": "mine.txt"}
     chosen |= {"choices": "mine.jsonl", "schedule": None, "family": "olmo2-7b"}
     for name, value in chosen.items():
@@ -129,7 +125,7 @@ def test_what_chooses_makes_a_lock_stale_and_names_that_moved_are_named() -> Non
 # ------------------------------------------------------------------------------ what is refused
 
 
-def edited(path: Path, *keys: Any, value: Any, renewed: bool = True) -> Path:
+def edited(path, *keys, value, renewed=True):
     """Edit a plan, and renew its digest as a forger would."""
     document = json.loads(path.read_text(encoding="utf-8"))
     inner = document
@@ -142,7 +138,7 @@ def edited(path: Path, *keys: Any, value: Any, renewed: bool = True) -> Path:
     return path
 
 
-def test_a_truncated_foreign_edited_or_future_lock_is_refused(lock: str, written: Path) -> None:
+def test_a_truncated_foreign_edited_or_future_lock_is_refused(lock, written):
     with pytest.raises(UsageError, match="was edited") as refusal:
         pin.read_lock(edited(written, "resolved", "checkpoints", 0, "step", value=7, renewed=False))
     assert "--set update=true" in refusal.value.hint
@@ -163,9 +159,7 @@ def test_a_truncated_foreign_edited_or_future_lock_is_refused(lock: str, written
 
 
 @given(st.data())
-def test_any_lock_is_read_or_refused_in_words(
-    lock: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_any_lock_is_read_or_refused_in_words(lock, tmp_path_factory, data):
     document = damaged(json.loads(lock), data)
     path = tmp_path_factory.mktemp("any") / "plan.json"
     path.write_text(json.dumps(document), encoding="utf-8")
@@ -180,7 +174,7 @@ REPOS = ("..", "../..", "a/..", "/a", "a/b/c", "a", "a/b\n", "a\\b/c", "")
 COMMITS = ("main", 39 * "a", 41 * "a", 40 * "g", 40 * "A", "", "../" * 13)
 
 
-def test_locks_edited_by_hand_and_hashes_of_others_are_refused(written: Path) -> None:
+def test_locks_edited_by_hand_and_hashes_of_others_are_refused(written):
     whole = written.read_text(encoding="utf-8")
     for keys, values, words in (
         (("resolved", "checkpoints", 0, "files", 0, "name"), (*OUTSIDE, ""), "lead outside"),
@@ -221,6 +215,6 @@ def test_locks_edited_by_hand_and_hashes_of_others_are_refused(written: Path) ->
     for names, fits in ((["step1"], True), ([], True), (["step2"], False)):
         files = [HubFile("model.safetensors", 7, 40 * "c", digest(name)) for name in names]
         listing = SimpleNamespace(known_files=lambda repo, commit, files=files: files)
-        hub: Any = SimpleNamespace(listing=listing)
+        hub = SimpleNamespace(listing=listing)
         with nullcontext() if fits else pytest.raises(UsageError, match="no file at commit"):
             pin.check_pins(Resolved(RECIPE, (pinned,), ()), hub)

@@ -1,9 +1,6 @@
 """What is planned beside a recipe: bit classes that shapes decide, candidates."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,20 +20,18 @@ from qaudit.planning.price import (
     refuse_classes,
 )
 from qaudit.planning.sizes import Sizes
-from qaudit.types import GREEDY, Checkpoint, Pass, Price, Recipe, Subject
+from qaudit.types import GREEDY, Pass, Price, Recipe, Subject
 from tests.support.tiny import header_sizes, make
 
 
-def zeros(kind: str, weight_RC: torch.Tensor, _: object) -> torch.Tensor:
+def zeros(kind, weight_RC, _):
     rows, columns = weight_RC.shape
     nbytes = columns // TYPES[kind].columns * TYPES[kind].nbytes
     return torch.zeros(rows, nbytes, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_planned_bits_are_stored_ones(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planned_bits_are_stored_ones(family, tmp_path, monkeypatch):
     changes = {"hidden_size": 256, "intermediate_size": 32, "num_hidden_layers": 17,
                "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
     changes = changes if family == "llama" else {}
@@ -53,7 +48,7 @@ def test_planned_bits_are_stored_ones(
         assert planned_bits(scheme, sizes) == sum(one.bits for one in quantized) / weights
 
 
-def sizes_of(columns: int) -> Sizes:
+def sizes_of(columns):
     return Sizes.of(
         {
             f"model.layers.{block}.{name}.weight": (columns, columns)
@@ -64,7 +59,7 @@ def sizes_of(columns: int) -> Sizes:
     )
 
 
-def test_types_that_do_not_fit_are_planned_in_the_class_of_what_replaces_them_or_refused() -> None:
+def test_types_that_do_not_fit_are_planned_in_the_class_of_what_replaces_them_or_refused():
     schemes = parse_schemes(["gguf-q4_k,gguf-q5_k,gguf-q6_k,gguf-q8_0,rtn-4bit"])
     assert [planned_class(s, sizes_of(512)) for s in schemes] == ["4", "5", "6", "8", "4"]
     assert [planned_class(s, sizes_of(384)) for s in schemes] == ["5", "5", "8", "8", "4"]
@@ -90,17 +85,17 @@ SPECS = tuple(parse_scheme(f"rtn-{bits}bit:group=16").spec for bits in (3, 4))
 SERIES = [checkpoint(n, 100 + n) for n in range(4)]
 
 
-def alone(one: Checkpoint) -> Subject:
+def alone(one):
     return Subject(one.label, ((one, 1.0),))
 
 
-def search(label: str, *members: Checkpoint, scheme: str = SPECS[1]) -> Pass:
+def search(label, *members, scheme=SPECS[1]):
     shares = tuple((one, 1 / len(members)) for one in members)
     price = Price(flops=60.0, nbytes_read=1, streams=6)
     return Pass(Subject(label, shares, f"{GREEDY}:scheme={scheme}"), SPECS, price=price)
 
 
-def test_only_what_no_pass_measures_is_a_candidate_and_each_once() -> None:
+def test_only_what_no_pass_measures_is_a_candidate_and_each_once():
     found = search("best", *SERIES[:3])
     again = search("again", *SERIES[1:])
     passes = [Pass(alone(SERIES[0]), SPECS), found, again]

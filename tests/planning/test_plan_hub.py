@@ -11,17 +11,13 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
 from qaudit import families
-from qaudit import hub as hub_package
 from qaudit.checkpoints.safetensors import PICKLE_INDEX
 from qaudit.errors import HubError, MachineError, SourceError, UsageError
 from qaudit.planning.pin import pinned_or_resolved
@@ -32,7 +28,7 @@ from qaudit.planning.survey import allowed_notes, refuse
 from qaudit.saved.parts import PLAN, write_plan
 from qaudit.settings import RunOptions
 from qaudit.text.texts import DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION
-from qaudit.types import FULL_PRECISION, AuditRecord, Checkpoint, Plan, Recipe, Ref, Resolved
+from qaudit.types import FULL_PRECISION, Checkpoint, Recipe, Ref
 from tests.support import own_code, tiny
 from tests.support.hub import Hub, write_headers
 from tests.support.names import names_of
@@ -46,7 +42,7 @@ HIDDEN, INNER, BLOCKS, VOCABULARY = 4096, 11008, 32, 100352
 STEPS = tuple(f"step{k}" for k in range(1000, 13_000, 1000))
 
 
-def shapes() -> dict[str, tuple[str, tuple[int, ...]]]:
+def shapes():
     sides = dict.fromkeys((f"self_attn.{n}_proj" for n in "qkvo"), (HIDDEN, HIDDEN))
     sides |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (INNER, HIDDEN))
     sides |= {"mlp.down_proj": (HIDDEN, INNER)}
@@ -63,7 +59,7 @@ NBYTES = sum(4 * math.prod(shape) for _, shape in shapes().values())  # headers 
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """Return a folder with the headers of 7.3B parameters in six shards."""
     folder = tmp_path_factory.mktemp("model")
     assert NBYTES < write_headers(folder, shapes(), 5 * GB) < NBYTES + 100_000
@@ -79,16 +75,16 @@ class World:
 
     hub: Hub
 
-    def opened(self) -> hub_package.Hub:
+    def opened(self):
         """Open the Hub as a new process does."""
         return opened(self.hub)
 
-    def asked(self, pattern: str) -> list[str]:
+    def asked(self, pattern):
         return [f"{entry['method']} {entry['path']}" for entry in self.hub.asked(pattern)]
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path, monkeypatch):
     texts = tmp_path / "root/datasets/allenai/c4/main/en"
     texts.mkdir(parents=True)
     for source in (DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION):
@@ -103,19 +99,16 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield World(hub)
 
 
-def recipe(*targets: str, **changes: Any) -> Recipe:
+def recipe(*targets, **changes):
     plain = Recipe(targets or (OLMO,), ("rtn-4bit",), document_tokens=64, device="cpu")
     return replace(plain, **changes)
 
 
-Series = Callable[..., World]
-
-
 @pytest.fixture
-def series(world: World, model: Path) -> Series:
+def series(world, model):
     """Return a function that serves 12 checkpoints of 29 GB, or those that are named."""
 
-    def serve(repo: str = OLMO, names: tuple[str, ...] = STEPS, **settings: Any) -> World:
+    def serve(repo=OLMO, names=STEPS, **settings):
         settings = {"main": names[-1], **settings}
         world.hub.add_names(repo, names, model, **settings)
         return world
@@ -123,7 +116,7 @@ def series(world: World, model: Path) -> Series:
     return serve
 
 
-def labels(found: Resolved | Plan) -> list[str]:
+def labels(found):
     return [subject.label for subject in found.subjects]
 
 
@@ -131,7 +124,7 @@ def labels(found: Resolved | Plan) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_thousand_revisions_take_a_call_for_each_that_is_chosen(series: Series) -> None:
+def test_a_thousand_revisions_take_a_call_for_each_that_is_chosen(series):
     names = tuple(name for name in names_of(OLMO) if name != "main")
     world = series(names=names, main="stage2-ingredient3-step11931-tokens50B")
     hub = world.opened()
@@ -154,7 +147,7 @@ def test_a_thousand_revisions_take_a_call_for_each_that_is_chosen(series: Series
     assert again.client.calls <= 4  # trees are known for ever
 
 
-def test_local_recipes_need_no_hub_and_texts_are_found_before_trees(series: Series) -> None:
+def test_local_recipes_need_no_hub_and_texts_are_found_before_trees(series):
     assert not needs_hub(recipe("demo", calibration="mine.txt"))
     assert needs_hub(recipe("demo", evaluation=DEFAULT_HUB_EVALUATION))
     assert needs_hub(recipe("demo", OLMO))
@@ -165,7 +158,7 @@ def test_local_recipes_need_no_hub_and_texts_are_found_before_trees(series: Seri
     assert not world.asked(f"/api/models/{OLMO}/tree")
 
 
-def test_folders_and_repositories_share_a_plan(series: Series, model: Path, tmp_path: Path) -> None:
+def test_folders_and_repositories_share_a_plan(series, model, tmp_path):
     world = series(names=STEPS[:2])
     own = tmp_path / "own-model"
     own.mkdir()
@@ -186,13 +179,13 @@ def test_folders_and_repositories_share_a_plan(series: Series, model: Path, tmp_
     assert plan.seconds_high >= START_SECONDS[1]
 
 
-def test_a_revision_without_weights_is_a_finding_or_refused(series: Series) -> None:
+def test_a_revision_without_weights_is_a_finding_or_refused(series):
     hub = series(main=None).opened()
     found = resolve(recipe(), hub)
     assert labels(found) == list(STEPS)
     assert [f.subject for f in found.findings if f.rule == "QA012"] == ["main"]
     assert all(c.files for c in found.checkpoints)
-    asked: list[dict[str, Any]] = [
+    asked = [
         {"checkpoints": ("main",)},
         {"targets": (f"{OLMO}@main",)},
         {"targets": (f"hf://{OLMO}@main",)},
@@ -206,9 +199,7 @@ def test_a_revision_without_weights_is_a_finding_or_refused(series: Series) -> N
         resolve(recipe(checkpoints=("m*n",)), hub)
 
 
-def test_memory_that_is_short_is_refused_with_numbers_that_fit(
-    series: Series, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_is_short_is_refused_with_numbers_that_fit(series, monkeypatch):
     hub = series(names=STEPS[:1]).opened()
     wide = recipe(schemes=("gptq-4bit",), document_tokens=None, calibration_documents=512)
     found = resolve(wide, hub)
@@ -226,10 +217,8 @@ def test_memory_that_is_short_is_refused_with_numbers_that_fit(
         make_plan(wide, hub=hub, resolved=more)
 
 
-def test_a_changed_choice_is_resolved_anew_and_what_moved_said(
-    series: Series, tmp_path: Path
-) -> None:
-    def locked(asked: Recipe) -> tuple[Resolved, int]:
+def test_a_changed_choice_is_resolved_anew_and_what_moved_said(series, tmp_path):
+    def locked(asked):
         """Plan as a run in an output folder does; return the plan and the calls it took."""
         hub, out = world.opened(), tmp_path / "out"
         found = pinned_or_resolved(asked, out / PLAN, hub)
@@ -250,7 +239,7 @@ SCHEMES = ("rtn-4bit:group=32",)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+def served(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
     plain = tiny.make(root / "acme/plain/v1", "gpt_neox", vocab_size=320)
     BYTES.save_pretrained(plain)
@@ -265,7 +254,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         yield hub
 
 
-def pickle_weights(folder: Path) -> None:
+def pickle_weights(folder):
     """Turn a folder's safetensors into two shards of pickles, with the masks of old checkpoints."""
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -282,7 +271,7 @@ def pickle_weights(folder: Path) -> None:
 
 
 @pytest.fixture
-def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(served, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "known"))
     (tmp_path / "fed.jsonl").write_bytes(lines("the cat sat on the mat", "a dog and a cat"))
@@ -292,7 +281,7 @@ def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield served
 
 
-def plan_of(hub: Hub, tmp_path: Path, *targets: str, **allowed: bool) -> Plan:
+def plan_of(hub, tmp_path, *targets, **allowed):
     recipe = Recipe(
         targets, SCHEMES, device="cpu", dtype="float32", context=8,
         calibration=str(tmp_path / "fed.jsonl"), evaluation=str(tmp_path / "scored.jsonl"),
@@ -300,17 +289,17 @@ def plan_of(hub: Hub, tmp_path: Path, *targets: str, **allowed: bool) -> Plan:
     return make_plan(recipe, hub=opened(hub), options=RunOptions(**allowed))
 
 
-def audit_of(hub: Hub, tmp_path: Path, target: str, **allowed: bool) -> AuditRecord:
+def audit_of(hub, tmp_path, target, **allowed):
     plan = plan_of(hub, tmp_path, target, **allowed)
     return run(plan, tmp_path / "out" / target, hub=opened(hub), **allowed)
 
 
-def asked_for(hub: Hub) -> list[str]:
+def asked_for(hub):
     """Return what was asked of the Hub beside names and trees."""
     return [e["path"] for e in hub.log if "/resolve" in e["path"] or e["path"].startswith("/cdn")]
 
 
-def test_pickles_and_code_are_refused_before_a_byte_is_fetched(hub: Hub, tmp_path: Path) -> None:
+def test_pickles_and_code_are_refused_before_a_byte_is_fetched(hub, tmp_path):
     with pytest.raises(UsageError) as caught:
         plan_of(hub, tmp_path, "acme/plain", "acme/pickled")
     assert "of `acme/pickled` (like 1 more) has its weights as pickles only" in caught.value.message
@@ -324,7 +313,7 @@ def test_pickles_and_code_are_refused_before_a_byte_is_fetched(hub: Hub, tmp_pat
     assert not list(tmp_path.rglob("*.py"))
 
 
-def test_allowed_pickles_give_the_numbers_of_safetensors(hub: Hub, tmp_path: Path) -> None:
+def test_allowed_pickles_give_the_numbers_of_safetensors(hub, tmp_path):
     plan = plan_of(hub, tmp_path, "acme/pickled", allow_pickle=True)
     assert any("pickled weights are read" in note for note in plan.notes)
     assert any("estimated from its configuration" in note for note in plan.notes)
@@ -334,7 +323,7 @@ def test_allowed_pickles_give_the_numbers_of_safetensors(hub: Hub, tmp_path: Pat
         assert (score.ce, score.spec) == (other.ce, other.spec)
 
 
-def test_allowed_code_is_run_from_each_revisions_own_commit(hub: Hub, tmp_path: Path) -> None:
+def test_allowed_code_is_run_from_each_revisions_own_commit(hub, tmp_path):
     plan = plan_of(hub, tmp_path, "acme/coded@v1", trust_remote_code=True)
     assert any("code of the repository is run" in note for note in plan.notes)
     audits = {
@@ -352,11 +341,11 @@ def test_allowed_code_is_run_from_each_revisions_own_commit(hub: Hub, tmp_path: 
             assert any(f"code of commit {commit} was run" in note for note in score.notes)
 
 
-def checkpoint(label: str, *requires: str, repo: str = "org/name", family: str | None = None):
+def checkpoint(label, *requires, repo="org/name", family=None):
     return Checkpoint(Ref(repo, label), label, requires=requires, family=family)
 
 
-def refusal(*checkpoints: Checkpoint, pickle: bool = False, code: bool = False) -> UsageError:
+def refusal(*checkpoints, pickle=False, code=False):
     with pytest.raises(UsageError) as caught:
         refuse(checkpoints, allow_pickle=pickle, trust_remote_code=code)
     assert caught.value.code == 2
@@ -367,7 +356,7 @@ PICKLES = "`step2` of `org/name` has its weights as pickles only, and opening a 
 CODE = "`step3` of `org/name` has its model as code of its own, which is not run unless asked for"
 
 
-def test_what_is_not_allowed_yet_is_refused_with_the_flag_and_what_it_means() -> None:
+def test_what_is_not_allowed_yet_is_refused_with_the_flag_and_what_it_means():
     plain, pickled = checkpoint("step1"), checkpoint("step2", "pickle")
     coded, both = checkpoint("step3", "remote_code"), checkpoint("step4", "pickle", "remote_code")
     for needing, allowed, message, hint in (

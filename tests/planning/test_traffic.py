@@ -1,11 +1,7 @@
 """Bytes from the Hub and the disk they take; what does not fit is refused with what would."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,32 +19,24 @@ GB = 10**9
 SIZE = 29_194_510_544  # a checkpoint of 7B parameters in float32
 
 
-def checkpoint(name: str, nbytes: int = SIZE, content: str | None = None) -> Checkpoint:
+def checkpoint(name, nbytes=SIZE, content=None):
     files = (WeightFile("model.safetensors", nbytes, digest(content or name)),)
     return Checkpoint(Ref("org/name", name), name, files, digest(name)[:40])
 
 
-def alone(*checkpoints: Checkpoint) -> list[Subject]:
+def alone(*checkpoints):
     return [Subject(c.label, ((c, 1.0),)) for c in checkpoints]
 
 
-def soup(label: str, *members: Checkpoint) -> Subject:
+def soup(label, *members):
     return Subject(label, tuple((c, 1 / len(members)) for c in members), "mean")
 
 
-def priced(
-    subjects: list[Subject],
-    budget: int | None,
-    free: int,
-    *,
-    texts: int = 0,
-    record: Path | None = None,
-    **missing: int,
-) -> Traffic:
+def priced(subjects, budget, free, *, texts=0, record=None, **missing):
     """Price; what is missing of a checkpoint is all of it where nothing is said by label."""
     files = [TextFile("hf://x", "a/b", 40 * "a", f"none-{texts}.txt", texts, 64 * "a")]
     fetcher = SimpleNamespace(nbytes_missing=lambda one: missing.get(one.label, one.nbytes))
-    hub: Any = SimpleNamespace(fetcher=fetcher)
+    hub = SimpleNamespace(fetcher=fetcher)
     return price_traffic(hub, subjects, files if texts else [], budget, free, record)
 
 
@@ -56,7 +44,7 @@ SERIES = alone(*(checkpoint(f"step{k}") for k in range(12)))
 ENDS = [subject.first for subject in SERIES[-4:]]
 
 
-def test_a_series_is_fetched_once_but_for_soups_and_what_is_here() -> None:
+def test_a_series_is_fetched_once_but_for_soups_and_what_is_here():
     assert priced(SERIES, 30 * GB, 500 * GB) == Traffic(12 * SIZE, 0, SIZE, 500 * GB, 30 * GB)
     assert priced(SERIES, 900 * GB, 100 * GB).nbytes_disk_budget == 100 * GB  # what is free
     twins = alone(checkpoint("main", content="same"), checkpoint("step9", content="same"))
@@ -83,9 +71,7 @@ def test_a_series_is_fetched_once_but_for_soups_and_what_is_here() -> None:
         priced(SERIES[:2], GB // 2, 500 * GB, texts=GB)
 
 
-def test_everything_is_kept_that_fits_and_a_scan_goes_on_with_its_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_everything_is_kept_that_fits_and_a_scan_goes_on_with_its_disk(monkeypatch, tmp_path):
     traffic = priced(SERIES, None, 500 * GB)
     assert traffic.nbytes_disk_budget is None
     assert traffic.nbytes_disk_peak == 12 * SIZE
@@ -116,13 +102,13 @@ def test_everything_is_kept_that_fits_and_a_scan_goes_on_with_its_disk(
 # ----------------------------------------------------------------------------- what would fit
 
 
-def refusal(subjects: list[Subject], budget: int | None, free: int) -> MachineError:
+def refusal(subjects, budget, free):
     with pytest.raises(MachineError) as refused:
         priced(subjects, budget, free)
     return refused.value
 
 
-def test_what_does_not_fit_is_refused_with_all_that_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_refused_with_all_that_would(monkeypatch):
     error = refusal([*SERIES, soup("ends", *ENDS)], 60 * GB, 500 * GB)
     assert error.message == (
         "`ends` needs 116.8 GB of disk for its 4 members at once, and 60.0 GB may be used"
@@ -145,7 +131,7 @@ def test_what_does_not_fit_is_refused_with_all_that_would(monkeypatch: pytest.Mo
 
 
 @given(st.integers(1, 10**14))
-def test_a_size_that_is_proposed_reads_back_as_enough(nbytes: int) -> None:
+def test_a_size_that_is_proposed_reads_back_as_enough(nbytes):
     assert nbytes <= parse_nbytes(typed_size(nbytes)) <= 1.1 * nbytes + 1
     assert 0.9 * nbytes - 1 <= parse_nbytes(typed_size(nbytes, up=False)) <= nbytes
 
@@ -155,9 +141,7 @@ def test_a_size_that_is_proposed_reads_back_as_enough(nbytes: int) -> None:
     st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=6),
     st.integers(1, 200),
 )
-def test_what_is_accepted_stays_within_the_budget_and_what_is_refused_cannot(
-    sizes: list[int], needs: list[set[int]], budget: int
-) -> None:
+def test_what_is_accepted_stays_within_the_budget_and_what_is_refused_cannot(sizes, needs, budget):
     known = [checkpoint(f"c{k}", nbytes) for k, nbytes in enumerate(sizes)]
     members = [[known[k % len(known)] for k in sorted(keys)] for keys in needs]
     subjects = [soup(f"s{i}", *dict.fromkeys(m)) for i, m in enumerate(members)]

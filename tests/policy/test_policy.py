@@ -1,7 +1,5 @@
 """Policies as files and on their page: what is read, what is refused by its line, what is true."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict
@@ -70,17 +68,17 @@ ignores:
 """
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def written(tmp_path, text):
     path = tmp_path / "ours.yaml"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def read(tmp_path: Path, text: str) -> Policy:
+def read(tmp_path, text):
     return read_policy(written(tmp_path, text))
 
 
-def one_rule(lines: str = "", **changes: str) -> str:
+def one_rule(lines="", **changes):
     keys = {"name": "a", "metric": "relative_error", "margin": "2%", **changes}
     body = "\n".join(f"    {key}: {value}" for key, value in keys.items() if value)
     return f"rules:\n  -{body[3:]}\n{lines}"
@@ -89,7 +87,7 @@ def one_rule(lines: str = "", **changes: str) -> str:
 # ----------------------------------------------------------------------- reading
 
 
-def test_every_key_reaches_the_policy_with_the_line_it_stands_in(tmp_path: Path) -> None:
+def test_every_key_reaches_the_policy_with_the_line_it_stands_in(tmp_path):
     path = written(tmp_path, WHOLE)
     schemes, subjects = ("*-4bit", "bnb-nf4"), ("@pick", "step*")
     four = PolicyRule(
@@ -112,7 +110,7 @@ def test_every_key_reaches_the_policy_with_the_line_it_stands_in(tmp_path: Path)
     )
 
 
-def test_what_an_extended_policy_does_not_write_is_inherited(tmp_path: Path) -> None:
+def test_what_an_extended_policy_does_not_write_is_inherited(tmp_path):
     policy = read(tmp_path, "extends: release\nverify: {loss: 0.01 nats}\n")
     assert policy.verify == Tolerances(loss=0.01)
     assert preset("release").verify == Tolerances(plain=1e-6, loss=2e-3, kl=2e-3)
@@ -134,7 +132,7 @@ def test_what_an_extended_policy_does_not_write_is_inherited(tmp_path: Path) -> 
     assert found.name == "ours"
 
 
-def test_schemes_are_kept_by_short_forms_and_off_is_read(tmp_path: Path) -> None:
+def test_schemes_are_kept_by_short_forms_and_off_is_read(tmp_path):
     found = read(tmp_path, one_rule(schemes="[gptq:bits=4, 'gptq-4bit:group=64']"))
     assert found.rules[0].schemes == ("gptq-4bit", "gptq-4bit:group=64")
     for level in ("off", '"off"', "no"):
@@ -218,9 +216,7 @@ IGNORE = "extends: release\nignores:\n  - {%s}\n"
         ), 0, "`rules`: a policy has 2000 entries here", ""),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_its_line_and_what_was_meant(
-    tmp_path: Path, text: str, line: int, said: str, hint: str
-) -> None:
+def test_what_is_wrong_is_named_with_its_line_and_what_was_meant(tmp_path, text, line, said, hint):
     with pytest.raises(PolicyError) as refused:
         read(tmp_path, text)
     assert not line or f"ours.yaml`, line {line}: " in refused.value.message
@@ -229,7 +225,7 @@ def test_what_is_wrong_is_named_with_its_line_and_what_was_meant(
     assert refused.value.code == 2
 
 
-def test_a_policy_that_is_no_text_or_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_policy_that_is_no_text_or_not_there_is_refused(tmp_path):
     path = tmp_path / "ours.yaml"
     path.write_bytes(b"\xff\xfe\x00rules")
     with pytest.raises(PolicyError, match="cannot be read"):
@@ -242,8 +238,8 @@ def test_a_policy_that_is_no_text_or_not_there_is_refused(tmp_path: Path) -> Non
         assert "a policy of your own is a .yaml file" in refused.value.hint
 
 
-def test_margins_are_read_in_their_unit() -> None:
-    margins: list[tuple[str, Metric, float]] = [
+def test_margins_are_read_in_their_unit():
+    margins = [
         ("2%", "relative_error", 0.02),
         (" .5 % ", "accuracy_drop", 0.005),
         ("0 nats", "soup_against_members", 0.0),
@@ -256,7 +252,7 @@ def test_margins_are_read_in_their_unit() -> None:
 
 
 @given(st.text(max_size=8))
-def test_any_text_is_a_margin_or_refused_in_words(text: str) -> None:
+def test_any_text_is_a_margin_or_refused_in_words(text):
     try:
         assert 0.0 <= margin_of(text, "relative_error") <= 10.0
     except ValueError as error:
@@ -266,7 +262,7 @@ def test_any_text_is_a_margin_or_refused_in_words(text: str) -> None:
 # ----------------------------------------------------------------------- presets and schema
 
 
-def test_presets_are_valid_by_the_published_schema_described_and_grow_stricter() -> None:
+def test_presets_are_valid_by_the_published_schema_described_and_grow_stricter():
     for name, path in PRESETS.items():
         # A number as a key is a text in JSON, and so it is to editors.
         table = json.loads(json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))))
@@ -280,7 +276,7 @@ def test_presets_are_valid_by_the_published_schema_described_and_grow_stricter()
     assert not any(rule.level == "error" for rule in preset("explore").rules)
 
 
-def test_the_published_schema_is_made_of_the_keys_and_tells_a_policy_from_what_is_none() -> None:
+def test_the_published_schema_is_made_of_the_keys_and_tells_a_policy_from_what_is_none():
     assert FILE.read_text(encoding="utf-8") == schema_text(), "python -m qaudit.policy.keys"
     SCHEMA.check_schema(SCHEMA.schema)
     for text, valid in (
@@ -300,17 +296,17 @@ PAGE = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str, page: str = PAGE) -> list[str]:
+def blocks(language, page=PAGE):
     return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
-def rows() -> dict[str, list[str]]:
+def rows():
     """Return every row of every table by its first cell."""
     found = re.findall(r"^\| (`?[^|]+?`?) \| (.+) \|$", PAGE, flags=re.MULTILINE)
     return {first: [cell.strip() for cell in rest.split(" | ")] for first, rest in found}
 
 
-def test_every_example_is_a_policy_and_the_first_does_what_its_comments_say() -> None:
+def test_every_example_is_a_policy_and_the_first_does_what_its_comments_say():
     schema = jsonschema.Draft202012Validator(json.loads(FILE.read_text(encoding="utf-8")))
     for text in (*blocks("yaml"), *blocks("yaml", README)):
         assert policy_in(text, where="the page", name="page", path=None).rules
@@ -326,7 +322,7 @@ def test_every_example_is_a_policy_and_the_first_does_what_its_comments_say() ->
     exec(code, {})
 
 
-def test_every_key_tolerance_metric_and_selector_has_a_row_that_is_true() -> None:
+def test_every_key_tolerance_metric_and_selector_has_a_row_that_is_true():
     told = rows()
     for keys in (PolicyKeys, RequiredKeys, RuleKeys, IgnoreKeys):
         assert {f"`{name}`" for name in keys.model_fields} <= set(told)
@@ -338,7 +334,7 @@ def test_every_key_tolerance_metric_and_selector_has_a_row_that_is_true() -> Non
     assert {f"`{name}`" for name in SELECTORS} <= set(told)
 
 
-def test_the_table_of_presets_has_their_margins() -> None:
+def test_the_table_of_presets_has_their_margins():
     for width in ("eight", "four", "three"):
         for preset_name, cell in zip(PRESETS, rows()[f"{width} bits"], strict=True):
             (found,) = [r for r in preset(preset_name).rules if r.name == f"{width}-bit"]
@@ -347,7 +343,7 @@ def test_the_table_of_presets_has_their_margins() -> None:
     assert rows()["documents"] == [str(preset(name).minimum_documents) for name in PRESETS]
 
 
-def test_every_metric_has_a_record_and_a_code_of_its_own() -> None:
+def test_every_metric_has_a_record_and_a_code_of_its_own():
     assert get_args(Metric) == tuple(METRICS)
     assert len({record.code for record in METRICS.values()}) == len(METRICS)
     assert {record.code for record in METRICS.values()} <= set(CODES)
@@ -355,7 +351,7 @@ def test_every_metric_has_a_record_and_a_code_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_a_record_names_statistics_that_exist(name: str) -> None:
+def test_a_record_names_statistics_that_exist(name):
     record = METRICS[name]
     if record.of_rollouts:
         assert record.statistic in QUANTITIES
@@ -368,7 +364,7 @@ def test_a_record_names_statistics_that_exist(name: str) -> None:
     assert ("`b`" in text) == (record.against is not None)
 
 
-def test_a_margin_is_the_most_or_the_least() -> None:
+def test_a_margin_is_the_most_or_the_least():
     most, least = METRICS["kl"], METRICS["tokens_to_divergence"]
     inside, around, beyond = Interval(3, 2, 4), Interval(5, 4, 6), Interval(8, 7, 9)
     assert most.reaches(inside, 5) == least.reaches(beyond, 5) == (True, False)

@@ -1,7 +1,5 @@
 """Recipes and keyword arguments: every key checked, and every wrong one named."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 
@@ -29,7 +27,7 @@ from qaudit.settings import (
 )  # fmt: skip
 
 
-def write(tmp_path: Path, text: str) -> Path:
+def write(tmp_path, text):
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
     return path
@@ -38,7 +36,7 @@ def write(tmp_path: Path, text: str) -> Path:
 # ----------------------------------------------------------------------------------------- keys
 
 
-def test_a_recipe_is_of_options_of_a_file_or_of_both(tmp_path: Path) -> None:
+def test_a_recipe_is_of_options_of_a_file_or_of_both(tmp_path):
     recipe = recipe_of(targets=["a", "b"], schemes=["rtn-4bit,gptq-3bit"], context=None)
     assert recipe == Recipe(("a", "b"), ("rtn-4bit,gptq-3bit",))
     path = write(
@@ -78,7 +76,7 @@ WRONG_KEYS = [
     ("schedule: {kind: cosin}", "unknown schedule `cosin`", "for example"),
     ("schedule: {kind: linear, peak: 1}", "needs ['end']", "for example"),
 ]
-WRONG_ARGUMENTS: list[tuple[dict[str, object], str, str]] = [
+WRONG_ARGUMENTS = [
     ({"contxt": 3}, "there is no setting `contxt`", "did you mean `context`?"),
     ({"disk": "9GB"}, "there is no setting `disk`", "schemes"),
     ({"context": "3"}, "`context` is `3`", "a whole number"),
@@ -100,9 +98,7 @@ WRONG_TEXTS = [
 
 
 @pytest.mark.parametrize(("wrong", "sentence", "hint"), WRONG_KEYS + WRONG_ARGUMENTS + WRONG_TEXTS)
-def test_a_wrong_key_argument_or_text_is_named(
-    tmp_path: Path, wrong: str | dict[str, object], sentence: str, hint: str
-) -> None:
+def test_a_wrong_key_argument_or_text_is_named(tmp_path, wrong, sentence, hint):
     in_file = (wrong, sentence, hint) in WRONG_KEYS
     path = write(tmp_path, f"targets: [a]\n{wrong}\n")
     kind = RecipeError if in_file or wrong == {"context": "3"} else UsageError
@@ -119,7 +115,7 @@ def test_a_wrong_key_argument_or_text_is_named(
     assert caught.value.code == 2
 
 
-def test_settings_are_what_to_measure_and_how_in_presets_and_texts(tmp_path: Path) -> None:
+def test_settings_are_what_to_measure_and_how_in_presets_and_texts(tmp_path):
     for text in ("", "- a", "[", "targets: [a\n", "just words"):
         with pytest.raises(RecipeError, match=r"mine\.yaml"):
             read_recipe(write(tmp_path, text))

@@ -1,11 +1,8 @@
 """Which checkpoints are measured: entries, ranges and thinning, and those of recipes that ship."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import yaml
@@ -16,7 +13,7 @@ from qaudit.checkpoints.series import Candidate, CheckpointGroup, Knowledge, as_
 from qaudit.cli.about import listing
 from qaudit.core.registry import parse_schemes
 from qaudit.errors import RecipeError, UsageError
-from qaudit.families import Family, all_families, find
+from qaudit.families import all_families, find
 from qaudit.recipe.selection import (
     MOST_MEASURED,
     REPRESENTATIVES,
@@ -30,18 +27,16 @@ from qaudit.recipe.table import find_recipe, read_recipe, recipe_of, recipes_fol
 from qaudit.types import Checkpoint, Recipe, Ref
 from tests.support.names import names_of, recorded
 
-Series = tuple[Checkpoint, ...]
 
-
-def recipe(**asked: object) -> Recipe:
+def recipe(**asked):
     return Recipe(("x",), (), **asked)  # type: ignore[arg-type]
 
 
-def checkpoint(label: str, **known: object) -> Checkpoint:
+def checkpoint(label, **known):
     return Checkpoint(Ref("o/n", label), label, **known)  # type: ignore[arg-type]
 
 
-def steps(stage: str | None, numbers: list[int], ingredient: int | None = None) -> Series:
+def steps(stage, numbers, ingredient=None):
     name = f"{stage or 'run'}-{f'ingredient{ingredient}-' if ingredient else ''}step"
     return tuple(
         checkpoint(f"{name}{n}", stage=stage, step=n, ingredient=ingredient) for n in numbers
@@ -49,7 +44,7 @@ def steps(stage: str | None, numbers: list[int], ingredient: int | None = None) 
 
 
 @cache
-def on_the_hub(repo: str) -> Series:
+def on_the_hub(repo):
     """Return a repository's checkpoints as the Hub would list them: names, and no weight."""
     known = Knowledge.of(find(repo), None)
     names = enumerate(dict.fromkeys((*names_of(repo), "main")))
@@ -66,15 +61,15 @@ RUN = (
 )
 
 
-def chosen(*entries: str, series: Series = RUN, **asked: object) -> list[str]:
+def chosen(*entries, series=RUN, **asked):
     return [c.label for c in select(recipe(checkpoints=entries, **asked), series)]
 
 
-def labels_of(series: Series) -> list[str]:
+def labels_of(series):
     return [c.label for c in representatives(series)]
 
 
-def steps_of(series: Series) -> list[int]:
+def steps_of(series):
     return [c.step or 0 for c in representatives(series)]
 
 
@@ -86,7 +81,7 @@ FAR = steps("s", [999_999, 1_000_000, 1_200_000])
 TWICE = (*steps("s", [100]), checkpoint("main", stage="s", step=200), *steps("s", [200]))
 
 
-def test_ranges_are_read_entries_add_up_and_names_go_first() -> None:
+def test_ranges_are_read_entries_add_up_and_names_go_first():
     for entry, expected, series in (
         ("stage1@3k..5000", [3000, 4000, 5000], RUN),  # both its ends
         ("stage1@100k..900k/50k", [*range(100_000, 900_001, 50_000)], RUN),
@@ -121,7 +116,7 @@ def test_ranges_are_read_entries_add_up_and_names_go_first() -> None:
 ODD = (checkpoint("lr@3e-4", step=1), checkpoint("lr@1e-3", step=2))
 
 
-def test_an_entry_that_means_nothing_is_refused() -> None:
+def test_an_entry_that_means_nothing_is_refused():
     for entry, sentence, hint in (
         ("stage1@9k..1k", "`stage1@9k..1k` ends before it starts", "`stage1@100k..900k/50k`"),
         ("stage1@1k...9k", "neither a checkpoint nor a range", "stage, first and last step"),
@@ -149,9 +144,7 @@ NUMBERS = st.lists(st.integers(0, 10**6), min_size=1, max_size=60, unique=True).
 
 
 @given(NUMBERS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**6))
-def test_a_spaced_range_agrees_with_looking_for_each_multiple(
-    found: list[int], low: int, width: int, spacing: int
-) -> None:
+def test_a_spaced_range_agrees_with_looking_for_each_multiple(found, low, width, spacing):
     series, high = steps("s", found), low + width
     within = [n for n in found if low <= n <= high]
     if not within:
@@ -168,7 +161,7 @@ def test_a_spaced_range_agrees_with_looking_for_each_multiple(
 # ------------------------------------------------------------------------------- a few of many
 
 
-def test_of_more_than_sixteen_a_few_are_chosen_unless_somebody_chose() -> None:
+def test_of_more_than_sixteen_a_few_are_chosen_unless_somebody_chose():
     few = steps("s", list(range(MOST_MEASURED)))
     assert (is_default_choice(recipe(), few), select(recipe(), few)) == (False, few)
     assert is_default_choice(recipe(), RUN)
@@ -183,12 +176,12 @@ def test_of_more_than_sixteen_a_few_are_chosen_unless_somebody_chose() -> None:
     assert "stage1-step150" not in found
 
 
-def rated(rates: list[float]) -> Series:
+def rated(rates):
     every = enumerate(rates, start=1)
     return tuple(checkpoint(f"step{n}", step=n, learning_rate=rate) for n, rate in every)
 
 
-def test_phases_are_sampled_by_their_rate_and_suspects_left_out() -> None:
+def test_phases_are_sampled_by_their_rate_and_suspects_left_out():
     unrated = steps_of(steps("s", list(range(10, 1210, 10))))
     assert unrated == list(range(100, 1201, 100))
     held, decay = [1.0] * 90, [1 - k / 10 for k in range(1, 11)]
@@ -219,7 +212,7 @@ def test_phases_are_sampled_by_their_rate_and_suspects_left_out() -> None:
     assert max(b - a for a, b in pairwise(c.step or 0 for c in found)) <= 10
 
 
-def test_of_two_names_of_one_checkpoint_one_is_taken_and_names_alone_by_their_order() -> None:
+def test_of_two_names_of_one_checkpoint_one_is_taken_and_names_alone_by_their_order():
     numbered = [checkpoint(f"step{n}", step=n, commit=f"{n:040x}") for n in range(1, 40)]
     main = checkpoint("main", commit=f"{39:040x}")
     found = labels_of((*numbered, main))
@@ -258,7 +251,7 @@ MANY = st.lists(CHECKPOINTS, min_size=17, max_size=80).map(
 
 
 @given(MANY)
-def test_whatever_the_series_a_bounded_part_is_chosen_in_its_order(series: Series) -> None:
+def test_whatever_the_series_a_bounded_part_is_chosen_in_its_order(series):
     found = representatives(series)
     assert [c for c in series if c in found] == list(found)
     assert found
@@ -269,7 +262,7 @@ def test_whatever_the_series_a_bounded_part_is_chosen_in_its_order(series: Serie
 
 
 @pytest.mark.parametrize("repo", recorded())
-def test_every_recorded_series_is_told_by_its_ends_and_a_few_more(repo: str) -> None:
+def test_every_recorded_series_is_told_by_its_ends_and_a_few_more(repo):
     series = on_the_hub(repo)
     found = select(recipe(), series)
     ingredients = {(c.stage, c.ingredient) for c in series if c.ingredient is not None}
@@ -299,18 +292,18 @@ EVALUATION = "hf://datasets/allenai/c4/en/c4-validation.00000-of-00008.json.gz"
 WIKITEXT_2 = "hf://datasets/Salesforce/wikitext/wikitext-2-raw-v1/test-00000-of-00001.parquet"
 
 
-def family_of(recipe: Recipe) -> Family:
+def family_of(recipe):
     (repo,) = recipe.targets
     family = find(repo)
     assert family is not None
     return family
 
 
-def raw(path: Path) -> dict[str, object]:
+def raw(path):
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def test_every_family_has_a_recipe() -> None:
+def test_every_family_has_a_recipe():
     have = {family_of(read_recipe(path)).family for path in HUB}
     # Other lengths and sizes of these differ in their target alone.
     alike = {"demo", "pythia-v0", "open-sci", "open-sci-300b", "open-sci-50b"}
@@ -320,7 +313,7 @@ def test_every_family_has_a_recipe() -> None:
 
 
 @pytest.mark.parametrize("path", HUB, ids=lambda path: path.stem)
-def test_a_recipe_says_what_it_needs_takes_what_it_names_and_makes_soups(path: Path) -> None:
+def test_a_recipe_says_what_it_needs_takes_what_it_names_and_makes_soups(path):
     table, text, recipe = raw(path), path.read_text(encoding="utf-8"), read_recipe(path)
     assert recipe.targets == tuple(table["targets"])
     assert str(table["description"]).endswith(".")
@@ -361,7 +354,7 @@ TAKEN = {"olmo2-1b": 50, "olmo2-7b": 55, "olmo2-13b": 33, "olmo2-32b": 40, "smol
 TAKEN |= {"apertus-8b": 27, "open-sci": 31, "amber": 38, "pythia-160m": 154}
 
 
-def test_the_study_s_recipes_have_one_protocol_and_take_as_many_revisions_as_they_did() -> None:
+def test_the_study_s_recipes_have_one_protocol_and_take_as_many_revisions_as_they_did():
     for name, count in TAKEN.items():
         study = "b" if name == "pythia-160m" else "a"
         recipe = read_recipe(FOLDER / f"{name}-paper-{study}.yaml")
@@ -381,8 +374,8 @@ def test_the_study_s_recipes_have_one_protocol_and_take_as_many_revisions_as_the
 
 
 def test_a_shipped_recipe_is_found_from_any_folder_unless_one_of_its_name_lies_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     wanted = FOLDER / "olmo2-7b.yaml"
     for target in ("recipes/olmo2-7b.yaml", "olmo2-7b.yaml"):
@@ -409,7 +402,7 @@ def test_a_shipped_recipe_is_found_from_any_folder_unless_one_of_its_name_lies_t
     assert recipes_folder() == inside
 
 
-def test_the_example_in_the_recipes_page_is_a_recipe_and_all_are_listed(tmp_path: Path) -> None:
+def test_the_example_in_the_recipes_page_is_a_recipe_and_all_are_listed(tmp_path):
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
     (tmp_path / "example.yaml").write_text(example, encoding="utf-8")

@@ -1,11 +1,8 @@
 """Soups as texts: weights, windows, subsets; what cannot be meant; and greedy searches."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +20,7 @@ from qaudit.saved.codec import encode
 from qaudit.types import Checkpoint, Evidence, Price, Protocol, Recipe, Ref, Subject, WeightFile
 
 
-def checkpoint(label: str, step: int | None = None, stage: str | None = None) -> Checkpoint:
+def checkpoint(label, step=None, stage=None):
     files = (WeightFile("w", 1, label),)
     return Checkpoint(Ref(label), label, files, step=step, stage=stage)
 
@@ -35,15 +32,15 @@ ENDS = tuple(replace(checkpoint(f"decay{k}-step50", 50, "stage2"), ingredient=k)
 RTN_3BIT = f"greedy:scheme={parse_scheme('rtn-3bit:group=64').spec}"
 
 
-def soups(*texts: str, series: tuple[Checkpoint, ...] = RUN) -> tuple[Subject, ...]:
+def soups(*texts, series=RUN):
     return resolve_soups(Recipe(("x",), (), soups=texts), series)
 
 
-def shares(subject: Subject) -> dict[str, float]:
+def shares(subject):
     return {c.label: weight for c, weight in subject.members}
 
 
-def test_a_soup_is_read() -> None:
+def test_a_soup_is_read():
     for text, *expected in (
         ("last:4", "last:4", "lawa:k=4", ()),
         ("late=last:4", "late", "lawa:k=4", ()),
@@ -78,7 +75,7 @@ TWINS = (RUN[0], replace(RUN[1], files=RUN[0].files), RUN[2])
 TWELVE = tuple(checkpoint(f"c{n}", n) for n in range(12))
 
 
-def test_a_soup_that_cannot_be_meant_is_refused() -> None:
+def test_a_soup_that_cannot_be_meant_is_refused():
     for text, message, hint, series in (
         ("subsets:12(c*)", "makes 4083 soups of 12 members", "", TWELVE),
         ("last:2", "ends in 3 ingredients, so that `last:2` could", "", (*RUN, *ENDS)),
@@ -129,7 +126,7 @@ def test_a_soup_that_cannot_be_meant_is_refused() -> None:
         assert hint in caught.value.hint
 
 
-def test_weights_go_with_members_that_may_have_brackets_or_several_ends() -> None:
+def test_weights_go_with_members_that_may_have_brackets_or_several_ends():
     assert len(soups("last:2(step*)", series=(*RUN, *ENDS))) == 1
     for name in ("a(1)", "a[1]"):
         (soup,) = soups(f"{name}+b", series=(checkpoint(name, 1), checkpoint("b", 2)))
@@ -162,15 +159,12 @@ def test_weights_go_with_members_that_may_have_brackets_or_several_ends() -> Non
     assert labels == [*pairs, "mean(100+200+300)"]
 
 
-Loss = Callable[[tuple[str, ...]], float]
-
-
-def table(**losses: float) -> Loss:
+def table(**losses):
     """Return a loss by the names of the members, in order: `AB=1.0`."""
     return lambda members: losses["".join(members)]
 
 
-def plainly(candidates: list[str], loss: Loss) -> set[str]:
+def plainly(candidates, loss):
     """Return who goes in, as the paper's first algorithm has it."""
     ranked = sorted(candidates, key=lambda one: loss((one,)))
     ingredients = {ranked[0]}
@@ -182,7 +176,7 @@ def plainly(candidates: list[str], loss: Loss) -> set[str]:
     return ingredients
 
 
-def test_the_next_best_goes_in_only_if_the_mean_gets_better() -> None:
+def test_the_next_best_goes_in_only_if_the_mean_gets_better():
     found = greedy("ABC", table(A=3.0, B=1.0, C=2.0, BC=1.5, AB=0.9))
     assert [candidate.label for candidate in found.candidates] == ["B", "C", "A"]
     trials = [(t.added, t.loss, t.taken) for t in found.trials]
@@ -200,16 +194,16 @@ def test_the_next_best_goes_in_only_if_the_mean_gets_better() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6))
-def test_it_takes_whom_the_plain_algorithm_takes(seed: int, count: int) -> None:
+def test_it_takes_whom_the_plain_algorithm_takes(seed, count):
     generator = np.random.default_rng(seed)
     places = {name: generator.normal(size=3) for name in "ABCDEF"[:count]}
 
-    def loss(members: tuple[str, ...]) -> float:
+    def loss(members):
         return float(np.square(np.mean([places[m] for m in members], axis=0)).sum())
 
-    asked: list[tuple[str, ...]] = []
+    asked = []
 
-    def counted(members: tuple[str, ...]) -> float:
+    def counted(members):
         asked.append(members)
         return loss(members)
 
@@ -222,15 +216,15 @@ def test_it_takes_whom_the_plain_algorithm_takes(seed: int, count: int) -> None:
 # ------------------------------------------------------------------------------------- the wiring
 
 
-def search(*names: str, merge: str = "greedy") -> Subject:
+def search(*names, merge="greedy"):
     return Subject("best", tuple((checkpoint(n), 1 / len(names)) for n in names), merge)
 
 
-def alone(name: str) -> Subject:
+def alone(name):
     return Subject(name, ((checkpoint(name), 1.0),))
 
 
-def test_a_search_looks_at_what_is_asked_for_or_picked_by_default_if_it_is_measured() -> None:
+def test_a_search_looks_at_what_is_asked_for_or_picked_by_default_if_it_is_measured():
     for merge, schemes, expected in (
         ("greedy", "rtn-3bit,gptq-4bit", "gptq-4bit"),
         ("greedy", "rtn-3bit,gptq-3bit", "gptq-3bit"),  # the first by name, in any order
@@ -246,7 +240,7 @@ def test_a_search_looks_at_what_is_asked_for_or_picked_by_default_if_it_is_measu
     assert "--schemes rtn-4bit,gptq-2bit" in refused.value.hint
 
 
-def test_a_search_costs_every_mean_and_every_candidate_by_itself_and_trials_no_rollouts() -> None:
+def test_a_search_costs_every_mean_and_every_candidate_by_itself_and_trials_no_rollouts():
     schemes = parse_schemes(["rtn-4bit,gptq-4bit"])
     sizes = Sizes(1000, 2, 300, 400, 10, 20, 40)
     text = TextSize.bound(Protocol(context=32))
@@ -272,7 +266,7 @@ def test_a_search_costs_every_mean_and_every_candidate_by_itself_and_trials_no_r
     assert prices[0].flops(schemes, items=True) < prices[1].flops(schemes, items=True)
 
 
-def test_what_is_kept_is_plain_json_and_all_documents_choose() -> None:
+def test_what_is_kept_is_plain_json_and_all_documents_choose():
     row = greedy("ABC", table(A=math.nan, B=2.0, C=1.0, BC=0.5))
     row = replace(row, label="best", scheme="gptq-3bit", documents=7, further=True)
     losses = {"C": 1.0, "B": 2.0, "A": None}

@@ -1,13 +1,10 @@
 """The card: its cells, its verdict in words, its size and the command that it ends in."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex
 from dataclasses import fields, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +21,14 @@ from qaudit.report.series import disagree, soup_reading
 from qaudit.report.verdict import added, answer, label, measured, next_step, points
 from qaudit.report.views import SoupRow, View
 from qaudit.settings import settings_of
-from qaudit.types import AuditRecord, Comparison, Interval, NextStep, Recipe
+from qaudit.types import Comparison, Interval, Recipe
 from tests.support import sample
 from tests.support.cards import WHY, screen, section, table, titles, whole
 from tests.support.verdicts import class_verdict, three, verdict, with_verdict
 
 
 # ------------------------------------------------------------------ tables
-def test_every_cell_is_the_score_it_stands_for() -> None:
+def test_every_cell_is_the_score_it_stands_for():
     view = View(sample.audit())
     head, *rows = table(section(whole(sample.audit()), "Added loss"))
     assert head == ["subject", "loss, full precision", *sample.SCHEMES]
@@ -61,7 +58,7 @@ SAID = {
 }
 
 
-def test_a_soup_is_read_by_two_questions() -> None:
+def test_a_soup_is_read_by_two_questions():
     for verdicts, reading in SAID.items():
         pair = [
             Comparison(kind, "nats per token", "gptq-4bit", "a", "b", Interval(0, 0, 0), said, 64)
@@ -74,7 +71,7 @@ def test_a_soup_is_read_by_two_questions() -> None:
         assert disagree(row) == ("although" in reading)
 
 
-def test_names_and_sentences_are_escaped_and_none_ends_a_cell() -> None:
+def test_names_and_sentences_are_escaped_and_none_ends_a_cell():
     for runs, text in (
         (code("a`b"), "`a'b`"),
         (code(""), "`?`"),
@@ -89,7 +86,7 @@ def test_names_and_sentences_are_escaped_and_none_ends_a_cell() -> None:
         assert shown.splitlines()[-1] == f"| {text} |"
 
 
-def test_the_card_is_short_and_the_page_has_the_rest() -> None:
+def test_the_card_is_short_and_the_page_has_the_rest():
     text = render(with_verdict())
     assert titles(text) == [WHY, "Not measured"]
     assert len(text.partition("<details>")[2].split()) < 600
@@ -118,7 +115,7 @@ def test_the_card_is_short_and_the_page_has_the_rest() -> None:
 # ------------------------------------------------------------------ reproduce
 
 
-def test_the_command_asks_for_the_same_recipe() -> None:
+def test_the_command_asks_for_the_same_recipe():
     recipe = Recipe(
         targets=("my models", "other"),
         schemes=("rtn-4bit", "gptq-3bit:act_order=true"),
@@ -135,7 +132,7 @@ def test_the_command_asks_for_the_same_recipe() -> None:
     )
     words = shlex.split(command(recipe, {"pickle", "remote_code"}))
     assert words[:4] == ["qaudit", "scan", "my models", "other"]
-    options: dict[str, list[str]] = {}
+    options = {}
     for option, value in pairwise(words):
         options.setdefault(option, []).append(value)
     assert (
@@ -155,7 +152,7 @@ def test_the_command_asks_for_the_same_recipe() -> None:
     assert "--device" not in words  # defaults are not repeated
 
 
-def test_every_option_of_the_command_exists() -> None:
+def test_every_option_of_the_command_exists():
     from typer.main import get_command
 
     from qaudit.cli.app import app
@@ -175,7 +172,7 @@ def test_every_option_of_the_command_exists() -> None:
     assert keys <= settings_of(Recipe).keys()
 
 
-def test_numbers_are_printed_for_people() -> None:
+def test_numbers_are_printed_for_people():
     for interval, text in (
         (Interval(0.00921, 0.0071, 0.0113), "0.92 [0.71, 1.13]"),
         (Interval(0.129, 0.108, 0.158), "12.9 [10.8, 15.8]"),
@@ -191,7 +188,7 @@ def test_numbers_are_printed_for_people() -> None:
     assert [plural(n, "document") for n in (1, 2)] == ["1 document", "2 documents"]
 
 
-def test_of_a_long_series_telling_rows_in_order_and_spread_over_it_are_shown() -> None:
+def test_of_a_long_series_telling_rows_in_order_and_spread_over_it_are_shown():
     view = View(sample.many(100, 2))
     labels = [s.label for s in shown_rows(view)]
     assert labels == [s.label for s in view.subjects if s.label in labels]
@@ -206,7 +203,7 @@ def test_of_a_long_series_telling_rows_in_order_and_spread_over_it_are_shown() -
     assert render_page(audit).count('class="more"') == 202 - 16
 
 
-def test_the_headline_names_the_status_and_what_ships() -> None:
+def test_the_headline_names_the_status_and_what_ships():
     assert answer(three()) == (
         "UNDECIDED by the policy `release`: ship `soup` at bnb-int8; hold 3 bits; 4 bits undecided."
     )
@@ -223,7 +220,7 @@ def test_the_headline_names_the_status_and_what_ships() -> None:
         assert label(replace(class_verdict("4"), bit_class=name)) == said
 
 
-def test_what_is_added_is_printed_on_its_side_of_the_margin() -> None:
+def test_what_is_added_is_printed_on_its_side_of_the_margin():
     for error, margin, said in (
         (Interval(0.0141, 0.0118, 0.0168), 2.0, "1.4 % [1.2, 1.7]"),
         (Interval(-0.0130, -0.0156, -0.0107), 2.0, "-1.3 % [-1.6, -1.1]"),
@@ -237,7 +234,7 @@ def test_what_is_added_is_printed_on_its_side_of_the_margin() -> None:
         assert added(error, margin) == said
 
 
-def test_the_first_screen_has_60_lines_and_500_words_and_a_readme_20_lines() -> None:
+def test_the_first_screen_has_60_lines_and_500_words_and_a_readme_20_lines():
     text, lines = screen(render(with_verdict())), render_terminal(with_verdict(), 80).splitlines()
     assert (len(text.splitlines()) <= 60, len(text.split()) <= 500) == (True, True)
     assert len(lines) <= 50 and max(map(len, lines)) <= 80
@@ -246,7 +243,7 @@ def test_the_first_screen_has_60_lines_and_500_words_and_a_readme_20_lines() -> 
     assert len(put_block("", block).splitlines()) <= 20
 
 
-def test_the_class_that_decides_is_in_the_table_and_what_ships_highlighted() -> None:
+def test_the_class_that_decides_is_in_the_table_and_what_ships_highlighted():
     lenient = (class_verdict("4"), replace(class_verdict("3"), level="warn"))
     both = verdict(class_verdict("8"), class_verdict("4"))
     for classes in (both, three(), verdict(*lenient)):  # 4 bits hold the whole; 3 bits only warn
@@ -257,12 +254,12 @@ def test_the_class_that_decides_is_in_the_table_and_what_ships_highlighted() -> 
     assert "<code>soup</code></th>" in page.partition('class="chosen"')[2][:60]
 
 
-def step(audit: AuditRecord, **more: Any) -> NextStep | None:
+def step(audit, **more):
     settings = {"needed_documents": 240, **more}
     return next_step(audit, [class_verdict("8"), class_verdict("4", "undecided", **settings)])
 
 
-def test_the_command_measures_what_is_undecided_and_nothing_else() -> None:
+def test_the_command_measures_what_is_undecided_and_nothing_else():
     audit = sample.audit()
     found = step(audit)
     words = shlex.split(found.command)
@@ -280,7 +277,7 @@ def test_the_command_measures_what_is_undecided_and_nothing_else() -> None:
     assert next_step(audit, [class_verdict("4")]) is None
 
 
-def test_card_and_terminal_end_the_verdict_in_the_command() -> None:
+def test_card_and_terminal_end_the_verdict_in_the_command():
     audit = sample.audit()
     audit = replace(audit, protocol={**audit.protocol, "evaluation_documents_available": 101})
     found = step(audit)
@@ -292,7 +289,7 @@ def test_card_and_terminal_end_the_verdict_in_the_command() -> None:
         assert "The text has 101 documents" in text
 
 
-def with_losses(**losses: float) -> View:
+def with_losses(**losses):
     """Return an audit of one subject whose losses are known."""
     audit = sample.audit()
     scores = tuple(
@@ -303,7 +300,7 @@ def with_losses(**losses: float) -> View:
     return View(replace(audit, measurements=scores))
 
 
-def test_the_front_is_what_nothing_with_fewer_bits_beats() -> None:
+def test_the_front_is_what_nothing_with_fewer_bits_beats():
     view = with_losses(fp=2.0, bnb_int8=2.05, gptq_4bit=2.03, awq_4bit=2.02, gptq_3bit=2.2)
     found = [p.scheme + "!" * p.on_front for p in points(view)]
     assert found == ["gptq-3bit!", "awq-4bit!", "gptq-4bit", "bnb-int8", "fp!"]

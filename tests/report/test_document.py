@@ -1,7 +1,5 @@
 """One document on three surfaces, and what it is made of: texts, lines, a block of a README."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -19,7 +17,7 @@ from qaudit.report.views import View
 from tests.support import sample
 
 
-def test_two_harmless_pieces_of_text_make_no_link_and_a_fence_is_longer_than_any_inside() -> None:
+def test_two_harmless_pieces_of_text_make_no_link_and_a_fence_is_longer_than_any_inside():
     assert "](" not in markdown.render(Page("t", prose("`a`[x]``(javascript:y)`b`"), ()))
     assert "](" not in markdown.render(Page("t", (*words("[x]"), *words("(javascript:y)")), ()))
     text = markdown.render(Page("t", words("x"), (CodeBlock("```\n# no heading"),)))
@@ -35,12 +33,12 @@ texts = st.text(letters, max_size=60)
 
 
 @given(texts)
-def test_widths_are_those_of_another_table(text: str) -> None:
+def test_widths_are_those_of_another_table(text):
     assert width_of(text) == cell_len(text)
 
 
 @given(texts, st.integers(6, 40))
-def test_a_shortened_text_fits_and_keeps_both_ends(text: str, width: int) -> None:
+def test_a_shortened_text_fits_and_keeps_both_ends(text, width):
     cut = shortened(text, width)
     assert width_of(cut) <= width
     if width_of(text) <= width:
@@ -53,13 +51,13 @@ def test_a_shortened_text_fits_and_keeps_both_ends(text: str, width: int) -> Non
 
 
 @given(texts, st.integers(4, 40))
-def test_wrapped_lines_fit_and_lose_no_letter(text: str, width: int) -> None:
+def test_wrapped_lines_fit_and_lose_no_letter(text, width):
     lines = wrapped(text, width).split("\n")
     assert all(width_of(line) <= width for line in lines)
     assert "".join(lines).replace(" ", "") == "".join(text.split())
 
 
-def test_padding_counts_columns_and_a_list_of_names_may_be_empty() -> None:
+def test_padding_counts_columns_and_a_list_of_names_may_be_empty():
     assert [padded("\u6f22", 4, align) for align in "<>"] == ["\u6f22  ", "  \u6f22"]
     names = [listing(["a", "b", "c"][:k]) for k in range(4)]
     assert names == ["none", "a", "a and b", "a, b and c"]
@@ -71,7 +69,7 @@ numbers = st.floats(-1, 1) | st.none() | st.sampled_from([float("inf"), float("n
 
 
 @given(st.lists(numbers, max_size=30))
-def test_higher_is_never_drawn_lower(values: list[float | None]) -> None:
+def test_higher_is_never_drawn_lower(values):
     line = sparkline(values)
     assert len(line) == len(values)
     drawn = [(v, BLOCKS.index(c)) for v, c in zip(values, line, strict=True) if c != "-"]
@@ -83,7 +81,7 @@ def test_higher_is_never_drawn_lower(values: list[float | None]) -> None:
         assert (heights[0], heights[-1]) == (0, len(BLOCKS) - 1)
 
 
-def test_each_scheme_has_a_line_with_its_lowest_and_highest_error() -> None:
+def test_each_scheme_has_a_line_with_its_lowest_and_highest_error():
     assert sparkline([0.0, None, 1.0]) == f"{BLOCKS[0]}-{BLOCKS[-1]}"
     assert sparkline([0.5, 0.5]) == BLOCKS[4] * 2
     assert sparkline([None, None]) == "--"
@@ -97,7 +95,7 @@ def test_each_scheme_has_a_line_with_its_lowest_and_highest_error() -> None:
     assert (line[0], line[1]) == (BLOCKS[0], "-")
 
 
-def test_a_long_series_fits_a_line() -> None:
+def test_a_long_series_fits_a_line():
     head, *lines = sparklines(View(sample.many(200, 3, name="x" * 90 + "{}")))
     assert all(len(line.split()[1]) == LONGEST_LINE for line in lines)
     assert all(width_of(line) <= 80 for line in lines)
@@ -116,7 +114,7 @@ newlines = st.sampled_from(["\n", "\r\n"])
 
 
 @given(st.lists(lines), st.lists(lines), newlines, st.booleans())
-def test_only_the_block(before: list[str], after: list[str], newline: str, ends: bool) -> None:
+def test_only_the_block(before, after, newline, ends):
     head = "".join(line + newline for line in before)
     tail = "".join(newline + line for line in after) + (newline if ends else "")
     old, new = (card.rstrip("\n").replace("\n", newline) for card in (OTHER, CARD))
@@ -124,7 +122,7 @@ def test_only_the_block(before: list[str], after: list[str], newline: str, ends:
 
 
 @given(st.lists(lines), newlines, st.booleans())
-def test_a_card_is_added_at_the_end_once(before: list[str], newline: str, ends: bool) -> None:
+def test_a_card_is_added_at_the_end_once(before, newline, ends):
     text = newline.join(before) + (newline if ends else "")
     once = put_block(text, CARD)
     assert once.startswith(text)
@@ -135,7 +133,7 @@ def test_a_card_is_added_at_the_end_once(before: list[str], newline: str, ends: 
     assert "\r\r" not in once
 
 
-def test_damaged_markers_are_refused() -> None:
+def test_damaged_markers_are_refused():
     for text in (
         f"{BEGIN}\ntext\n",
         f"text\n{END}\n",
@@ -154,7 +152,7 @@ def test_damaged_markers_are_refused() -> None:
             put_block(text, card)
 
 
-def test_what_commonmark_takes_for_no_block_and_no_open_fence_is_none() -> None:
+def test_what_commonmark_takes_for_no_block_and_no_open_fence_is_none():
     for text in (
         f"# How\n\n```html\n{CARD}```\n",  # an example
         f"# How\n\n~~~~html\n{CARD}~~~~\n",

@@ -1,7 +1,5 @@
 """Figures: what they show, that nothing leaves them, light and dark, as SVG and as PNG."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,13 +12,13 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from qaudit.errors import MachineError
-from qaudit.report.chart import NAMESPACE, PALETTE, Chart, drawing, looks, on_page
+from qaudit.report.chart import NAMESPACE, PALETTE, drawing, looks, on_page
 from qaudit.report.folder import figures, write
 from qaudit.report.plots import DRAWERS
 from qaudit.report.series import pictures
 from qaudit.report.views import View
 from qaudit.saved.audits import to_json
-from qaudit.types import AuditRecord, Subject
+from qaudit.types import Subject
 from tests.support import sample
 from tests.support.filled import filled
 from tests.support.verdicts import class_verdict, verdict, with_verdict
@@ -29,17 +27,17 @@ PICTURES = ("trajectory", "quantized", "soups", "pareto")
 SVG = f"{{{NAMESPACE}}}"
 
 
-def chart(audit: AuditRecord, name: str) -> Chart:
+def chart(audit, name):
     with drawing():
         return DRAWERS[name](View(audit))
 
 
-def renamed(subject: Subject, **changes: object) -> Subject:
+def renamed(subject, **changes):
     checkpoint = replace(subject.first, **changes)  # type: ignore[arg-type]
     return Subject(checkpoint.label, ((checkpoint, 1.0),))
 
 
-def bare(labels: tuple[str, ...], **changes: object) -> AuditRecord:
+def bare(labels, **changes):
     """Return an audit of a few checkpoints of which little is known, under one scheme."""
     known = sample.series()[: len(labels)]
     subjects = tuple(
@@ -56,7 +54,7 @@ def bare(labels: tuple[str, ...], **changes: object) -> AuditRecord:
     return sample.assemble(found, subjects)
 
 
-def damaged(factor: float) -> AuditRecord:
+def damaged(factor):
     """Return an audit in which one scheme multiplies every loss by a factor."""
     found = sample.measurements(20)
     full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
@@ -71,14 +69,14 @@ def damaged(factor: float) -> AuditRecord:
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drawn(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plots")
     write(sample.audit(), folder)
     return folder
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_files_are_complete_opaque_described_and_small(drawn: Path, name: str) -> None:
+def test_files_are_complete_opaque_described_and_small(drawn, name):
     image = np.asarray(matplotlib.image.imread(drawn / f"{name}.png"), dtype=np.float64)
     assert image.shape[0] > 300
     assert np.all(image[..., 3] == 1.0)
@@ -104,7 +102,7 @@ def test_files_are_complete_opaque_described_and_small(drawn: Path, name: str) -
     assert light == dark
 
 
-def test_another_process_and_backend_write_the_same_bytes(drawn: Path, tmp_path: Path) -> None:
+def test_another_process_and_backend_write_the_same_bytes(drawn, tmp_path):
     (tmp_path / "audit.json").write_text(to_json(sample.audit()), encoding="utf-8")
     code = """if True:
         import os, sys
@@ -127,7 +125,7 @@ def test_another_process_and_backend_write_the_same_bytes(drawn: Path, tmp_path:
     }
 
 
-def test_missing_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_figures_are_drawn(tmp_path, monkeypatch):
     audit = sample.many(2, 2)
     names = [name for name, _ in pictures(View(audit))]
     for name in names:
@@ -156,12 +154,12 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("audit", UNUSUAL.values(), ids=UNUSUAL)
-def test_unusual_audits_are_drawn_without_a_warning(audit: AuditRecord) -> None:
+def test_unusual_audits_are_drawn_without_a_warning(audit):
     for svg in filled(figures(audit).values()):
         assert len(svg) > 1500 and "nan" not in svg
 
 
-def test_nothing_of_a_saved_file_gets_onto_the_page_but_what_a_figure_needs() -> None:
+def test_nothing_of_a_saved_file_gets_onto_the_page_but_what_a_figure_needs():
     svg = f"""<svg xmlns="{NAMESPACE}" onload="a()" viewBox="0 0 9 9"><title>t</title>
         <script>b()</script><style>* {{}}</style><foreignObject><p>c</p></foreignObject>
         <a href="https://example.org"><text>d</text></a><image href="https://example.org"/>
@@ -188,7 +186,7 @@ LONG = "a-name-without-end-" * 6 + "{}"
         pytest.param(200, 8, 30, LONG, marks=pytest.mark.slow),
     ],
 )
-def test_no_text_leaves_its_figure(subjects: int, schemes: int, soups: int, named: str) -> None:
+def test_no_text_leaves_its_figure(subjects, schemes, soups, named):
     audit = sample.many(subjects, schemes, soups=soups, name=named)
     names = [name for name, _ in pictures(View(audit))]
     assert ("soups" in names) == (soups > 0)
@@ -201,14 +199,14 @@ def test_no_text_leaves_its_figure(subjects: int, schemes: int, soups: int, name
         assert 0 < box.x0 < box.x1 < width and 0 < box.y0 < box.y1 < height, name
 
 
-def test_schemes_differ_without_colour() -> None:
+def test_schemes_differ_without_colour():
     for schemes in (1, 8, 12, 24):
         for names in (View(sample.many(2, schemes)).schemes, [f"rtn-{k}" for k in range(schemes)]):
             own = {(str(look["ls"]), look["marker"]) for look in looks(names).values()}
             assert len(own) == schemes
 
 
-def test_noise_beneath_the_margins_stays_flat() -> None:
+def test_noise_beneath_the_margins_stays_flat():
     made = [class_verdict(b, margin=m) for b, m in (("8", 0.005), ("4", 0.02), ("3", 0.08))]
     audit = with_verdict(verdict(*made))
     axes = chart(audit, "trajectory").figure.axes[0]

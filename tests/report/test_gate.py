@@ -1,13 +1,10 @@
 """The gate in every format: held to the schema of whoever reads it, and safe with hostile names."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
@@ -40,20 +37,20 @@ ERROR = AuditError("`a%b` is not\nwhole JSON", hint="run `qaudit scan` again")
 
 
 @pytest.fixture(params=GATES, ids=str)
-def gate(request: pytest.FixtureRequest) -> Gate:
+def gate(request):
     return GATES[request.param]()
 
 
-def rows(gate: Gate) -> list[dict[str, Any]]:
+def rows(gate):
     return json.loads(render(gate, "sarif"))["runs"][0]["results"]
 
 
-def controls(text: str) -> list[str]:
+def controls(text):
     return [c for c in text if not c.isprintable() and c != "\n"]
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_no_name_brings_a_command_and_no_failure_is_a_finding(form: str) -> None:
+def test_no_name_brings_a_command_and_no_failure_is_a_finding(form):
     text = render(sample.hostile(), form) + step_summary(sample.hostile())
     assert controls(text) == []
     for name in ("::error::owned", "x " * 30 + "::stop-commands::y"):
@@ -78,14 +75,14 @@ VALID = {
 
 
 @pytest.mark.parametrize("form", VALID)
-def test_every_gate_and_failure_keeps_the_schema_of_whoever_reads_it(gate: Gate, form: str) -> None:
+def test_every_gate_and_failure_keeps_the_schema_of_whoever_reads_it(gate, form):
     VALID[form](render(gate, form))
     VALID[form](render(ERROR, form))
     lines = render(gate, "terminal").splitlines()
     assert [line for line in lines if len(line) > 80] == []
 
 
-def test_what_is_for_people_fits_and_says_what_it_left_out() -> None:
+def test_what_is_for_people_fits_and_says_what_it_left_out():
     text, summary = render(sample.crowd(3000), "md"), step_summary(sample.crowd(6000))
     assert len(text.encode()) <= COMMENT_NBYTES
     assert len(summary.encode()) <= 1024 * 1024
@@ -101,7 +98,7 @@ def test_what_is_for_people_fits_and_says_what_it_left_out() -> None:
         assert text.count("| outcome |") <= 1
 
 
-def test_every_rule_of_a_result_is_described(gate: Gate) -> None:
+def test_every_rule_of_a_result_is_described(gate):
     (run,) = json.loads(render(gate, "sarif"))["runs"]
     rules = run["tool"]["driver"]["rules"]
     for row in run["results"]:
@@ -111,7 +108,7 @@ def test_every_rule_of_a_result_is_described(gate: Gate) -> None:
 
 
 @given(st.floats(-1, 1), st.floats(0, 1), st.integers(0, 10_000), st.integers(1, 500))
-def test_no_number_is_in_a_print(estimate: float, width: float, documents: int, line: int) -> None:
+def test_no_number_is_in_a_print(estimate, width, documents, line):
     interval, said = Interval(estimate, estimate - width, estimate + width), f"by {estimate}"
     moved = sample.check(interval=interval, documents=documents, line=line, message=said)
     (before,), (after,) = rows(sample.gate(sample.FAILS)), rows(sample.gate(moved))
@@ -125,10 +122,10 @@ def test_no_number_is_in_a_print(estimate: float, width: float, documents: int, 
 COMMAND = re.compile(r"::(error|warning|notice) ((?:[a-z]+=[^,:\n]*,?)+)::([^\n]*)")
 
 
-def parsed(text: str) -> list[tuple[str, dict[str, str], str]]:
+def parsed(text):
     """Read workflow commands as the runner does: split first, then undo the escapes."""
 
-    def undo(value: str) -> str:
+    def undo(value):
         for escape, letter in (("%3A", ":"), ("%2C", ","), ("%0D", "\r"), ("%0A", "\n")):
             value = value.replace(escape, letter)
         return value.replace("%25", "%")
@@ -142,7 +139,7 @@ def parsed(text: str) -> list[tuple[str, dict[str, str], str]]:
     return found
 
 
-def test_at_most_ten_annotations_are_of_a_kind() -> None:
+def test_at_most_ten_annotations_are_of_a_kind():
     for breaches, shown, more in ((10, 10, 0), (11, 9, 2), (40, 9, 31)):
         errors = [c for c in parsed(render(sample.crowd(breaches), "github")) if c[0] == "error"]
         assert sum(c[1]["title"].startswith("QA001") for c in errors) == shown
@@ -151,7 +148,7 @@ def test_at_most_ten_annotations_are_of_a_kind() -> None:
         assert f"step{breaches - 1} " in errors[0][1]["title"] + " "
 
 
-def test_a_badge_is_svg_that_says_everything_in_its_title(gate: Gate) -> None:
+def test_a_badge_is_svg_that_says_everything_in_its_title(gate):
     svg = ElementTree.fromstring(render(gate, "badge"))
     space = "{http://www.w3.org/2000/svg}"
     label, said = (text.text or "" for text in svg.iter(f"{space}text"))
@@ -159,7 +156,7 @@ def test_a_badge_is_svg_that_says_everything_in_its_title(gate: Gate) -> None:
     assert "http" not in re.sub(r'xmlns="[^"]*"|<t.*', "", render(sample.gate(), "badge"))
 
 
-def test_what_is_too_much_for_a_reader_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_much_for_a_reader_is_left_out(monkeypatch):
     assert MOST_RESULTS == 5000  # more are refused where it is uploaded
     monkeypatch.setattr("qaudit.report.gate.MOST_RESULTS", 20)
     (run,) = json.loads(render(sample.crowd(23), "sarif"))["runs"]

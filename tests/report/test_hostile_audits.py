@@ -5,16 +5,12 @@ rendered by every format without an error, a control character, or markup of the
 Whatever anything is called, it stays a name; a card is held to what a Markdown reader makes of it.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re
 import unicodedata
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -24,19 +20,17 @@ from qaudit.errors import AuditError
 from qaudit.report.folder import FORMATS, figures, render_card, render_terminal
 from qaudit.report.format import in_ascii, width_of
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import AuditRecord
 from tests.support import cards, sample
 from tests.support.hostile import HARSH, TABLES, TEXT, Page, named, names
 from tests.support.saved_audits import violations
 
-Place = tuple[str | int, ...]
 SMALL = replace(sample.many(3, 2, soups=1), findings=sample.audit().findings[:2])
-DOCUMENT: dict[str, Any] = json.loads(to_json(SMALL))
+DOCUMENT = json.loads(to_json(SMALL))
 EVIL = "x<script>alert(1)</script><img src=q onerror=z>[a](javascript:b)|`c`\x1b[31m\r\n# h\u202e"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
 
 
-def places(value: Any, here: Place = ()) -> Iterator[Place]:
+def places(value, here=()):
     """Yield where every value stands; of a long list the first three are enough."""
     inner = value.items() if isinstance(value, dict) else ()
     inner = enumerate(value[:3]) if isinstance(value, list) else inner
@@ -45,9 +39,9 @@ def places(value: Any, here: Place = ()) -> Iterator[Place]:
         yield from places(content, (*here, key))
 
 
-def put(document: dict[str, Any], place: Place, value: Any) -> bool:
+def put(document, place, value):
     """Put a value in a place, or take it out; False where there is no such place any more."""
-    holder: Any = document
+    holder = document
     try:
         for key in place[:-1]:
             holder = holder[key]
@@ -68,12 +62,12 @@ VALUES = st.sampled_from(
 )  # fmt: skip
 
 
-WHOLE: dict[str, Any] = json.loads(to_json(cards.everything()))
+WHOLE = json.loads(to_json(cards.everything()))
 PARTS = ("diagnostics", "verdict", "tasks")
 WHOLE_PLACES = [place for place in places(WHOLE) if place[0] in PARTS]
 
 
-def read(document: dict[str, Any]) -> AuditRecord | None:
+def read(document):
     try:
         return from_json(json.dumps(document))
     except AuditError as error:
@@ -82,12 +76,12 @@ def read(document: dict[str, Any]) -> AuditRecord | None:
         return None
 
 
-def test_every_table_keeps_the_schema_and_comes_back_as_it_was() -> None:
+def test_every_table_keeps_the_schema_and_comes_back_as_it_was():
     assert violations(WHOLE) == []
     assert from_json(json.dumps(WHOLE)) == cards.everything()
 
 
-def edited(original: dict[str, Any], edits: list[tuple[Place, Any]]) -> AuditRecord | None:
+def edited(original, edits):
     document = copy.deepcopy(original)
     for place, value in edits:
         put(document, place, value)
@@ -102,7 +96,7 @@ def edited(original: dict[str, Any], edits: list[tuple[Place, Any]]) -> AuditRec
 @example([(("plan", "recipe", "confidence"), 0)])
 @example([(("plan", "recipe", "confidence"), 5e-324)])
 @example([(("plan", "recipe", "confidence"), 1)])
-def test_an_edited_audit_is_refused_in_words_or_rendered(edits: list[tuple[Place, Any]]) -> None:
+def test_an_edited_audit_is_refused_in_words_or_rendered(edits):
     audit = edited(DOCUMENT, edits)
     if audit is not None:
         for form in ("md", "terminal"):
@@ -116,7 +110,7 @@ def test_an_edited_audit_is_refused_in_words_or_rendered(edits: list[tuple[Place
 @example([(("diagnostics", "noise", 0, "top1_floor"), None)])
 @example([(("diagnostics", "phases", 0, "changes", 0, "at"), None)])
 @example([(("diagnostics", "phases", 0, "changes", 0, "at", "high"), 1e308)])
-def test_an_edited_part_is_refused_in_words_or_rendered(edits: list[tuple[Place, Any]]) -> None:
+def test_an_edited_part_is_refused_in_words_or_rendered(edits):
     audit = edited(WHOLE, edits)
     if audit is not None:
         text = cards.whole(audit)
@@ -125,16 +119,16 @@ def test_an_edited_part_is_refused_in_words_or_rendered(edits: list[tuple[Place,
 
 
 @given(st.text() | st.sampled_from(["{}", "[]", "null", "[" * 9999, "NaN", '{"schema": "1"}']))
-def test_any_text_is_an_audit_or_refused_in_words(text: str) -> None:
+def test_any_text_is_an_audit_or_refused_in_words(text):
     with pytest.raises(AuditError):
         from_json(text)
 
 
-def strings() -> Iterator[Place]:
+def strings():
     """Yield the places that hold a text, or nothing, one for each name."""
     seen = set()
     for place in PLACES:
-        holder: Any = DOCUMENT
+        holder = DOCUMENT
         for key in place:
             holder = holder[key]
         name = tuple(key for key in place if isinstance(key, str))
@@ -143,7 +137,7 @@ def strings() -> Iterator[Place]:
             yield place
 
 
-def test_no_text_of_a_stranger_gets_out_of_its_place() -> None:
+def test_no_text_of_a_stranger_gets_out_of_its_place():
     """All at once: whatever the reader does not refuse."""
     document, written = copy.deepcopy(DOCUMENT), 0
     for place in strings():
@@ -166,7 +160,7 @@ def test_no_text_of_a_stranger_gets_out_of_its_place() -> None:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(names, min_size=1, max_size=12))
 @example(HARSH)
-def test_names_stay_names(words: list[str]) -> None:
+def test_names_stay_names(words):
     """On a card, where no table breaks; in a terminal, where no cursor moves; and in JSON."""
     audit = named(words)
     assert from_json(to_json(audit)) == audit
@@ -190,7 +184,7 @@ def test_names_stay_names(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [HARSH[:6], HARSH[6:], ["\u6aa2\u67e5\u9ede"]])
-def test_pictures_hold_names_as_text(words: list[str]) -> None:
+def test_pictures_hold_names_as_text(words):
     render_card(named(["\udc80"]), limit_nbytes=10**7).encode()  # half a character is a mark
     for svg in figures(named(words)).values():
         tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(svg).iter()}

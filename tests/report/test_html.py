@@ -1,7 +1,5 @@
 """The page as text: what it holds, that it says what the card says, and that nothing can get in."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math
@@ -12,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from importlib import resources
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -22,7 +19,7 @@ from qaudit.report.chart import PALETTE
 from qaudit.report.folder import figures, render_notebook
 from qaudit.report.folder import render_page as render
 from qaudit.saved.audits import from_json, to_json
-from qaudit.types import AuditRecord, Interval
+from qaudit.types import Interval
 from tests.support import sample
 from tests.support.cards import check, held
 from tests.support.diagnosed import LAST, WEIGHT, diagnosed, parts_of
@@ -49,38 +46,38 @@ TAGS, ATTRIBUTES = set(TAG_NAMES.split()) | VOID, set(ATTRIBUTE_NAMES.split())
 class Page(HTMLParser):
     """The elements of a page, its texts and its comments."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[str, list[str]] = {}
-        self.comments: list[str] = []
+        self.open = []
+        self.found = []
+        self.texts = {}
+        self.comments = []
         self.feed(text)
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.setdefault(self.open[-1] if self.open else "", []).append(data)
 
-    def handle_comment(self, data: str) -> None:
+    def handle_comment(self, data):
         self.comments.append(data)
 
-    def all(self, tag: str) -> list[dict[str, str | None]]:
+    def all(self, tag):
         return [attributes for name, attributes in self.found if name == tag]
 
 
-def rich() -> AuditRecord:
+def rich():
     """Return an audit with everything that a page can hold."""
     audit = held(
         check("fail"),
@@ -90,7 +87,7 @@ def rich() -> AuditRecord:
     return replace(audit, diagnostics=diagnosed((WEIGHT,), parts_of(LAST)).diagnostics)
 
 
-def test_the_page_loads_nothing_and_runs_only_its_own_script() -> None:
+def test_the_page_loads_nothing_and_runs_only_its_own_script():
     page = Page(render(rich()))
     assert page.texts["script"] == [JS]
     assert page.texts["style"] == [CSS]
@@ -115,7 +112,7 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script() -> None:
     assert "<!--" not in JS
 
 
-def test_places_are_named_once_every_link_leads_to_one_and_the_page_is_ascii() -> None:
+def test_places_are_named_once_every_link_leads_to_one_and_the_page_is_ascii():
     audit = rich()
     text = render(audit)
     page = Page(text)
@@ -137,7 +134,7 @@ def test_places_are_named_once_every_link_leads_to_one_and_the_page_is_ascii() -
 @settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(st.lists(names, min_size=1, max_size=9))
 @example(HARSH)
-def test_no_name_becomes_an_element_or_an_attribute(words: list[str]) -> None:
+def test_no_name_becomes_an_element_or_an_attribute(words):
     audit = named(words)
     page = Page(render(audit, figures(audit)))
     assert {tag for tag, _ in page.found} <= TAGS
@@ -152,7 +149,7 @@ def test_no_name_becomes_an_element_or_an_attribute(words: list[str]) -> None:
 changed = partial(replace, sample.audit())
 
 
-def with_second(**changes: Any) -> AuditRecord:
+def with_second(**changes):
     first, second, *rest = sample.audit().measurements
     return changed(measurements=(first, replace(second, **changes), *rest))
 
@@ -172,18 +169,18 @@ AUDITS = {
 
 
 @pytest.mark.parametrize("audit", AUDITS.values(), ids=AUDITS)
-def test_every_audit_has_a_page(audit: AuditRecord) -> None:
+def test_every_audit_has_a_page(audit):
     text = render(audit)
     assert len(Page(text).all("h1")) == 1
     assert not re.search(r'="[^"]*\b(nan|inf)\b[^"]*"', text.partition("<body>")[2])
 
 
-def test_a_page_is_small_and_stays_so_for_a_long_series() -> None:
+def test_a_page_is_small_and_stays_so_for_a_long_series():
     for audit, most in ((rich(), 300_000), (sample.many(100, 4, soups=1), 500_000)):
         assert len(render(audit, figures(audit))) < most
 
 
-def test_the_colours_are_those_of_the_pictures() -> None:
+def test_the_colours_are_those_of_the_pictures():
     blocks = CSS, CSS.partition("(prefers-color-scheme: dark)")[2]
     roots = [block.partition(":root {")[2].partition("}")[0] for block in blocks]
     light, dark = (dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", root)) for root in roots)

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pypdfium2
 import pytest
 from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from qaudit.report.folder import figures
 from qaudit.report.folder import render_page as render
 from qaudit.report.format import printable
-from qaudit.types import AuditRecord
 from tests.support import sample
 from tests.support.browser import browser, needs_browser
 from tests.support.cards import check, held
@@ -40,7 +36,7 @@ WCAG = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
 COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 
 
-def shown() -> AuditRecord:
+def shown():
     """Return a series long enough to be folded, with marks, a soup and diagnostics."""
     audit = held(
         check("fail"),
@@ -58,9 +54,9 @@ def shown() -> AuditRecord:
     )
 
 
-def undecided() -> AuditRecord:
+def undecided():
     """Return an audit with the longest words for what does not ship."""
-    nothing: dict[str, Any] = {"subject": None, "scheme": None, "relative_error": None}
+    nothing = {"subject": None, "scheme": None, "relative_error": None}
     return with_verdict(
         verdict(
             class_verdict("8"),
@@ -70,7 +66,7 @@ def undecided() -> AuditRecord:
     )
 
 
-def with_tasks() -> AuditRecord:
+def with_tasks():
     """Return an audit of three draws with the longest names of the twelve tasks."""
     tasks = ("arc_challenge", "commonsense_qa")
     found = tuple(answered(m, tasks) for m in sample.measurements())
@@ -84,7 +80,7 @@ class Desk:
     driver: webdriver.Chrome
     folder: Path
 
-    def open(self, name: str = "report", *, width: int = 1200, scheme: str = "light") -> None:
+    def open(self, name="report", *, width=1200, scheme="light"):
         """Open a page anew, and unfold its sections."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -92,35 +88,35 @@ class Desk:
         self.driver.get((self.folder / f"{name}.html").as_uri())
         self.run("document.querySelectorAll('section > details').forEach((e) => e.open = true)")
 
-    def media(self, scheme: str, kind: str = "") -> None:
+    def media(self, scheme, kind=""):
         """Show the page as on a screen or on paper, in the light or in the dark."""
         wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
         features = [{"name": name, "value": value} for name, value in wanted.items()]
         media = {"media": kind, "features": features}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
 
-    def unfold(self) -> None:
+    def unfold(self):
         """Open everything that is folded."""
         self.run("document.querySelectorAll('details').forEach((e) => (e.open = true))")
 
-    def run(self, script: str, *arguments: object) -> Any:
+    def run(self, script, *arguments):
         """Run a script on the page."""
         return self.driver.execute_script(script, *arguments)
 
-    def one(self, selector: str) -> WebElement:
+    def one(self, selector):
         """Return an element."""
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
-    def texts(self, selector: str) -> list[str]:
+    def texts(self, selector):
         """Return what stands in elements, seen or not."""
         script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
         return list(self.run(script, selector))
 
-    def complaints(self) -> list[str]:
+    def complaints(self):
         """Return what the console has said since the last time."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
-    def requests(self) -> list[str]:
+    def requests(self):
         """Return what was asked for since the last time, by the names of pages."""
         messages = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
         stopped = {
@@ -139,7 +135,7 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def desk(tmp_path_factory):
     """Start one browser for all tests, with pages beside it."""
     folder = tmp_path_factory.mktemp("pages")
     pages = {"harsh": named(HARSH), "tasks": with_tasks(), "undecided": undecided()}
@@ -152,7 +148,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 
 
 @pytest.fixture
-def page(desk: Desk) -> Desk:
+def page(desk):
     """Open the page anew."""
     desk.complaints()
     desk.requests()
@@ -160,7 +156,7 @@ def page(desk: Desk) -> Desk:
     return desk
 
 
-def rows(page: Desk, column: int = 0) -> list[str]:
+def rows(page, column=0):
     """Return a column of the table of errors, in the order that is seen."""
     script = """
         const rows = [...document.querySelectorAll("#errors tbody tr")];
@@ -170,7 +166,7 @@ def rows(page: Desk, column: int = 0) -> list[str]:
     return list(page.run(script, column))
 
 
-def test_nothing_is_loaded_complains_or_runs_that_is_not_ours(page: Desk) -> None:
+def test_nothing_is_loaded_complains_or_runs_that_is_not_ours(page):
     """The policy of the page holds even where an element should get in."""
     assert page.complaints() == []
     assert page.requests() == ["report.html"]
@@ -193,7 +189,7 @@ def test_nothing_is_loaded_complains_or_runs_that_is_not_ours(page: Desk) -> Non
     assert page.texts("#errors tbody th code") == labels
 
 
-def test_sections_and_a_long_series_are_folded_until_they_are_asked_for(page: Desk) -> None:
+def test_sections_and_a_long_series_are_folded_until_they_are_asked_for(page):
     button, whole = page.one("#fold"), len(shown().subjects)
     assert (button.text, len(rows(page))) == (f"Show all {whole} subjects", 16)
     assert button.get_attribute("aria-expanded") == "false"
@@ -215,7 +211,7 @@ def test_sections_and_a_long_series_are_folded_until_they_are_asked_for(page: De
 # ------------------------------------------------------------------ tables
 
 
-def test_a_click_or_a_key_sorts_and_a_second_one_turns_the_order_around(page: Desk) -> None:
+def test_a_click_or_a_key_sorts_and_a_second_one_turns_the_order_around(page):
     page.one("#fold").click()
     column = 1 + page.texts("#errors thead th").index("gptq-4bit")
     for order in ("ascending", "descending"):
@@ -228,7 +224,7 @@ def test_a_click_or_a_key_sorts_and_a_second_one_turns_the_order_around(page: De
     column = 1 + page.texts("#errors thead th").index("bnb-int8")
 
 
-def test_the_keyboard_sorts_and_what_is_not_measured_comes_last(page: Desk) -> None:
+def test_the_keyboard_sorts_and_what_is_not_measured_comes_last(page):
     page.one("#fold").click()
     column = 1 + page.texts("#errors thead th").index("bnb-int8")
     for _ in range(2):
@@ -239,7 +235,7 @@ def test_the_keyboard_sorts_and_what_is_not_measured_comes_last(page: Desk) -> N
     assert rows(page) == [subject.label for subject in shown().subjects]
 
 
-def test_other_tables_sort_by_number_and_by_word(page: Desk) -> None:
+def test_other_tables_sort_by_number_and_by_word(page):
     table = "#soup-against-ingredients > details > .scroll table"
     for column, kind in ((1, str), (3, float)):
         page.one(f"{table} th:nth-child({column}) button").click()
@@ -251,12 +247,12 @@ def test_other_tables_sort_by_number_and_by_word(page: Desk) -> None:
 # ------------------------------------------------------------------ figures
 
 
-def tip(page: Desk, figure: str = "trajectory") -> list[str]:
+def tip(page, figure="trajectory"):
     """Return the lines of a figure's tooltip."""
     return page.texts(f"#figure-{figure} .tip span")
 
 
-def test_marks_answer_to_the_pointer_and_are_reached_by_the_keyboard(page: Desk) -> None:
+def test_marks_answer_to_the_pointer_and_are_reached_by_the_keyboard(page):
     mark = page.one('#figure-trajectory .series[data-series="2"] use.mark')
     # Two frames later the page has said that it moved, which closes tooltips.
     script = """
@@ -300,7 +296,7 @@ def test_marks_answer_to_the_pointer_and_are_reached_by_the_keyboard(page: Desk)
         assert len(tip(page, name)) == 3
 
 
-def test_a_scheme_is_taken_out_of_a_figure_and_the_command_copied(page: Desk) -> None:
+def test_a_scheme_is_taken_out_of_a_figure_and_the_command_copied(page):
     series = page.one('#figure-trajectory .series[data-series="0"]')
     button = page.one("#figure-trajectory .legend button")
     assert (button.text, series.is_displayed()) == ("rtn-4bit", True)
@@ -328,7 +324,7 @@ def test_a_scheme_is_taken_out_of_a_figure_and_the_command_copied(page: Desk) ->
 # ------------------------------------------------------------------ surfaces
 
 
-def test_the_page_fits_its_window_and_names_of_tasks_stay_whole(page: Desk) -> None:
+def test_the_page_fits_its_window_and_names_of_tasks_stay_whole(page):
     script = """
     const name = [...document.querySelectorAll("tbody th code")]
       .find((e) => e.textContent === "commonsense_qa");
@@ -352,7 +348,7 @@ def test_the_page_fits_its_window_and_names_of_tasks_stay_whole(page: Desk) -> N
 
 
 @pytest.mark.parametrize(("scheme", "rules"), [("light", WCAG), ("dark", COLOURS)])
-def test_nothing_keeps_anybody_from_reading(page: Desk, scheme: str, rules: Any) -> None:
+def test_nothing_keeps_anybody_from_reading(page, scheme, rules):
     """Hold the page, unfolded, to what axe knows of the guidelines' levels A and AA.
 
     In the dark only colours are different.
@@ -381,7 +377,7 @@ def test_nothing_keeps_anybody_from_reading(page: Desk, scheme: str, rules: Any)
     assert len(found["passes"]) > 15 or scheme == "dark"
 
 
-def test_paper_is_white_and_holds_everything_that_is_folded(page: Desk) -> None:
+def test_paper_is_white_and_holds_everything_that_is_folded(page):
     printed = page.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     document = pypdfium2.PdfDocument(base64.b64decode(printed["data"]))
     text = "".join("".join(p.get_textpage().get_text_bounded() for p in document).split())
@@ -405,7 +401,7 @@ def test_paper_is_white_and_holds_everything_that_is_folded(page: Desk) -> None:
     assert len(rows(page)) == len(shown().subjects)
 
 
-def test_without_script_everything_can_be_read(page: Desk) -> None:
+def test_without_script_everything_can_be_read(page):
     page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         page.driver.get((page.folder / "report.html").as_uri())

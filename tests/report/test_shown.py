@@ -5,14 +5,11 @@
 writes the texts anew into `shown/`; read the difference before it is committed.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,9 +46,7 @@ from qaudit.report.verdict import render_pareto, render_pick
 from qaudit.report.views import View
 from qaudit.tables import Audit
 from qaudit.types import (
-    AuditRecord,
     Changed,
-    Check,
     Checkpoint,
     Delta,
     Difference,
@@ -75,7 +70,7 @@ GB = 10**9
 Texts = Iterator[tuple[str, str]]
 
 
-def scaled(scheme: str, factors: dict[str, float]) -> AuditRecord:
+def scaled(scheme, factors):
     """Return an audit in which a scheme multiplies the losses of subjects by given factors."""
     found = sample.measurements()
     full = {m.subject: m.evidence.nll_sum for m in found if m.scheme == "fp"}
@@ -88,9 +83,9 @@ def scaled(scheme: str, factors: dict[str, float]) -> AuditRecord:
     return sample.assemble(tuple(changed), sample.series())
 
 
-def audits() -> dict[str, AuditRecord]:
+def audits():
     """Return audits that differ from the sample in one thing each."""
-    made: dict[str, AuditRecord] = {}
+    made = {}
     plain, soup = sample.audit(), cards.SOUP
     made["many soups"] = sample.many(3, 2, soups=2)
     ingredients = {f"stage2-ingredient{k}-step1000": 1.0 for k in (1, 2, 3)}
@@ -133,12 +128,12 @@ def audits() -> dict[str, AuditRecord]:
     return made
 
 
-def unmeasured() -> AuditRecord:
+def unmeasured():
     nothing = dict.fromkeys(("measurements", "comparisons", "findings", "tasks"), ())
     return replace(sample.audit(), pick=None, **nothing)  # type: ignore[arg-type]
 
 
-def pages() -> Texts:
+def pages():
     plain = cards.whole(sample.audit())
     yield "plain", plain
     yield "everything", cards.whole(cards.everything())
@@ -148,7 +143,7 @@ def pages() -> Texts:
         yield name, "\n".join(list(unified_diff(*lines, lineterm="", n=0))[2:])
 
 
-def screens() -> Texts:
+def screens():
     verdict = verdicts.with_verdict()
     yield "card", render_card(verdict)
     yield "card without pictures", render_card(sample.audit(), pictures_at=None)
@@ -162,8 +157,8 @@ def screens() -> Texts:
     yield "pick", render_pick(verdict)
     yield "pick without a verdict", render_pick(replace(verdict, verdict=None))
     yield "pareto", render_pareto(verdict)
-    made: Any = Audit(verdict, Path()).verdict
-    pick: Any = Pick("soup", "gptq-4bit", "lowest loss", "other", Interval(-1, -2, -0.5), "32")
+    made = Audit(verdict, Path()).verdict
+    pick = Pick("soup", "gptq-4bit", "lowest loss", "other", Interval(-1, -2, -0.5), "32")
     views = (str(made), made._repr_markdown_(), made._repr_html_(), pick._repr_markdown_())
     yield "views of a notebook", "\n\n".join(views)
     said = "1 of 64 documents carries 41 % of what gptq-4bit adds to the loss of `soup`"
@@ -172,11 +167,11 @@ def screens() -> Texts:
     yield "warned", cards.screen(cards.whole(replace(verdict, findings=(rare, far))))
 
 
-def of_gates() -> Texts:
+def of_gates():
     undecided = verdicts.class_verdict("4", "undecided", needs=("more documents",))
     shipped = (verdicts.class_verdict("8"), undecided)
     plain = gates.gate()
-    answers: dict[str, Any] = {
+    answers = {
         "every": plain,
         "classes": replace(gates.gate(gates.INCONCLUSIVE), classes=shipped),
         "hostile": gates.hostile(),
@@ -190,7 +185,7 @@ def of_gates() -> Texts:
     yield from (
         (f"crowd, {form}", gate.render(crowd, form)) for form in ("github", "md", "terminal")
     )
-    badges: list[tuple[Any, tuple[Check, ...]]] = [
+    badges = [
         ({"4": "ship"}, (gates.PASSES,)),
         ({"4": "hold"}, (gates.FAILS,)),
         ({"4": "ship"}, (gates.PASSES, gates.IGNORED)),
@@ -205,8 +200,8 @@ def of_gates() -> Texts:
     yield "card", cards.screen(card)
 
 
-def differences() -> dict[str, Difference]:
-    made: dict[str, Difference] = {}
+def differences():
+    made = {}
     row = Delta(
         "soup", "gptq-4bit", Interval(0.01, 0.004, 0.016), "worse",
         Interval(-0.002, -0.004, 0.0), "unclear", 64,
@@ -253,19 +248,19 @@ def differences() -> dict[str, Difference]:
     return made
 
 
-def of_differences() -> Texts:
+def of_differences():
     for name, found in differences().items():
         for form in diff.FORMATS if name in ("plain", "hostile") else ("terminal", "md"):
             text = diff.FORMATS[form](found)
             yield f"{name}, {form}", text.rpartition("s199")[2]
 
 
-def plans() -> Texts:
+def plans():
     plain = sample.audit().plan
     asked = replace(plain.recipe, evaluation="hf://datasets/a/b/c.txt", reference="stage1-step500")
     twice = Finding("QA009", "warn", "soup", None, "`a` and `b` are the same" * 4, "take one")
     soups = tuple(s for s in sample.series() if s.kind == "soup")
-    changes: dict[str, dict[str, Any]] = {
+    changes = {
         "plain": {},
         "cached": {"traffic": Traffic(0, 61 * GB, 0, 212 * GB, 100 * GB)},
         "cuda": {"device": "cuda", "seconds_low": 1800.0, "seconds_high": 7200.0},
@@ -278,18 +273,18 @@ def plans() -> Texts:
     yield from ((name, render_plan(replace(plain, **more))) for name, more in changes.items())
 
 
-def checkpoint(label: str, sha: str | None = None, **known: Any) -> Checkpoint:
+def checkpoint(label, sha=None, **known):
     files = (WeightFile("w", 5_000_000, sha),) if sha else ()
     return Checkpoint(Ref("o/n", label), label, files, **known)
 
 
-def series() -> dict[str, Catalog]:
-    made: dict[str, Catalog] = {}
+def series():
+    made = {}
 
-    def steps(*numbers: int) -> list[Checkpoint]:
+    def steps(*numbers):
         return [checkpoint(f"step{n}", step=n, stage="s") for n in numbers]
 
-    def catalog(*checkpoints: Checkpoint, selected: tuple[str, ...] = (), **more: Any) -> Catalog:
+    def catalog(*checkpoints, selected=(), **more):
         return Catalog(("o/n",), checkpoints, frozenset(selected), **more)
 
     every = steps(*range(1000, 9001, 1000))
@@ -323,7 +318,7 @@ def series() -> dict[str, Catalog]:
     return made
 
 
-def catalogs() -> Texts:
+def catalogs():
     for name, found in series().items():
         yield name, render_catalog(found)
         if name in ("folded", "long"):
@@ -331,7 +326,7 @@ def catalogs() -> Texts:
             yield f"{name}, json", catalog_to_json(found)
 
 
-def documents() -> Texts:
+def documents():
     errors = table(
         ("subject", "gptq-4bit", "rtn-3bit"),
         (
@@ -375,7 +370,7 @@ def documents() -> Texts:
 # ------------------------------------------------------------------ figures
 
 
-def charts() -> Texts:
+def charts():
     margins = {"8": 0.005, "4": 0.02, "3": 0.08}
     made = [verdicts.class_verdict(bits, margin=margin) for bits, margin in margins.items()]
     tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
@@ -401,7 +396,7 @@ def charts() -> Texts:
             yield name, "\n".join([chart.note, *dict.fromkeys(filter(None, words)), *lines, *tips])
 
 
-SHOWN: dict[str, Callable[[], Texts]] = {
+SHOWN = {
     "charts": charts,
     "pages": pages,
     "screens": screens,
@@ -413,16 +408,16 @@ SHOWN: dict[str, Callable[[], Texts]] = {
 }
 
 
-def shown(name: str) -> str:
+def shown(name):
     return "".join(f"======== {title}\n{text}\n" for title, text in SHOWN[name]())
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_what_is_shown_is_as_written(name: str) -> None:
+def test_what_is_shown_is_as_written(name):
     assert shown(name) == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
 
 
-def test_no_name_brings_a_control_character_or_markup_and_terminals_are_80_wide() -> None:
+def test_no_name_brings_a_control_character_or_markup_and_terminals_are_80_wide():
     for title, text in (*of_gates(), *of_differences()):
         assert all(c.isprintable() or c == "\n" for c in text), title
         if title.endswith("terminal"):
@@ -433,7 +428,7 @@ def test_no_name_brings_a_control_character_or_markup_and_terminals_are_80_wide(
 
 
 @given(st.text(), st.text())
-def test_no_name_in_a_plan_moves_the_cursor(label: str, note: str) -> None:
+def test_no_name_in_a_plan_moves_the_cursor(label, note):
     subject = Subject(label, sample.series()[0].members)
     text = render_plan(replace(sample.audit().plan, subjects=(subject,), notes=(note,)))
     assert all(c.isprintable() or c == "\n" for c in text)
@@ -443,7 +438,7 @@ LABELS = st.text(st.characters(codec="utf-8"), max_size=200)
 
 
 @given(st.lists(LABELS, min_size=1, max_size=8, unique=True), st.integers(80, 120))
-def test_whatever_the_names_no_line_is_wider(names: list[str], width: int) -> None:
+def test_whatever_the_names_no_line_is_wider(names, width):
     found = tuple(checkpoint(name, step=k, stage="stage1") for k, name in enumerate(names))
     catalog = Catalog(("o/n",), found, frozenset(names))
     text = render_catalog(catalog, width=width, everything=True)
@@ -452,7 +447,7 @@ def test_whatever_the_names_no_line_is_wider(names: list[str], width: int) -> No
     assert len(text.split("\n\n")[1].split("\n")) == 1 + len(names)
 
 
-def main() -> None:
+def main():
     for name in SHOWN:
         (FOLDER / f"{name}.txt").write_text(shown(name), encoding="utf-8")
 

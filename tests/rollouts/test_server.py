@@ -1,12 +1,9 @@
 """Rollouts of a server: its text has to be its tokens, and its key goes nowhere else."""
 
-from __future__ import annotations
-
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +14,7 @@ from qaudit.errors import UsageError
 from qaudit.rollouts.folder import DrawSettings, DueSample, Prompt
 from qaudit.rollouts.server import Server, ServerClient
 from qaudit.text.rollouts import Sampler, read_rollouts
-from tests.support.cli import Outcome, Run, refused
+from tests.support.cli import refused
 from tests.support.models import save_model, save_tokenizer
 
 KEY = "key-that-no-log-has"
@@ -28,13 +25,13 @@ class Served(SimpleNamespace):
     """A server that answers as a test says, and keeps what it was sent."""
 
 
-def completion(text: str, tokens: int | None = None, reason: str = "length") -> dict[str, Any]:
+def completion(text, tokens=None, reason="length"):
     usage = {} if tokens is None else {"usage": {"completion_tokens": tokens}}
     return {"choices": [{"text": text, "finish_reason": reason}], **usage}
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
+def served():
     state = Served(
         requests=[], keys=[], url="",
         answer=lambda _: (200, completion(" a lazy dog")),
@@ -42,7 +39,7 @@ def served() -> Iterator[Served]:
     )  # fmt: skip
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             state.requests.append({"path": self.path, **json.loads(body)})
             state.keys.append(self.headers.get("Authorization"))
@@ -57,7 +54,7 @@ def served() -> Iterator[Served]:
             raw = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.wfile.write(raw)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -71,14 +68,14 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served") / "model"
     save_tokenizer(save_model(folder, 1, eos_token_id=270))
     return folder
 
 
 @pytest.fixture
-def place(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(model, tmp_path, monkeypatch):
     (tmp_path / "model").symlink_to(model)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "the quick fox"}', "utf-8")
     monkeypatch.chdir(tmp_path)
@@ -87,8 +84,8 @@ def place(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def write(place: Path, qaudit: Run, served: Served) -> Callable[..., Outcome]:
-    def run(*options: object) -> Outcome:
+def write(place, qaudit, served):
+    def run(*options):
         how = ("--server", served.url, "--set", "served_model=small", "--max-tokens", 9, *options)
         files = ("--prompts", "prompts.jsonl", "--out", "out", "--samples", 1)
         ended = qaudit("rollouts", "model", *files, *how)
@@ -99,9 +96,7 @@ def write(place: Path, qaudit: Run, served: Served) -> Callable[..., Outcome]:
     return run
 
 
-def test_text_becomes_the_ids_that_the_server_counted(
-    write: Callable[..., Outcome], served: Served, place: Path
-) -> None:
+def test_text_becomes_the_ids_that_the_server_counted(write, served, place):
     tokenizer = AutoTokenizer.from_pretrained("model")
     ids = tokenizer(" a lazy dog", add_special_tokens=False)["input_ids"]
     served.answer = lambda _: (200, completion(" a lazy dog", len(ids) + 1, "stop"))
@@ -120,14 +115,14 @@ def test_text_becomes_the_ids_that_the_server_counted(
 
 
 def test_requests_are_sent_at_once_and_ids_that_a_server_returns_are_kept_as_they_are(
-    write: Callable[..., Outcome], served: Served, place: Path
-) -> None:
+    write, served, place
+):
     """Text of several ids may tokenize to others, and special tokens are left out of it."""
     both = threading.Barrier(2, timeout=60)
     answered = completion("other text", 3, "stop")
     answered["choices"][0]["token_ids"] = [9, 7, 270]
 
-    def answer(_: object) -> tuple[int, dict[str, Any]]:
+    def answer(_):
         both.wait()  # breaks unless the other request is there before this one is answered
         return 200, answered
 
@@ -137,9 +132,7 @@ def test_requests_are_sent_at_once_and_ids_that_a_server_returns_are_kept_as_the
     assert all(request["return_token_ids"] is True for request in served.requests)
 
 
-def test_tokens_that_are_not_those_of_its_text_or_of_the_request_are_refused(
-    write: Callable[..., Outcome], served: Served
-) -> None:
+def test_tokens_that_are_not_those_of_its_text_or_of_the_request_are_refused(write, served):
     asked = "wrote 400 tokens behind prompt 0, and 9 were asked for"
     for ids, prompt, sentence, hint in (
         (None, None, "does not tokenize back to what was generated", "without `--server`"),
@@ -159,10 +152,10 @@ def test_tokens_that_are_not_those_of_its_text_or_of_the_request_are_refused(
     assert write().code == 0
 
 
-def of_text_alone(tokens: int) -> Answer:
+def of_text_alone(tokens):
     """Answer as mlx_lm.server does: prompts are text, and its error is a text."""
 
-    def answer(request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def answer(request):
         if isinstance(request["prompt"], list):
             return 404, {"error": "text input must be of type `str`"}
         answer = completion(" a lazy dog")
@@ -172,9 +165,7 @@ def of_text_alone(tokens: int) -> Answer:
     return answer
 
 
-def test_a_server_that_reads_text_alone_is_sent_text(
-    write: Callable[..., Outcome], served: Served, place: Path
-) -> None:
+def test_a_server_that_reads_text_alone_is_sent_text(write, served, place):
     tokens = len(AutoTokenizer.from_pretrained("model")("the quick fox")["input_ids"])
     served.answer = of_text_alone(tokens)
     assert write("--temperature", 0.7, "--set", "top_k=20").code == 0
@@ -186,12 +177,10 @@ def test_a_server_that_reads_text_alone_is_sent_text(
     refused(write("--set", "seed=1", "--out", "again"), 2, sentence, "without `--server`")
 
 
-def test_a_server_that_refuses_settings_is_sent_a_configuration(
-    write: Callable[..., Outcome], served: Served, place: Path
-) -> None:
+def test_a_server_that_refuses_settings_is_sent_a_configuration(write, served, place):
     """As `transformers serve`, which refuses what OpenAI's requests do not have."""
 
-    def answer(request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def answer(request):
         if isinstance(request["prompt"], list):
             return 400, {"detail": "prompt must be a string."}
         if "top_k" in request or "min_p" in request:
@@ -212,15 +201,15 @@ class Beginning:
 
     bos_token = "<s>"
 
-    def __call__(self, text: str, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
+    def __call__(self, text, add_special_tokens=True, **_):
         ids = [ord(character) for character in text.replace("<s>", "\1")]
         return {"input_ids": [1, *ids] if add_special_tokens else ids}
 
-    def decode(self, ids: list[int], **_: Any) -> str:
+    def decode(self, ids, **_):
         return "".join(map(chr, ids))
 
 
-def test_the_first_token_is_left_to_a_server_that_reads_text(served: Served) -> None:
+def test_the_first_token_is_left_to_a_server_that_reads_text(served):
     """A template writes it, and so does the server."""
     served.answer = of_text_alone(3)
     client = ServerClient(Server(served.url, "small"), Beginning())
@@ -235,9 +224,7 @@ def test_the_first_token_is_left_to_a_server_that_reads_text(served: Served) -> 
     assert "without `--server`" in refusal.value.hint
 
 
-def test_answers_of_anything_else_or_without_an_end_end_in_a_sentence(
-    write: Callable[..., Outcome], served: Served
-) -> None:
+def test_answers_of_anything_else_or_without_an_end_end_in_a_sentence(write, served):
     for code, content, sentence in (
         (401, b"no", "answers with 401"),
         (302, b"", "answers with 302"),
@@ -274,8 +261,8 @@ def test_answers_of_anything_else_or_without_an_end_end_in_a_sentence(
 
 
 def test_a_key_that_no_header_holds_and_an_address_with_a_key_in_it_are_refused(
-    write: Callable[..., Outcome], served: Served, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    write, served, qaudit, monkeypatch
+):
     files = ("--prompts", "prompts.jsonl", "--out", "out")
     for url in (f"http://me:{KEY}@127.0.0.1/v1", "file:///etc/passwd", "127.0.0.1:8000",
                 "http://127.0.0.1:99999", "http://127.0.0.1/v1\tx"):  # fmt: skip

@@ -1,19 +1,16 @@
 """Rollouts of a tiny model: what transformers generates, once, resumed and hashed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import qaudit.rollouts.generate as generating
-from qaudit.text.rollouts import Rollout, Rollouts, read_rollouts
-from tests.support.cli import Run, refused
+from qaudit.text.rollouts import read_rollouts
+from tests.support.cli import refused
 from tests.support.models import save_model, save_tokenizer
 
 PROMPTS = ("the quick fox", "a lazy dog jumps", "wizards", "over the lazy box while")
@@ -23,7 +20,7 @@ SIZES = {"eos_token_id": END, "max_position_embeddings": 48}
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shipped(tmp_path_factory):
     """Return a folder with a model and prompts; whoever changes them uses `place`."""
     root = tmp_path_factory.mktemp("shipped")
     save_tokenizer(save_model(root / "model", 1, **SIZES))
@@ -33,23 +30,23 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(shipped, tmp_path, monkeypatch):
     shutil.copytree(shipped, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def write(qaudit: Run, out: str, *options: object) -> Rollouts:
+def write(qaudit, out, *options):
     ended = qaudit("rollouts", *COMMAND, "--out", out, *options)
     assert ended.code == 0, ended.err
     return read_rollouts(Path(out))
 
 
-def by_key(rollouts: Rollouts) -> dict[tuple[int, int, bool], Rollout]:
+def by_key(rollouts):
     return {(r.prompt, r.sample, r.greedy): r for r in rollouts.samples}
 
 
-def test_greedy_samples_are_those_of_transformers(place: Path, qaudit: Run) -> None:
+def test_greedy_samples_are_those_of_transformers(place, qaudit):
     rollouts = write(qaudit, "out")
     model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained("model")
@@ -66,7 +63,7 @@ def test_greedy_samples_are_those_of_transformers(place: Path, qaudit: Run) -> N
     assert "text" in (place / "out" / "answers.jsonl").read_text("utf-8")
 
 
-def test_samples_are_drawn_by_the_checkpoints_own_sampler(place: Path, qaudit: Run) -> None:
+def test_samples_are_drawn_by_the_checkpoints_own_sampler(place, qaudit):
     own = {"do_sample": True, "temperature": 0.5, "top_k": 1, "top_p": 0.9}
     (place / "model" / "generation_config.json").write_text(json.dumps(own), "utf-8")
     rollouts = write(qaudit, "out")
@@ -83,14 +80,12 @@ def test_samples_are_drawn_by_the_checkpoints_own_sampler(place: Path, qaudit: R
     assert all(len(r.new_ids) == 12 for r in other.samples if not r.finished)
 
 
-def test_a_killed_command_goes_on(
-    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_command_goes_on(place, qaudit, monkeypatch):
     whole = write(qaudit, "whole")
-    calls: list[int] = []
+    calls = []
     original = generating.generate
 
-    def killed(*arguments: Any) -> Any:
+    def killed(*arguments):
         calls.append(len(arguments[1]))
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -118,7 +113,7 @@ def test_a_killed_command_goes_on(
     assert not calls
 
 
-def test_other_requests_are_refused_and_marks_put_beside_samples(place: Path, qaudit: Run) -> None:
+def test_other_requests_are_refused_and_marks_put_beside_samples(place, qaudit):
     done = qaudit("rollouts", *COMMAND, "--out", "out", "--set", "marks=none.jsonl")
     refused(done, 2, "there is no text file `none.jsonl`", "path")
     assert not (place / "out").exists()  # before anything is written
@@ -146,7 +141,7 @@ def test_other_requests_are_refused_and_marks_put_beside_samples(place: Path, qa
     refused(qaudit("rollouts", *COMMAND, "--out", "out"), 2, "`out/begun.json` cannot", "--out")
 
 
-def test_messages_are_rendered_by_the_chat_template(place: Path, qaudit: Run) -> None:
+def test_messages_are_rendered_by_the_chat_template(place, qaudit):
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
     template += "{% if add_generation_prompt %}assistant:{% endif %}"
     (place / "model" / "chat_template.jinja").write_text(template, "utf-8")
@@ -159,8 +154,8 @@ def test_messages_are_rendered_by_the_chat_template(place: Path, qaudit: Run) ->
 
 
 def test_prompts_that_cannot_be_read_and_a_model_that_does_not_fit_are_refused(
-    place: Path, qaudit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    place, qaudit, monkeypatch
+):
     with monkeypatch.context() as patch:
         patch.setattr("qaudit.model.device.available_nbytes", lambda: 100_000)
         ended = qaudit("rollouts", *COMMAND, "--out", "out")
@@ -180,7 +175,7 @@ def test_prompts_that_cannot_be_read_and_a_model_that_does_not_fit_are_refused(
         assert sentence in ended.err
 
 
-def test_one_checkpoint_writes_rollouts(place: Path, qaudit: Run) -> None:
+def test_one_checkpoint_writes_rollouts(place, qaudit):
     for step in (10, 20):
         save_tokenizer(save_model(place / "series" / f"step{step}", step))
     several = qaudit("rollouts", "series", *COMMAND[1:], "--out", "out")

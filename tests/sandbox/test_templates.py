@@ -1,8 +1,5 @@
 """Templates of others: what they may do, what they may take, and that they reach nothing."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +10,14 @@ SMALL = Limits(seconds=0.3, nbytes_memory=1 << 28, characters=10_000, total_char
 
 
 @pytest.fixture
-def templates() -> Iterator[Templates]:
+def templates():
     with Templates(SMALL) as templates:
         yield templates
 
 
 def test_a_template_is_rendered_as_jinja_does_unless_it_leaves_its_values(
-    templates: Templates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    templates, tmp_path, monkeypatch
+):
     text = "{% for c in choices %}{{ loop.index }}. {{ c | trim }}\n{% endfor %}{{ q.upper() }}\n"
     values = {"choices": [" a", "b "], "q": "why\ud800"}
     assert templates.render(text, values) == "1. a\n2. b\nWHY\ud800\n"
@@ -60,13 +57,13 @@ FLOODS = (
 
 
 @pytest.mark.parametrize("template", FLOODS, ids=range(len(FLOODS)))
-def test_a_template_that_takes_too_much_is_ended(templates: Templates, template: str) -> None:
+def test_a_template_that_takes_too_much_is_ended(templates, template):
     with pytest.raises(TemplateError, match="fails: "):
         templates.render(template, {})
     assert templates.render("{{ x }}", {"x": "still here"}) == "still here"
 
 
-def test_values_and_texts_are_bounded_and_none_may_change(templates: Templates) -> None:
+def test_values_and_texts_are_bounded_and_none_may_change(templates):
     for template in ("{{ values | random }}", "{{ lipsum() }}", "{{ values.count }}"):
         for is_chat in (True, False):
             with pytest.raises(TemplateError, match="another text each time"):
@@ -78,7 +75,7 @@ def test_values_and_texts_are_bounded_and_none_may_change(templates: Templates) 
             templates.render("{{ x }}", {"x": "a" * 9000})
 
 
-def test_the_process_has_no_secrets_and_ends_with_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_has_no_secrets_and_ends_with_its_user(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     with Templates() as templates:
         templates.render("a", {})

@@ -1,7 +1,5 @@
 """Saved audits as JSON: their schema, what others build on; and readers that end in words."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -9,8 +7,6 @@ import os
 import shutil
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import numpy as np
@@ -40,27 +36,18 @@ from qaudit.saved.evidence import read_saved
 from qaudit.saved.results import ResultStore, read_measurement, sha256_of
 from qaudit.text.documents import read_choices
 from qaudit.text.tokenizer import Cutter, load_tokenizer
-from qaudit.types import (
-    AuditRecord,
-    Document,
-    Finding,
-    Interval,
-    Protocol,
-    Subject,
-    TextFile,
-    Traffic,
-)
+from qaudit.types import Document, Finding, Interval, Protocol, TextFile, Traffic
 from tests.support import sample
 from tests.support.items import answered
 from tests.support.models import save_tokenizer
 from tests.support.saved_audits import SCHEMA, identity_of, save, violations
 
 
-def document(audit: AuditRecord | None = None) -> dict[str, Any]:
+def document(audit=None):
     return json.loads(to_json(audit or sample.audit()))
 
 
-def test_names_that_others_build_on_are_all_there() -> None:
+def test_names_that_others_build_on_are_all_there():
     tasks = sample.judged(tuple(map(answered, sample.measurements()))).tasks
     rows = document(replace(sample.audit(), tasks=tasks))["tasks"]
     names = """subject scheme task items accuracy accuracy_low accuracy_high drop drop_low drop_high
@@ -96,7 +83,7 @@ def test_names_that_others_build_on_are_all_there() -> None:
     assert soup["revision"] is None
 
 
-def test_a_loss_that_is_not_finite_is_written_as_null_and_comes_back() -> None:
+def test_a_loss_that_is_not_finite_is_written_as_null_and_comes_back():
     found = sample.measurements()
     bad = next(m for m in found if m.scheme == "rtn-3bit")
     nll = np.where(np.arange(len(bad.evidence.nll_sum)) == 3, np.nan, bad.evidence.nll_sum)
@@ -115,12 +102,12 @@ def test_a_loss_that_is_not_finite_is_written_as_null_and_comes_back() -> None:
     assert json.loads(text_of(rows)) == {"high": None, "rows": [None, 1.5]}
 
 
-def of_the_hub() -> AuditRecord:
+def of_the_hub():
     audit = sample.audit()
     *others, (last, weight) = audit.subjects[-1].members
     odd = replace(last, suspect=("its files are those of `main`",), requires=("pickle",))
     soup = replace(audit.subjects[-1], members=(*others, (odd, weight)))
-    subjects: tuple[Subject, ...] = (*audit.subjects[:-1], soup)
+    subjects = (*audit.subjects[:-1], soup)
     text = TextFile("hf://datasets/a/b/c.txt", "a/b", 40 * "c", "c.txt", 7, "git:" + 40 * "d")
     findings = (
         Finding("QA009", "warn", "soup", None, "twice the same", "leave one out"),
@@ -136,7 +123,7 @@ def of_the_hub() -> AuditRecord:
 EMPTY = dict.fromkeys(("measurements", "comparisons", "findings", "tasks"), ())
 
 
-def test_audits_come_back_and_keep_schemas_that_are_what_types_say() -> None:
+def test_audits_come_back_and_keep_schemas_that_are_what_types_say():
     alone = json.loads(plan_to_json(sample.audit().plan))
     inside = document()["plan"]
     del inside["protocol"]
@@ -167,7 +154,7 @@ def test_audits_come_back_and_keep_schemas_that_are_what_types_say() -> None:
     assert len(violations(broken)) == 4
 
 
-def test_later_names_are_ignored_and_edits_and_later_schemas_refused() -> None:
+def test_later_names_are_ignored_and_edits_and_later_schemas_refused():
     newer = document()
     newer["measurements"][0]["sharpness"] = 3
     newer["weather"] = "fine"
@@ -190,7 +177,7 @@ def test_later_names_are_ignored_and_edits_and_later_schemas_refused() -> None:
         (("pick", "subject"), None),
     ):
         edited = json.loads(text)
-        inner: Any = edited
+        inner = edited
         for key in path[:-1]:
             inner = inner[key]
         inner[path[-1]] = value
@@ -203,7 +190,7 @@ def test_later_names_are_ignored_and_edits_and_later_schemas_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def unknown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unknown(tmp_path_factory):
     """Return an audit as another installation writes it, under a scheme of its own."""
     out = tmp_path_factory.mktemp("unknown")
     save(out / "plain")
@@ -225,8 +212,8 @@ def unknown(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_audit_is_judged_alike_where_its_scheme_is_not_installed_and_edits_are_refused(
-    unknown: Path, tmp_path: Path
-) -> None:
+    unknown, tmp_path
+):
     policy = tmp_path / "policy.yaml"
     rule = "{name: new, metric: relative_error, subjects: '@ships', bits: w4a4, margin: 9%}"
     policy.write_text(f"rules: [{rule}]\n")
@@ -244,12 +231,12 @@ def test_an_audit_is_judged_alike_where_its_scheme_is_not_installed_and_edits_ar
 
 
 WHOLE = to_json(sample.repeated())
-ODD: tuple[Any, ...] = (
+ODD = (
     None, True, 0, -1, 1e308, 10**400, 2**63, "", "\ud800", "\x00", [], {}, [[]], {"a": []},
 )  # fmt: skip
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(value, path=()):
     found = [path]
     if isinstance(value, dict):
         found += [p for key, inner in value.items() for p in places(inner, (*path, key))]
@@ -261,9 +248,9 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = places(json.loads(WHOLE))
 
 
-def changed(path: tuple[Any, ...], value: Any) -> str:
+def changed(path, value):
     document = {"": json.loads(WHOLE)}
-    inner: Any = document
+    inner = document
     *places, last = ("", *path)
     for key in places:
         inner = inner[key]
@@ -272,7 +259,7 @@ def changed(path: tuple[Any, ...], value: Any) -> str:
 
 
 @given(st.sampled_from(PLACES), st.sampled_from(ODD))
-def test_an_audit_with_any_value_anywhere_is_read_or_refused(path: Any, value: Any) -> None:
+def test_an_audit_with_any_value_anywhere_is_read_or_refused(path, value):
     try:
         audit = from_json(changed(path, value))
     except AuditError as error:
@@ -285,22 +272,22 @@ def test_an_audit_with_any_value_anywhere_is_read_or_refused(path: Any, value: A
 @pytest.mark.parametrize(
     "text", ["[" * 10**6, '{"a":' * 10**5, "1" * 10**5, "-" * 10**6, '"\\ud800"', "1e999", "NaN"]
 )
-def test_text_that_stops_parsers_is_refused(text: str) -> None:
+def test_text_that_stops_parsers_is_refused(text):
     for whole in (text, f'{{"schema": "1", "qaudit": "", "plan": {text}}}'):
         with pytest.raises(AuditError):
             from_json(whole)
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(tmp_path_factory):
     """Return a name for files that are written again and again."""
     return tmp_path_factory.mktemp("readers") / "file"
 
 
 @given(st.binary(max_size=300), st.dictionaries(st.text(max_size=9), st.text(max_size=5)))
 def test_any_bytes_are_refused_by_every_reader_of_files_and_any_table_is_no_experiment(
-    file: Path, content: bytes, table: dict[str, Any]
-) -> None:
+    file, content, table
+):
     file.write_bytes(content)
     for read, error in (
         (read_audit, QauditError), (read_lock, QauditError), (read_measurement, ValueError)
@@ -312,7 +299,7 @@ def test_any_bytes_are_refused_by_every_reader_of_files_and_any_table_is_no_expe
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "loop", "device"])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
     path = tmp_path / "audit.json"
     if kind == "fifo":
         os.mkfifo(path)
@@ -343,7 +330,7 @@ PARSERS = [answers.revisions_in, answers.files_in, answers.shapes_in]
 
 
 @given(rows=st.lists(JSON, max_size=4))
-def test_any_choices_are_read_or_refused(file: Path, rows: list[Any]) -> None:
+def test_any_choices_are_read_or_refused(file, rows):
     path = file.with_suffix(".jsonl")
     text = "\n".join(json.dumps(row) for row in rows)
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -353,24 +340,22 @@ def test_any_choices_are_read_or_refused(file: Path, rows: list[Any]) -> None:
 
 @pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: parse.__name__)
 @given(answer=JSON | st.lists(st.lists(JSON, min_size=3, max_size=4), max_size=3))
-def test_any_answer_of_the_hub_is_parsed_or_garbled(parse: Any, answer: Any) -> None:
+def test_any_answer_of_the_hub_is_parsed_or_garbled(parse, answer):
     with suppress(GarbledError):
         parse(answer)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(folder)
     return {file.name: json.loads(file.read_text("utf-8")) for file in folder.glob("token*.json")}
 
 
 @given(data=st.data())
-def test_tokenizers_are_loaded_or_refused(
-    file: Path, whole: dict[str, Any], data: st.DataObject
-) -> None:
+def test_tokenizers_are_loaded_or_refused(file, whole, data):
     files = copy.deepcopy(whole)
-    holder: Any = files[data.draw(st.sampled_from(sorted(files)))]
+    holder = files[data.draw(st.sampled_from(sorted(files)))]
     while True:
         key = data.draw(st.sampled_from(list(holder) if isinstance(holder, dict) else [0]))
         if not (isinstance(holder[key], dict | list) and holder[key]) or data.draw(st.booleans()):

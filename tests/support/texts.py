@@ -2,7 +2,6 @@
 
 import json
 from contextlib import contextmanager
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -110,8 +109,6 @@ THINKING = """\
 
 TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "gemma": GEMMA, "marked": MARKED}
 TEMPLATES |= {"thinking": THINKING}
-
-Message = dict[str, Any]
 
 
 def said(role, content, **more):

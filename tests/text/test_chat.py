@@ -1,13 +1,8 @@
 """Conversations: the tokens of `apply_chat_template`, who wrote them, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -19,8 +14,8 @@ from qaudit.sandbox import Limits, Templates
 from qaudit.text.chat import Chat, template_of
 from qaudit.text.corpus import build_corpus
 from qaudit.text.documents import read_documents
-from qaudit.text.tokenizer import Cutter, Encoded
-from qaudit.types import ROLES, UNSCORED, Corpus, Document, Protocol
+from qaudit.text.tokenizer import Cutter
+from qaudit.types import ROLES, UNSCORED, Document, Protocol
 from tests.support.texts import (
     CALLED,
     CHATML,
@@ -32,7 +27,6 @@ from tests.support.texts import (
     THINKING,
     THOUGHT,
     TOOL,
-    Message,
     chat_of,
     said,
 )
@@ -40,16 +34,16 @@ from tests.support.texts import (
 PROTOCOL = Protocol(context=1024)
 
 
-def document(chat: Chat, messages: list[Message], **value: Any) -> Document:
+def document(chat, messages, **value):
     value = {"messages": messages, **value}
     return chat.document("d", "line 1 of `chats.jsonl`", value, "messages")
 
 
-def encoded(chat: Chat, messages: list[Message], **value: Any) -> Encoded:
+def encoded(chat, messages, **value):
     return Cutter(chat.tokenizer, PROTOCOL).encode(document(chat, messages, **value))
 
 
-def by_role(chat: Chat, messages: list[Message], **value: Any) -> dict[str, str]:
+def by_role(chat, messages, **value):
     """Return the text of each role that is scored."""
     cut = encoded(chat, messages, **value)
     assert cut.roles is not None
@@ -61,7 +55,7 @@ def by_role(chat: Chat, messages: list[Message], **value: Any) -> dict[str, str]
 
 
 @pytest.mark.parametrize("style", TEMPLATES)
-def test_tokens_are_those_of_transformers(tmp_path: Path, style: str) -> None:
+def test_tokens_are_those_of_transformers(tmp_path, style):
     with chat_of(tmp_path, TEMPLATES[style]) as chat:
         assert isinstance(chat.tokenizer, PreTrainedTokenizerFast)
         calls = [(CALLED, [TOOL])] if style == "chatml" else []
@@ -70,7 +64,7 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, style: str) -> None:
             assert encoded(chat, messages, tools=tools).tokens.tolist() == wanted
 
 
-def test_generation_markers_score_what_transformers_masks(tmp_path: Path) -> None:
+def test_generation_markers_score_what_transformers_masks(tmp_path):
     plain = MARKED.replace("- generation %}", "- if true %}").replace("endgeneration", "endif")
     plain += "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     with chat_of(tmp_path / "a", MARKED) as marked, chat_of(tmp_path / "b", plain) as bare:
@@ -87,7 +81,7 @@ def test_generation_markers_score_what_transformers_masks(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA, GEMMA])
-def test_every_answer_is_scored_and_no_prompt(tmp_path: Path, template: str) -> None:
+def test_every_answer_is_scored_and_no_prompt(tmp_path, template):
     with chat_of(tmp_path, template) as chat:
         (text,) = by_role(chat, TALK).values()
         assert not encoded(chat, TALK).last_alone
@@ -103,7 +97,7 @@ SHORT = [said("user", "one?"), said("assistant", "<think>so</think>yes")]
 LAST = TALK[3]["content"]
 
 
-def test_tokens_have_the_role_of_what_they_say(tmp_path: Path) -> None:
+def test_tokens_have_the_role_of_what_they_say(tmp_path):
     for template, settings, messages, roles, last_alone in (
         # Templates that drop reasoning leave the last answer.
         (THINKING, {}, THOUGHT, {"reasoning": "<think>\nthe dog sat\n</think>",
@@ -127,7 +121,7 @@ def test_tokens_have_the_role_of_what_they_say(tmp_path: Path) -> None:
             assert encoded(chat, messages).last_alone == last_alone
 
 
-def test_all_scores_the_prompt_and_templates_see_one_day_and_tokens(tmp_path: Path) -> None:
+def test_all_scores_the_prompt_and_templates_see_one_day_and_tokens(tmp_path):
     with chat_of(tmp_path, CHATML, score="all") as chat:
         (tmp_path / "plain.txt").write_text("the cat")
         (plain,) = read_documents(str(tmp_path / "plain.txt"), chat=chat)
@@ -153,7 +147,7 @@ def test_all_scores_the_prompt_and_templates_see_one_day_and_tokens(tmp_path: Pa
         assert chat.sources == ()  # nothing was rendered with it
 
 
-def test_a_template_for_tools_is_used_and_other_templates_counted(tmp_path: Path) -> None:
+def test_a_template_for_tools_is_used_and_other_templates_counted(tmp_path):
     with chat_of(tmp_path, None) as chat:
         table = json.loads((tmp_path / "tokenizer_config.json").read_text())
         table["chat_template"] = [
@@ -175,7 +169,7 @@ def test_a_template_for_tools_is_used_and_other_templates_counted(tmp_path: Path
 # ------------------------------------------------------------------------------ bad input
 
 
-def refusal(chat: Chat, messages: Any, **value: Any) -> QauditError:
+def refusal(chat, messages, **value):
     with pytest.raises(CorpusError) as caught:
         encoded(chat, messages, **value)
     assert caught.value.hint
@@ -184,7 +178,7 @@ def refusal(chat: Chat, messages: Any, **value: Any) -> QauditError:
 
 
 NO_LIST = "`tools` in line 1 of `chats.jsonl` is no list"
-DAMAGED: list[tuple[Any, Any, str]] = [
+DAMAGED = [
     ([], None, "`messages` in line 1 of `chats.jsonl` is empty"),
     ("text", None, "is no list of messages"),
     ([{"content": "a"}], None, "message 1 in line 1 of `chats.jsonl` has no `role`"),
@@ -195,7 +189,7 @@ DAMAGED: list[tuple[Any, Any, str]] = [
 ]
 
 
-def test_damaged_conversations_templates_and_settings_are_named(tmp_path: Path) -> None:
+def test_damaged_conversations_templates_and_settings_are_named(tmp_path):
     with chat_of(tmp_path, CHATML) as chat:
         for messages, tools, wrong in DAMAGED:
             assert wrong in refusal(chat, messages, tools=tools).message
@@ -217,7 +211,7 @@ def test_damaged_conversations_templates_and_settings_are_named(tmp_path: Path) 
             pass
 
 
-def test_an_answer_that_cannot_be_separated_from_its_prompt_is_refused(tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_separated_from_its_prompt_is_refused(tmp_path):
     template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
     talk = [*TALK, said("user", "and then?")]
     with chat_of(tmp_path, template) as chat:
@@ -241,9 +235,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("template", HOSTILE)
-def test_a_hostile_template_is_refused_within_bounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
-) -> None:
+def test_a_hostile_template_is_refused_within_bounds(tmp_path, monkeypatch, template):
     monkeypatch.chdir(tmp_path)
     limits = Limits(seconds=0.3, nbytes_memory=1 << 28, characters=10_000)
     with chat_of(tmp_path / "model", template, limits=limits) as chat:
@@ -254,18 +246,18 @@ def test_a_hostile_template_is_refused_within_bounds(
 # --------------------------------------------------------------------------------- corpora
 
 
-def written(path: Path, *conversations: list[Message]) -> str:
+def written(path, *conversations):
     path.write_text("".join(json.dumps({"messages": m}) + "\n" for m in conversations))
     return str(path)
 
 
-def spoken(file: str, chat: Chat) -> list[tuple[str, Any]]:
+def spoken(file, chat):
     documents = [*read_documents(file, chat=chat)]
     assert all(document.spans for document in documents)
     return [(d.text, d.spans()) for d in documents if d.spans is not None]
 
 
-def test_rows_of_parquet_are_the_conversations_of_lines(tmp_path: Path) -> None:
+def test_rows_of_parquet_are_the_conversations_of_lines(tmp_path):
     other = json.loads(json.dumps(CALLED))
     other[1]["tool_calls"][0]["function"]["arguments"] = {"on": "the dog", "deep": {"yes": True}}
     rows = [{"messages": m, "tools": t} for m, t in ((TALK, None), (CALLED, [TOOL]), (other, []))]
@@ -289,21 +281,19 @@ def test_rows_of_parquet_are_the_conversations_of_lines(tmp_path: Path) -> None:
                 list(read_documents(str(file), chat=chat))
 
 
-def asked(number: int) -> list[Message]:
+def asked(number):
     return [said("user", f"what is {number}?"), said("assistant", f"{number} is {number + 1} - 1")]
 
 
-def corpus_of(
-    chat: Chat, path: str, fed: Iterable[Document] | None = None, **protocol: Any
-) -> Corpus:
+def corpus_of(chat, path, fed=None, **protocol):
     fed = fed or [Document("c", "calibration text one")]
     cut = Protocol(context=1024, **protocol)
     return build_corpus(fed, read_documents(path, chat=chat), chat.tokenizer, cut)
 
 
 def test_a_corpus_scores_answers_and_conversations_with_the_same_prompt_are_no_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     prompt = said("user", "the cat sat on the mat " * 40)
     talks = [[prompt, said("assistant", text * 20)] for text in ("one ", "two ")]
     path = written(tmp_path / "e.jsonl", asked(1), asked(2))
@@ -329,7 +319,7 @@ def test_a_corpus_scores_answers_and_conversations_with_the_same_prompt_are_no_c
     assert len(rendered) == 40 + 4  # of those that are measured on the prompt of the answer, too
 
 
-def test_last_answers_are_counted_in_a_note_and_conversations_stand_alone(tmp_path: Path) -> None:
+def test_last_answers_are_counted_in_a_note_and_conversations_stand_alone(tmp_path):
     path = written(tmp_path / "e.jsonl", THOUGHT, asked(1), asked(2))
     with chat_of(tmp_path, THINKING) as chat:
         notes = corpus_of(chat, path).notes
@@ -345,6 +335,6 @@ def test_last_answers_are_counted_in_a_note_and_conversations_stand_alone(tmp_pa
             (tmp_path / "e.jsonl").write_text(lines)
             with pytest.raises(CorpusError, match=wrong):
                 corpus_of(chat, path, **settings)
-        slow: Any = SimpleNamespace(is_fast=False, bos_token_id=None, eos_token_id=None)
+        slow = SimpleNamespace(is_fast=False, bos_token_id=None, eos_token_id=None)
         with pytest.raises(CorpusError, match="does not say where its tokens are"):
             document(Chat([tmp_path], slow, chat.templates), TALK)

@@ -1,15 +1,10 @@
 """Documents into windows: every token scored once, every byte counted once, nothing silent."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,36 +15,30 @@ from qaudit.errors import CorpusError, SourceError
 from qaudit.text import corpus as corpus_module
 from qaudit.text.corpus import POOL, SKETCH, NearCopies, build_corpus
 from qaudit.text.tokenizer import cuts, load_tokenizer, owned_nbytes
-from qaudit.types import Corpus, Document, Protocol
+from qaudit.types import Document, Protocol
 from tests.support.filled import filled
 from tests.support.texts import BYTES, OWN_BOS, TEXTS, WORDS
 
 
-def documents(*texts: str, name: str = "d") -> list[Document]:
+def documents(*texts, name="d"):
     return [Document(f"{name}{k}", text) for k, text in enumerate(texts)]
 
 
 CALIBRATION = documents("calibration text one", "calibration text two", name="c")
 
 
-def build(
-    evaluation: list[Document],
-    *,
-    calibration: list[Document] | Iterator[Document] | None = None,
-    tokenizer: Any = BYTES,
-    **protocol: Any,
-) -> Corpus:
+def build(evaluation, *, calibration=None, tokenizer=BYTES, **protocol):
     protocol = {"context": 8, **protocol}
     fed = CALIBRATION if calibration is None else calibration
     return build_corpus(fed, evaluation, tokenizer, Protocol(**protocol))
 
 
-def encode(text: str) -> list[int]:
+def encode(text):
     return BYTES(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 @given(st.integers(0, 200), st.integers(2, 40), st.integers(1, 3))
-def test_windows_leave_out_their_first_token(length: int, context: int, unscored: int) -> None:
+def test_windows_leave_out_their_first_token(length, context, unscored):
     scored = [
         position
         for start, stop, scored_from in cuts(length, context, unscored)
@@ -59,7 +48,7 @@ def test_windows_leave_out_their_first_token(length: int, context: int, unscored
     assert scored == [position for position in inside if position >= min(unscored, context)]
 
 
-def test_long_documents_are_cut_in_order_calibration_too_and_capped_ones_keep_their_name() -> None:
+def test_long_documents_are_cut_in_order_calibration_too_and_capped_ones_keep_their_name():
     fed = "the mat " * 9
     corpus = build(documents(TEXTS[0], "the cat"), calibration=documents(fed), context=8)
     tokens = encode(TEXTS[0])
@@ -83,7 +72,7 @@ def test_long_documents_are_cut_in_order_calibration_too_and_capped_ones_keep_th
 
 @settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), st.sampled_from([8, 512]))
-def test_scored_bytes_are_those_of_the_scored_text(text: str, context: int) -> None:
+def test_scored_bytes_are_those_of_the_scored_text(text, context):
     other = Document("other", "the cat sat")
     corpus = build([Document("d", text), other], bos="always", context=context)
     found = {d.name: d.nbytes for d in corpus.documents}
@@ -95,7 +84,7 @@ def test_scored_bytes_are_those_of_the_scored_text(text: str, context: int) -> N
 
 @settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8"), min_size=2, max_size=60))
-def test_without_a_token_before_it_the_first_token_s_bytes_do_not_count(text: str) -> None:
+def test_without_a_token_before_it_the_first_token_s_bytes_do_not_count(text):
     encoded = BYTES(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     if len(encoded["input_ids"]) < 2:
         return
@@ -104,7 +93,7 @@ def test_without_a_token_before_it_the_first_token_s_bytes_do_not_count(text: st
     assert corpus.documents[0].nbytes == len(text[end:].encode())
 
 
-def test_windows_side_by_side_count_the_bytes_they_score_and_every_byte_is_owned_once() -> None:
+def test_windows_side_by_side_count_the_bytes_they_score_and_every_byte_is_owned_once():
     # Single bytes: each token is one byte, and every eighth is the first of its window.
     text = "zqxjkvwpzqxjkvwpzqxj"
     assert len(encode(text)) == len(text)
@@ -118,7 +107,7 @@ def test_windows_side_by_side_count_the_bytes_they_score_and_every_byte_is_owned
         assert owned_nbytes(text, ends).tolist() == nbytes
 
 
-def test_bos_stands_where_the_policy_says_and_packed_windows_are_units() -> None:
+def test_bos_stands_where_the_policy_says_and_packed_windows_are_units():
     for tokenizer, bos, expected in (
         (BYTES, "auto", False),
         (BYTES, "always", True),
@@ -145,23 +134,23 @@ def test_bos_stands_where_the_policy_says_and_packed_windows_are_units() -> None
 # ------------------------------------------------------------------------------ which documents
 
 
-def many(count: int, name: str = "m") -> list[Document]:
+def many(count, name="m"):
     return [Document(f"{name}{k}", f"{name} document number {k}") for k in range(count)]
 
 
-def calibrated(corpus: Corpus) -> list[str]:
+def calibrated(corpus):
     return ["".join(BYTES.decode(w.tokens)) for w in corpus.calibration]
 
 
-def test_few_documents_are_read_without_warning(caplog: pytest.LogCaptureFixture) -> None:
-    def endless() -> Iterator[Document]:
+def test_few_documents_are_read_without_warning(caplog):
+    def endless():
         yield from many(4)
         raise AssertionError("read on")
 
     corpus = build(many(9, "e"), calibration=endless(), calibration_documents=4, context=64)
     assert calibrated(corpus) == [d.text for d in many(4)]
 
-    def draw(seed: int) -> list[str]:
+    def draw(seed):
         protocol = {"calibration_documents": 4, "context": 64, "calibration_seed": seed}
         return calibrated(build(many(5, "e"), calibration=many(500), **protocol))
 
@@ -176,20 +165,20 @@ def test_few_documents_are_read_without_warning(caplog: pytest.LogCaptureFixture
     assert caplog.records == []
 
 
-def drawn(seed: int, repeats: int, fed: list[Document]) -> Corpus:
+def drawn(seed, repeats, fed):
     protocol = Protocol(64, calibration_documents=4, calibration_seed=seed)
     return build_corpus(fed, many(5, "e"), BYTES, protocol, repeats=repeats)
 
 
 @given(st.lists(st.sampled_from(["", "x", "the text of a document"]), min_size=0, max_size=60))
-def test_a_seed_has_the_text_of_that_draw_whatever_is_left_out(kinds: list[str]) -> None:
+def test_a_seed_has_the_text_of_that_draw_whatever_is_left_out(kinds):
     texts = [f"{kind} {k}" if kind else "" for k, kind in enumerate(kinds)]
     texts += [*texts[:5], *(f"document {k}" for k in range(12))]  # duplicates, and enough for 4
     pool = documents(*texts, name="c")
     protocol = {"context": 8, "calibration_documents": 3}
     scored = documents("evaluation one", "evaluation two")
 
-    def corpus(**more: Any) -> Corpus:
+    def corpus(**more):
         repeats = more.pop("repeats", 1)
         return build_corpus(pool, scored, BYTES, Protocol(**protocol, **more), repeats)
 
@@ -199,7 +188,7 @@ def test_a_seed_has_the_text_of_that_draw_whatever_is_left_out(kinds: list[str])
         assert [w.tokens.tolist() for w in one] == [w.tokens.tolist() for w in other]
 
 
-def test_draws_have_no_document_in_common_and_too_little_text_for_them_is_refused() -> None:
+def test_draws_have_no_document_in_common_and_too_little_text_for_them_is_refused():
     draws = drawn(0, POOL, many(500)).draws
     every = [text for draw in draws for text in calibrated(draw)]
     assert len(set(every)) == len(every) == POOL * 4
@@ -217,7 +206,7 @@ def test_draws_have_no_document_in_common_and_too_little_text_for_them_is_refuse
         drawn(0, 2, [*fed, *many(3, "x")])
 
 
-def test_text_that_cannot_be_measured_is_refused_or_left_out_with_a_note() -> None:
+def test_text_that_cannot_be_measured_is_refused_or_left_out_with_a_note():
     renamed = [Document("under another name", TEXTS[0]), *many(2)]
     shared = "calibration and evaluation share 1 documents, the first is `under another name`$"
     for texts, changes, wrong in (
@@ -243,7 +232,7 @@ def test_text_that_cannot_be_measured_is_refused_or_left_out_with_a_note() -> No
     assert build(documents(*TEXTS)).sha256 != build(documents(*TEXTS), bos="always").sha256
 
 
-def test_a_damaged_tokenizer_is_named_and_code_beside_one_is_not_run(tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_named_and_code_beside_one_is_not_run(tmp_path):
     BYTES.save_pretrained(tmp_path)
     for raw in ("{", json.dumps({"model": {"type": "BPE"}}), json.dumps({"version": "9"})):
         (tmp_path / "tokenizer.json").write_text(raw)
@@ -266,19 +255,19 @@ def test_a_damaged_tokenizer_is_named_and_code_beside_one_is_not_run(tmp_path: P
 # Documents with the same tokens, and documents with nearly the same.
 
 
-def text(seed: int, words: int = 60) -> str:
+def text(seed, words=60):
     draw = random.Random(seed)
     return " ".join("".join(draw.choices(ascii_lowercase, k=6)) for _ in range(words))
 
 
-def of_words(evaluation: list[str], *, searches: bool = False, **protocol: Any) -> Corpus:
+def of_words(evaluation, *, searches=False, **protocol):
     settings = {"context": 512, "calibration_documents": 2, **protocol}
     fed = [Document(f"c{k}", text(1000 + k)) for k in range(2)]
     scored = [Document(f"e{k}", words) for k, words in enumerate(evaluation)]
     return build_corpus(fed, scored, BYTES, Protocol(**settings), searches=searches)
 
 
-def test_texts_that_differ_behind_the_cut_are_one_document_and_near_copies_one_unit() -> None:
+def test_texts_that_differ_behind_the_cut_are_one_document_and_near_copies_one_unit():
     tails = [text(k % 4) + f" tail {k}" for k in range(16)]
     cut = of_words(tails, document_tokens=200)
     assert len(cut.documents) == 4
@@ -309,7 +298,7 @@ def test_texts_that_differ_behind_the_cut_are_one_document_and_near_copies_one_u
     assert copies.count == 1
 
 
-def test_a_search_reads_documents_behind_those_that_are_judged_if_it_can() -> None:
+def test_a_search_reads_documents_behind_those_that_are_judged_if_it_can():
     texts = [text(k) for k in range(9)]
     copies = [texts[0] + " further words", text(1000), texts[1]]  # near, calibrated on, the same
     plain = of_words(texts[:4] + copies + texts[4:], evaluation_documents=4)
@@ -332,8 +321,8 @@ def test_a_search_reads_documents_behind_those_that_are_judged_if_it_can() -> No
         assert len(counted) == (not further)
 
 
-def test_what_most_documents_have_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[object] = []
+def test_what_most_documents_have_is_no_work(monkeypatch):
+    compared = []
     with monkeypatch.context() as patch:
         patch.setattr(corpus_module, "_overlap", lambda *pair: compared.append(pair) or 0.0)
         copies, header = NearCopies(), list(range(30))
@@ -341,10 +330,10 @@ def test_what_most_documents_have_is_no_work(monkeypatch: pytest.MonkeyPatch) ->
             tokens = [*header, *range(1000 * k + 1000, 1000 * k + 1100)]
             copies.add(np.array(tokens, dtype=np.int32))
     assert (copies.count, compared) == (50, [])  # one header: a count alone tells them apart
-    work: list[int] = []  # documents that are looked at, one for each shingle that they share
+    work = []  # documents that are looked at, one for each shingle that they share
 
     class Counted(Counter[int]):
-        def __init__(self, numbers: Iterable[int]) -> None:
+        def __init__(self, numbers):
             numbers = list(numbers)
             work.append(len(numbers))
             super().__init__(numbers)

@@ -1,7 +1,5 @@
 """Text and items in files: read as they stand, lazily, and refused by line where they cannot be."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools
@@ -9,7 +7,6 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -27,26 +24,26 @@ from qaudit.text.documents import (
     read_documents,
     text_of,
 )
-from qaudit.types import Corpus, Document, Item, Protocol
+from qaudit.types import Document, Item, Protocol
 from tests.support.texts import BYTES, WORDS
 
 
-def lines(*objects: object) -> bytes:
+def lines(*objects):
     return b"".join(json.dumps(o).encode() + b"\n" for o in objects)
 
 
-def write(path: Path, raw: bytes) -> str:
+def write(path, raw):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
     return str(path)
 
 
-def parquet(path: Path, **columns: list) -> str:
+def parquet(path, **columns):
     pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
     return str(path)
 
 
-def rows(**columns: list) -> bytes:
+def rows(**columns):
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), file)
     return file.getvalue()
@@ -55,11 +52,11 @@ def rows(**columns: list) -> bytes:
 NAME_ONE = "its fields are title, body; name one as `FILE::FIELD`"
 
 
-def texts(source: str) -> list[tuple[str, str]]:
+def texts(source):
     return [(d.name, d.text) for d in read_documents(source)]
 
 
-def refusal(source: str, **how: Any) -> CorpusError:
+def refusal(source, **how):
     with pytest.raises(CorpusError) as caught:
         list(read_documents(source, **how))
     assert caught.value.hint
@@ -67,7 +64,7 @@ def refusal(source: str, **how: Any) -> CorpusError:
     return caught.value
 
 
-def test_documents_are_plain_files_lines_of_json_and_folders_of_both(tmp_path: Path) -> None:
+def test_documents_are_plain_files_lines_of_json_and_folders_of_both(tmp_path):
     for name in ("a.txt", "a.md", "A.TXT"):
         source = write(tmp_path / name, "caf\u00e9\r\n\n two\n".encode())
         assert texts(source) == [(name, "caf\u00e9\r\n\n two\n")]
@@ -89,7 +86,7 @@ def test_documents_are_plain_files_lines_of_json_and_folders_of_both(tmp_path: P
     assert texts(str(folder)) == [*zip(files, "1234", strict=True)]
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, raw, message in (
         ("a.jsonl.gz", b"<html>not found</html>", "is damaged"),
@@ -123,7 +120,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "qaudit-llm[parquet]" in caught.value.hint
 
 
-def test_files_are_read_no_further_than_asked_or_they_are_python_s_own(tmp_path: Path) -> None:
+def test_files_are_read_no_further_than_asked_or_they_are_python_s_own(tmp_path):
     name, documents = text_of(None, "evaluation")
     assert "evaluation part" in name
     assert "Python 3." in name
@@ -150,7 +147,7 @@ def test_files_are_read_no_further_than_asked_or_they_are_python_s_own(tmp_path:
 # The documents every Python carries, and the part each belongs to for ever.
 
 
-def test_parts_never_change_and_share_no_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_never_change_and_share_no_document(monkeypatch):
     parts = [python_part(part) for part in ("evaluation", "calibration", "training")]  # type: ignore[arg-type]
     names = [d.name for part in parts for d in part]
     assert len(names) == len(set(names))
@@ -186,11 +183,11 @@ def test_parts_never_change_and_share_no_document(monkeypatch: pytest.MonkeyPatc
 # Groups of documents: read from a field, refused where the field groups nothing.
 
 
-def strata(source: str, field: str = "source") -> list[str]:
+def strata(source, field="source"):
     return [document.stratum for document in read_documents(source, strata=field)]
 
 
-def build(names: list[str], field: str | None = "source", **protocol: Any) -> Corpus:
+def build(names, field="source", **protocol):
     documents = [
         Document(f"d{k}", f"document number {k} of many", name) for k, name in enumerate(names)
     ]
@@ -199,7 +196,7 @@ def build(names: list[str], field: str | None = "source", **protocol: Any) -> Co
     return build_corpus(fed, documents, BYTES, cut, strata=field)
 
 
-def test_a_field_groups_documents_or_is_refused(tmp_path: Path) -> None:
+def test_a_field_groups_documents_or_is_refused(tmp_path):
     found = [{"text": "a", "source": "web"}, {"text": "b", "source": 2024}]
     assert strata(write(tmp_path / "a.jsonl", lines(*found))) == ["web", "2024"]
     write(tmp_path / "b.jsonl", lines({"text": "b", "source": "code"}))
@@ -232,7 +229,7 @@ def test_a_field_groups_documents_or_is_refused(tmp_path: Path) -> None:
 MISSING, NO_NAME = "has no value of the field `source`", "no name that documents can be grouped by"
 
 
-def test_groups_change_no_identity_and_what_limits_them_is_refused_or_noted() -> None:
+def test_groups_change_no_identity_and_what_limits_them_is_refused_or_noted():
     grouped, other = build(["a", "b", "a", "b"]), build(["a", "a", "b", "b"])
     assert grouped.strata == ("a", "b", "a", "b")
     assert build(["", "", "", ""], None).strata == ()
@@ -251,7 +248,7 @@ ASKED = "Question: Sun?\nAnswer:"
 SUN = PromptedItem("choices", "items.jsonl:1", ((ASKED, " red"), (ASKED, " yellow")), (1,))
 
 
-def test_items_are_read_under_usual_names_or_named_by_their_line(tmp_path: Path) -> None:
+def test_items_are_read_under_usual_names_or_named_by_their_line(tmp_path):
     path = tmp_path / "items.jsonl"
     for item in (
         {"question": "Sun?", "choices": ["red", "yellow"], "answer": 1},
@@ -289,12 +286,12 @@ def test_items_are_read_under_usual_names_or_named_by_their_line(tmp_path: Path)
         read_choices(str(tmp_path / "none.jsonl"))
 
 
-def item(context: str, *options: str) -> PromptedItem:
+def item(context, *options):
     return PromptedItem("choices", "i", tuple((context, option) for option in options), (0,))
 
 
-def test_an_option_is_what_the_whole_has_beyond_its_context() -> None:
-    def encode(text: str) -> list[int]:
+def test_an_option_is_what_the_whole_has_beyond_its_context():
+    def encode(text):
         return BYTES(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     options = (" the mat", " the dog", "\u00e9")

@@ -1,12 +1,9 @@
 """Text in datasets of the Hub: a source is one file of one commit, or a sentence."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
@@ -22,16 +19,15 @@ from qaudit.hub.fetch import Fetcher
 from qaudit.hub.listing import Listing
 from qaudit.text.documents import read_choices, read_documents
 from qaudit.text.texts import find_text, is_hub_text, parse_source, pinned
-from qaudit.types import TextFile
 from tests.support.hub import Hub
 
 
-def lines(*texts: str) -> bytes:
+def lines(*texts):
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+def served(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
     data = root / "datasets" / "acme" / "text"
     for revision, word in (("v1", "old"), ("v2", "new")):
@@ -52,31 +48,31 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+def hub(served, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     served.log.clear()
     served.faults.clear()
     return served
 
 
-def listing(hub: Hub, tmp_path: Path, *, offline: bool = False) -> Listing:
+def listing(hub, tmp_path, *, offline=False):
     client = Client(hub.url, offline=offline, pause=lambda seconds: None)
     return Listing(client, tmp_path / "known")
 
 
-def fetched(hub: Hub, tmp_path: Path, source: str) -> tuple[TextFile, Path]:
+def fetched(hub, tmp_path, source):
     asked = listing(hub, tmp_path)
     text = find_text(asked, source)
     fetcher = Fetcher(asked.client, asked, pause=lambda seconds: None)
     return text, fetcher.text(text)
 
 
-def documents(hub: Hub, tmp_path: Path, source: str) -> list[tuple[str, str]]:
+def documents(hub, tmp_path, source):
     _, path = fetched(hub, tmp_path, source)
     return [(d.name, d.text) for d in read_documents(source, path)]
 
 
-def refusal(source: str) -> UsageError:
+def refusal(source):
     with pytest.raises(UsageError) as caught:
         parse_source(source)
     assert caught.value.code == 2
@@ -87,7 +83,7 @@ def refusal(source: str) -> UsageError:
 # ------------------------------------------------------------------------------------- sources
 
 
-def test_a_source_is_a_file_of_a_dataset_or_refused_with_its_form() -> None:
+def test_a_source_is_a_file_of_a_dataset_or_refused_with_its_form():
     c4, web = "en/c4-train.00001-of-01024.json.gz", "wikitext-2-raw-v1/test-00000.parquet"
     for source, parts in (
         (f"allenai/c4/{c4}", ("allenai/c4", None, c4)),
@@ -126,7 +122,7 @@ def test_a_source_is_a_file_of_a_dataset_or_refused_with_its_form() -> None:
 
 
 @given(st.text(max_size=60), st.sampled_from(["", "hf:", "hf://datasets/", "hf://datasets/a/b/"]))
-def test_any_text_at_all_is_a_plain_path_or_a_sentence(text: str, start: str) -> None:
+def test_any_text_at_all_is_a_plain_path_or_a_sentence(text, start):
     try:
         repo, revision, path = parse_source(start + text)
     except UsageError as error:
@@ -141,7 +137,7 @@ def test_any_text_at_all_is_a_plain_path_or_a_sentence(text: str, start: str) ->
 # ------------------------------------------------------------------------------------- finding
 
 
-def test_a_text_is_pinned_to_a_commit_and_to_its_bytes(hub: Hub, tmp_path: Path) -> None:
+def test_a_text_is_pinned_to_a_commit_and_to_its_bytes(hub, tmp_path):
     asked = listing(hub, tmp_path)
     text = find_text(asked, "hf://datasets/acme/text/en/a.jsonl")
     raw = lines("new one", "new two")
@@ -157,7 +153,7 @@ def test_a_text_is_pinned_to_a_commit_and_to_its_bytes(hub: Hub, tmp_path: Path)
     assert pinned(field).endswith("/en/odd.jsonl::body")
 
 
-def test_a_text_is_read_as_a_local_one_is_and_choices_too(hub: Hub, tmp_path: Path) -> None:
+def test_a_text_is_read_as_a_local_one_is_and_choices_too(hub, tmp_path):
     for place, texts in (
         ("@v1/en/a.jsonl", ["old one", "old two"]),
         ("/en/odd.jsonl::body", ["the body"]),
@@ -175,7 +171,7 @@ def test_a_text_is_read_as_a_local_one_is_and_choices_too(hub: Hub, tmp_path: Pa
         read_choices(other, fetched(hub, tmp_path, other)[1])
 
 
-def test_missing_files_are_named_and_known_ones_lie_in_a_cache(hub: Hub, tmp_path: Path) -> None:
+def test_missing_files_are_named_and_known_ones_lie_in_a_cache(hub, tmp_path):
     asked = listing(hub, tmp_path)
     with pytest.raises(HubError) as caught:
         find_text(asked, "hf://datasets/acme/text/en/b.jsonl.gz")
@@ -202,7 +198,7 @@ def test_missing_files_are_named_and_known_ones_lie_in_a_cache(hub: Hub, tmp_pat
     assert Path(found) == path
 
 
-def test_what_cannot_be_read_is_named_as_it_was_asked_for(hub: Hub, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named_as_it_was_asked_for(hub, tmp_path):
     for name, said in (
         ("bad.json.gz", "`{en}bad.json.gz` is damaged or cut short"),
         ("odd.jsonl", "line 1 of `{en}odd.jsonl` has no field"),

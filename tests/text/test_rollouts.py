@@ -1,12 +1,9 @@
 """Rollouts in a folder: what is written is read, with its roles, and any damage is one sentence."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,21 +28,21 @@ from tests.support.rollouts import SAMPLES, written
 from tests.support.texts import THINKING, chat_of, tokenizer
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_what_is_written_is_read(tmp_path):
     assert written(tmp_path) == read_rollouts(tmp_path)
     assert [sample.mark for sample in SAMPLES] == [None, 1.0, 0.25]
     assert not Sampler(temperature=0.2, top_k=5, top_p=0.9).has_penalties
     assert Sampler(repetition_penalty=1.1).has_penalties
 
 
-def refusal(folder: Path) -> CorpusError:
+def refusal(folder):
     with pytest.raises(CorpusError) as caught:
         read_rollouts(folder)
     assert caught.value.hint
     return caught.value
 
 
-def test_a_damaged_folder_or_a_sample_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_folder_or_a_sample_that_cannot_be_is_refused(tmp_path):
     header = written(tmp_path).header
     (tmp_path / HEADER).write_text(text_of(replace(header, format=2)))
     assert "format 2" in refusal(tmp_path).message
@@ -79,7 +76,7 @@ def test_a_damaged_folder_or_a_sample_that_cannot_be_is_refused(tmp_path: Path) 
     assert "there is no folder" in refusal(tmp_path).message
 
 
-def test_windows_score_what_was_written_and_others_are_refused(tmp_path: Path) -> None:
+def test_windows_score_what_was_written_and_others_are_refused(tmp_path):
     text = rollout_text(written(tmp_path), {"turn": (5,), "reasoning": ()})
     tokens = [window.tokens.tolist() for window in text.windows]
     assert tokens == [[1, 2, 3, 4, 5], [1, 2, 3], [1, 9]]
@@ -103,7 +100,7 @@ def test_windows_score_what_was_written_and_others_are_refused(tmp_path: Path) -
 THINK, CALLS = TokenMarker(REASONING, (1,), (2,)), TokenMarker(CALL, (3, 30, 4), ())
 
 
-def test_markers_are_those_of_the_template_and_tell_roles(tmp_path: Path) -> None:
+def test_markers_are_those_of_the_template_and_tell_roles(tmp_path):
     for prompt, new, wanted in (
         ((9,), (9, 9), "aa"),
         ((9,), (1, 9, 2, 9), "rrra"),

@@ -1,15 +1,10 @@
 """The text of a plan: fetched before any weights, read no further than is asked, recorded."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +19,7 @@ from qaudit.text.texts import (
     read_corpus,
     with_default_texts,
 )
-from qaudit.types import Plan, Protocol, Recipe, digest
+from qaudit.types import Protocol, Recipe, digest
 from tests.support import tiny
 from tests.support.hub import Hub
 from tests.support.running import run
@@ -34,13 +29,13 @@ from tests.support.texts import BYTES, lines
 WORDS = ["the cat sat on the mat", "a dog and a cat", "one two three four", "the mat sat on a dog"]
 
 
-def recipe(*targets: str, **asked: Any) -> Recipe:
-    few: dict[str, Any] = {"calibration_documents": 2, "evaluation_documents": 2, "context": 8}
+def recipe(*targets, **asked):
+    few = {"calibration_documents": 2, "evaluation_documents": 2, "context": 8}
     few |= {"device": "cpu", "dtype": "float32", **asked}
     return Recipe(targets, ("rtn-4bit:group=32",), **few)
 
 
-def test_models_of_the_hub_alone_are_measured_on_published_text() -> None:
+def test_models_of_the_hub_alone_are_measured_on_published_text():
     for given, calibration, evaluation in (
         ({}, DEFAULT_HUB_CALIBRATION, DEFAULT_HUB_EVALUATION),
         ({"calibration": "mine.txt"}, "mine.txt", DEFAULT_HUB_EVALUATION),
@@ -58,12 +53,12 @@ class Counted:
 
     is_fast, bos_token_id, eos_token_id, count = True, None, None, 0
 
-    def __call__(self, text: str, **options: Any) -> Any:
+    def __call__(self, text, **options):
         self.count += 1
         return BYTES(text, **options)
 
 
-def damaged_after(path: Path, count: int) -> str:
+def damaged_after(path, count):
     """Write a zipped text that ends in bytes nobody can unzip, far behind `count` documents."""
     texts = (f"document {k} of {path.name} {digest(str(k))}" for k in range(count))
     more = (f"more {k} {digest(str(k))}" for k in range(4_000))
@@ -74,7 +69,7 @@ def damaged_after(path: Path, count: int) -> str:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_other_documents_are_neither_unzipped_nor_tokenized(tmp_path: Path, seed: int) -> None:
+def test_other_documents_are_neither_unzipped_nor_tokenized(tmp_path, seed):
     count = 128 if seed == 0 else 8  # another seed draws from 16 times as many
     pool = damaged_after(tmp_path / "calibration.json.gz", 128)
     scored = damaged_after(tmp_path / "evaluation.json.gz", 128)
@@ -95,7 +90,7 @@ def test_other_documents_are_neither_unzipped_nor_tokenized(tmp_path: Path, seed
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+def served(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
     model = tiny.make(root / "acme" / "tiny" / "v1", "llama", vocab_size=320)
     BYTES.save_pretrained(model)
@@ -116,7 +111,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+def hub(served, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("QAUDIT_CACHE", str(tmp_path / "known"))
     served.log.clear()
@@ -127,7 +122,7 @@ def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 FED, SCORED = "hf://datasets/acme/text/fed.jsonl", "hf://datasets/acme/text/scored.json.gz"
 
 
-def test_a_plan_says_where_text_comes_from_and_an_audit_its_bytes(hub: Hub, tmp_path: Path) -> None:
+def test_a_plan_says_where_text_comes_from_and_an_audit_its_bytes(hub, tmp_path):
     asked = opened(hub)
     plan = make_plan(recipe("acme/tiny", calibration=FED, evaluation=SCORED), hub=asked)
     fed, scored = plan.texts
@@ -143,7 +138,7 @@ def test_a_plan_says_where_text_comes_from_and_an_audit_its_bytes(hub: Hub, tmp_
     assert [d.name for d in corpus.documents] == ["scored.json.gz:1", "scored.json.gz:2"]
 
 
-def test_a_text_is_looked_up_once_for_two_roles_or_not_read(hub: Hub, tmp_path: Path) -> None:
+def test_a_text_is_looked_up_once_for_two_roles_or_not_read(hub, tmp_path):
     asked = opened(hub)
     plan = make_plan(recipe("acme/tiny", calibration=FED, evaluation=FED), hub=asked)
     assert len(plan.texts) == 1
@@ -158,7 +153,7 @@ def test_a_text_is_looked_up_once_for_two_roles_or_not_read(hub: Hub, tmp_path: 
 
 
 @pytest.mark.parametrize("role", ["calibration", "evaluation", "choices"])
-def test_a_text_that_cannot_be_found_ends_the_scan_with_the_plan(hub: Hub, role: str) -> None:
+def test_a_text_that_cannot_be_found_ends_the_scan_with_the_plan(hub, role):
     what = "multiple-choice items" if role == "choices" else f"{role} text"
     for source, said in (
         ("hf://datasets/acme/none/a.jsonl", "dataset `acme/none` does not exist, or is private"),
@@ -175,11 +170,11 @@ def test_a_text_that_cannot_be_found_ends_the_scan_with_the_plan(hub: Hub, role:
     assert weights_asked_for(hub) == []
 
 
-def weights_asked_for(hub: Hub) -> list[str]:
+def weights_asked_for(hub):
     return [e["path"] for e in hub.log if e["path"].endswith("model.safetensors")]
 
 
-def refused_run(hub: Hub, tmp_path: Path, plan: Plan, **client: bool) -> QauditError:
+def refused_run(hub, tmp_path, plan, **client):
     with pytest.raises(QauditError) as caught:
         run(plan, tmp_path / "out", hub=opened(hub, **client))
     assert weights_asked_for(hub) == []
@@ -187,7 +182,7 @@ def refused_run(hub: Hub, tmp_path: Path, plan: Plan, **client: bool) -> QauditE
     return caught.value
 
 
-def planned(hub: Hub, **asked: Any) -> Plan:
+def planned(hub, **asked):
     plan = make_plan(
         recipe("acme/tiny", **{"calibration": FED, "evaluation": SCORED, **asked}), hub=opened(hub)
     )
@@ -200,7 +195,7 @@ FLIPPED = {"match": r"GET .*scored\.json\.gz", "flip": 11, "times": 10**9}
 SILENT = {"match": r"GET .*fed\.jsonl", "status": 503}
 
 
-def test_a_text_that_does_not_come_ends_the_scan_before_weights(hub: Hub, tmp_path: Path) -> None:
+def test_a_text_that_does_not_come_ends_the_scan_before_weights(hub, tmp_path):
     for evaluation, faults, kind, wrong in (
         (GATED, [], HubError, f"the evaluation text `{GATED}` cannot be had: .*gated"),
         (SCORED, [FLIPPED], HubError, f"the evaluation text `{SCORED}` cannot be had: "),
@@ -220,7 +215,7 @@ def test_a_text_that_does_not_come_ends_the_scan_before_weights(hub: Hub, tmp_pa
             assert error.hint.endswith("or give another text with `--evaluation`")
 
 
-def test_a_series_without_a_tokenizer_takes_that_of_its_family(hub: Hub, tmp_path: Path) -> None:
+def test_a_series_without_a_tokenizer_takes_that_of_its_family(hub, tmp_path):
     asked = opened(hub)
     target = "HuggingFaceTB/SmolLM3-3B-checkpoints@stage1-step-40000"
     plan = make_plan(recipe(target, calibration=FED, evaluation=SCORED), hub=asked)

@@ -5,8 +5,6 @@ Exits with 1 where a type is wrong, or ran before and does not any more.
 With `--drawn N`, N drawn configurations and texts of each type are tried instead (`drawn.py`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -14,7 +12,6 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -31,7 +28,7 @@ RESULTS = Path(__file__).with_name("results.json")
 PARTIAL = ROOT / "build/zoo.jsonl"
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description="try every type of the installed transformers")
     parser.add_argument("types", nargs="*", help="only these, and write no page")
     parser.add_argument("--drawn", type=int, default=0, help="draw so many configurations of each")
@@ -56,7 +53,7 @@ def main() -> int:
     return report_worse(before, results["types"])
 
 
-def run_all(seconds: float) -> dict[str, Any]:
+def run_all(seconds):
     PARTIAL.parent.mkdir(exist_ok=True)
     PARTIAL.touch()
     results = dict(json.loads(line) for line in PARTIAL.read_text().splitlines())
@@ -75,7 +72,7 @@ def run_all(seconds: float) -> dict[str, Any]:
     return results
 
 
-def run_drawn(types: list[str], count: int) -> int:
+def run_drawn(types, count):
     """Print the draws that are neither equal nor refused; return whether there is one."""
     wrong = 0
     for name in types:
@@ -86,7 +83,7 @@ def run_drawn(types: list[str], count: int) -> int:
     return 1 if wrong else 0
 
 
-def report_worse(before: dict[str, Any], after: dict[str, Any]) -> int:
+def report_worse(before, after):
     worse = [
         name
         for name, row in after.items()

@@ -1,27 +1,21 @@
 """One type: made, saved, audited, and held against plain transformers."""
 
-from __future__ import annotations
-
 import re
 import signal
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
-from qaudit.core.scheme import Scheme
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import Route
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.read_out import document_sums
-from qaudit.engine.tally import Tally
 from qaudit.engine.tasks import Machine
 from qaudit.engine.tokens import Feed
 from qaudit.errors import QauditError
@@ -41,7 +35,7 @@ _WINDOWS = [
 ]
 
 
-def result_of(model_type: str, seconds: int = 60) -> dict[str, Any]:
+def result_of(model_type, seconds=60):
     """Return how a type runs; whatever goes wrong is part of the result."""
     with tempfile.TemporaryDirectory() as temporary, _within(seconds):
         folder = Path(temporary) / "model"
@@ -68,7 +62,7 @@ def result_of(model_type: str, seconds: int = 60) -> dict[str, Any]:
         return result
 
 
-def _must_open(folder: Path) -> str:
+def _must_open(folder):
     """Return why the plan would refuse a model from its headers, or nothing."""
     Sizes.read(folder)
     weights = WeightFolder(folder)
@@ -79,26 +73,22 @@ def _must_open(folder: Path) -> str:
     return ""
 
 
-def _audit(folder: Path, scratch: Path) -> Mapping[str, Tally]:
+def _audit(folder, scratch):
     feed = Feed(make_batches(_CALIBRATION, _LONGEST), make_batches(_WINDOWS, _LONGEST, 160))
     return tallies_of(folder, scratch, feed, parse_schemes(_SCHEMES))
 
 
-def tallies_of(
-    folder: Path, scratch: Path, feed: Feed, schemes: Sequence[Scheme] = ()
-) -> Mapping[str, Tally]:
+def tallies_of(folder, scratch, feed, schemes=()):
     """Measure as an audit does, by the route that it takes."""
     route = Route(folder, WeightFolder(folder), Machine(_CPU, torch.float32, 0))
     with HiddenStates(scratch, 10**9, _CPU) as states:
         return route.follow(feed, schemes, states, lambda *_: None)
 
 
-def _compared(
-    plain: Any, documents: list[torch.Tensor], wanted: list[float], tallies: Mapping[str, Tally]
-) -> dict[str, Any]:
+def _compared(plain, documents, wanted, tallies):
     spec, gptq = (scheme.spec for scheme in parse_schemes(_SCHEMES))
     linears = tallies[spec].linears
-    result: dict[str, Any] = {"runs": "in blocks"}
+    result = {"runs": "in blocks"}
     result["fp"] = _difference(tallies[FULL_PRECISION], wanted)
     left = reference.left(plain, linears)
     result["left"] = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in left})
@@ -114,22 +104,22 @@ def _compared(
     return result
 
 
-def _difference(tally: Tally, wanted: list[float]) -> float:
+def _difference(tally, wanted):
     """Return the largest relative difference of a document's loss."""
     batches = make_batches(_WINDOWS, _LONGEST, 160)
     losses = document_sums(batches, tally.nll, _WINDOWS, len(_WINDOWS))[0]
     return float(f"{np.max(np.abs(losses - wanted) / np.abs(wanted)):.1e}")
 
 
-def line_of(error: Exception, folder: Path) -> str:
+def line_of(error, folder):
     """Return an error in a line, without the folder that the model was in."""
     text = error.message if isinstance(error, QauditError) else f"{type(error).__name__}: {error}"
     return textwrap.shorten(text.replace(str(folder), "MODEL"), 160, placeholder=" ...")
 
 
 @contextmanager
-def _within(seconds: int) -> Iterator[None]:
-    def stop(*_: Any) -> None:
+def _within(seconds):
+    def stop(*_):
         raise TimeoutError(f"took longer than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, stop)

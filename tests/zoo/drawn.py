@@ -6,8 +6,6 @@ through the audit together, and through plain transformers one at a time. Every 
 or the file is refused by name.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random
@@ -34,16 +32,16 @@ _LONGEST, _TOGETHER = 80, 192
 _Draw = Callable[[random.Random], Any]
 
 
-def _one_of(*values: Any) -> _Draw:
+def _one_of(*values):
     return lambda draw: draw.choice(values)
 
 
-def _layers(*kinds: str) -> _Draw:
+def _layers(*kinds):
     return lambda draw: [draw.choice(kinds) for _ in range(4)]
 
 
-def _rotation(draw: random.Random) -> dict[str, Any]:
-    kinds: dict[str, dict[str, Any]] = {
+def _rotation(draw):
+    kinds = {
         "default": {},
         "linear": {"factor": 4.0},
         "dynamic": {"factor": 2.0},
@@ -62,7 +60,7 @@ def _rotation(draw: random.Random) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": draw.choice([500.0, 10000.0]), **kinds[kind]}
 
 
-_KEYS: dict[str, _Draw] = {
+_KEYS = {
     "rope_parameters": _rotation,
     "max_position_embeddings": _one_of(40, 48, 96, 256),
     "sliding_window": _one_of(None, 6, 16, 48),
@@ -83,11 +81,11 @@ _KEYS: dict[str, _Draw] = {
 _NOT_TURNED = {"is_encoder_decoder", "is_decoder", "use_cache", "add_cross_attention"}
 
 
-def edits(table: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+def edits(table, draw):
     """Return changes of a few keys of a configuration, and keys that it has not."""
     flags = [k for k, v in table.items() if isinstance(v, bool) and k not in _NOT_TURNED]
     numbers = [k for k, v in table.items() if type(v) is float]
-    changes: dict[str, Any] = {}
+    changes = {}
     for _ in range(draw.randint(1, 4)):
         kind = draw.random()
         if kind < 0.2 and flags:
@@ -100,7 +98,7 @@ def edits(table: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     return changes
 
 
-def save(folder: Path, model_type: str, changes: dict[str, Any]) -> None:
+def save(folder, model_type, changes):
     """Save a random model of a changed configuration, which is stored as it was changed.
 
     Flags that a model cannot be built with, or saved, are those of the stored file alone.
@@ -123,11 +121,11 @@ def save(folder: Path, model_type: str, changes: dict[str, Any]) -> None:
     path.write_text(json.dumps(stored))
 
 
-def documents(draw: random.Random, lengths: list[int]) -> list[Window]:
+def documents(draw, lengths):
     return [Window(k, _tokens(draw, n)) for k, n in enumerate(lengths)]
 
 
-def options(draw: random.Random, *, example: int, items: int) -> list[Window]:
+def options(draw, *, example, items):
     """Return the options of items under one example."""
     before, texts = _tokens(draw, example), list[np.ndarray]()
     for _ in range(items):
@@ -139,12 +137,12 @@ def options(draw: random.Random, *, example: int, items: int) -> list[Window]:
     return [Window(k, text, len(text) - 1) for k, text in enumerate(texts)]
 
 
-def _tokens(draw: random.Random, count: int) -> np.ndarray:
+def _tokens(draw, count):
     return np.array([draw.randint(20, 1999) for _ in range(count)], np.int32)
 
 
 @torch.no_grad()
-def plain_losses(model: Any, documents: list[Window], items: list[Window]) -> list[float]:
+def plain_losses(model, documents, items):
     """Return the losses of what windows score, each read by a model that read nothing before.
 
     The last token of an option is not read: that is how lm-eval has it.
@@ -162,9 +160,7 @@ def plain_losses(model: Any, documents: list[Window], items: list[Window]) -> li
     return losses
 
 
-def audited_losses(
-    folder: Path, scratch: Path, documents: list[Window], items: list[Window]
-) -> list[float]:
+def audited_losses(folder, scratch, documents, items):
     """Return the losses of documents and of options by an audit."""
     batches = make_batches(documents, _LONGEST, _TOGETHER, pad_until([folder]))
     feed = Feed((), batches, items=[items] if items else ())
@@ -173,7 +169,7 @@ def audited_losses(
     return losses + (tally.options[0].tolist() if tally.options is not None else [])
 
 
-def result_of(model_type: str, seed: int) -> dict[str, Any]:
+def result_of(model_type, seed):
     """Return what a draw of a type gives: equal, refused, wrong or not tried."""
     draw = random.Random(f"{model_type} {seed}")
     try:
@@ -187,9 +183,7 @@ def result_of(model_type: str, seed: int) -> dict[str, Any]:
     return {"changes": changes, "lengths": lengths, **result}
 
 
-def compare(
-    model_type: str, changes: dict[str, Any], texts: list[Window], items: list[Window]
-) -> dict[str, Any]:
+def compare(model_type, changes, texts, items):
     """Return whether losses of an edited configuration are those of plain transformers."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"

@@ -1,12 +1,8 @@
 """docs/models.md and docs/models.csv of the results."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tests.zoo import tiny
 
@@ -32,18 +28,18 @@ COLUMNS = (
 OUTCOMES = ("in blocks", "refused", "wrong", "not tried")
 
 
-def kinds() -> dict[str, list[str]]:
+def kinds():
     return {"Decoders": tiny.decoders(), "Wrappers and others that carry text": tiny.wrappers()}
 
 
-def page(results: Mapping[str, Any]) -> str:
+def page(results):
     types = results["types"]
     parts = [HEAD.format(transformers=results["transformers"]), _counts(types)]
     for title, names in kinds().items():
         rows = {n: types[n] for n in names if n in types}
         parts.append(f"## {title}\n")
         for outcome in OUTCOMES:
-            by_reason: dict[str, list[str]] = defaultdict(list)
+            by_reason = defaultdict(list)
             for name, row in rows.items():
                 if row["runs"] == outcome:
                     by_reason[row.get("reason", "").replace(f"`{name}`", "type")].append(name)
@@ -58,7 +54,7 @@ def page(results: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def table(results: Mapping[str, Any]) -> str:
+def table(results):
     """Return every row as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -67,7 +63,7 @@ def table(results: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-def _cells(types: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+def _cells(types):
     for title, names in kinds().items():
         kind = "decoder" if title == "Decoders" else "wrapper"
         for name in names:
@@ -76,7 +72,7 @@ def _cells(types: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
             yield kind, name, *numbers, " ".join(row.get("left", ())), row.get("reason", "")
 
 
-def _counts(types: Mapping[str, Any]) -> str:
+def _counts(types):
     lines = [f"| | {' | '.join(OUTCOMES)} |", "| --- |" + " --- |" * len(OUTCOMES)]
     for title, names in kinds().items():
         counts = Counter(types[n]["runs"] for n in names if n in types)

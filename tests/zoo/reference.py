@@ -1,21 +1,17 @@
 """Losses of plain transformers, and rounding to nearest in place; written apart from qaudit."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Collection, Iterator
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.support.reference.plain_gptq import find_scale
 
 GROUP = 128
 
 
-def rounded(weight_RC: Tensor) -> Tensor:
+def rounded(weight_RC):
     """Round groups of columns to symmetric grids of 4 bits."""
     parts = []
     for part in weight_RC.split(GROUP, dim=1):
@@ -27,7 +23,7 @@ def rounded(weight_RC: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def losses(model: Any, documents: list[Tensor]) -> list[float]:
+def losses(model, documents):
     result = []
     for tokens in documents:
         logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1].double()
@@ -35,7 +31,7 @@ def losses(model: Any, documents: list[Tensor]) -> list[float]:
     return result
 
 
-def blocks_of(model: Any) -> list[nn.Module]:
+def blocks_of(model):
     """Return the decoder's blocks: of its lists of modules, the one with the most parameters."""
     decoder = [m for m in model.get_decoder().modules() if isinstance(m, nn.ModuleList)]
     # Some classes have a decoder of which they do not tell.
@@ -44,7 +40,7 @@ def blocks_of(model: Any) -> list[nn.Module]:
 
 
 @torch.no_grad()
-def round_in_place(model: Any, linears: Collection[str]) -> tuple[int, set[str]]:
+def round_in_place(model, linears):
     """Round linears of each block; return how many there were, and which names are in no block."""
     count, unknown = 0, set(linears)
     for block in blocks_of(model):
@@ -58,7 +54,7 @@ def round_in_place(model: Any, linears: Collection[str]) -> tuple[int, set[str]]
     return count, unknown
 
 
-def left(model: Any, linears: Collection[str]) -> set[str]:
+def left(model, linears):
     """Return the linear layers of blocks that are not among `linears`."""
     return {
         name
@@ -68,10 +64,10 @@ def left(model: Any, linears: Collection[str]) -> set[str]:
     }
 
 
-def _weight(block: nn.Module, name: str) -> Tensor | None:
+def _weight(block, name):
     modules = dict(block.named_modules())
     if name in modules:
-        weight: Any = modules[name].weight.data
+        weight = modules[name].weight.data
         return weight.t() if type(modules[name]).__name__ == "Conv1D" else weight
     match = re.fullmatch(r"(.*)\.(\d+)\.(gate|up|down)_proj", name)
     if match is None or match[1] not in modules:
@@ -79,7 +75,7 @@ def _weight(block: nn.Module, name: str) -> Tensor | None:
     return dict(_expert(modules[match[1]], int(match[2]))).get(match[3])
 
 
-def _expert(module: Any, index: int) -> Iterator[tuple[str, Tensor]]:
+def _expert(module, index):
     """Yield the matrices of an expert, (R, C) each, as views of what the library stores."""
     kind = type(module).__name__
     if kind == "DbrxExperts":

@@ -1,9 +1,6 @@
 """Losses of edited configurations are those of plain transformers, or the file is refused."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 
@@ -42,8 +39,8 @@ FULL = ["full_attention"] * 4
     ],
 )
 def test_an_edited_configuration_is_measured_as_transformers_do_or_refused(
-    model_type: str, changes: dict[str, Any], wanted: str
-) -> None:
+    model_type, changes, wanted
+):
     draw = random.Random(0)
     documents = drawn.documents(draw, [80, 70, 49, 48, 41, 40, 3])
     items = drawn.options(draw, example=30, items=2)
@@ -53,8 +50,6 @@ def test_an_edited_configuration_is_measured_as_transformers_do_or_refused(
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "gemma2", "olmoe", "gpt_neox"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_drawn_configuration_is_measured_as_transformers_do_or_refused(
-    model_type: str, seed: int
-) -> None:
+def test_a_drawn_configuration_is_measured_as_transformers_do_or_refused(model_type, seed):
     result = drawn.result_of(model_type, seed)
     assert result["is"] in ("equal", "refused", "runs"), result

@@ -1,9 +1,6 @@
 """The types that differ most; `make zoo` tries all of them."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -31,10 +28,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own, of rare 
 
 
 @pytest.mark.parametrize(
-    "model_type",
-    [pytest.param(t, marks=pytest.mark.slow if t in NIGHTLY else ()) for t in TYPES],
+    "model_type", [pytest.param(t, marks=pytest.mark.slow if t in NIGHTLY else ()) for t in TYPES]
 )
-def test_losses_of_a_type_are_those_of_plain_transformers(model_type: str) -> None:
+def test_losses_of_a_type_are_those_of_plain_transformers(model_type):
     result = audit.result_of(model_type)
     assert result["runs"] == TYPES[model_type], result
     if result["runs"] != "refused":
@@ -43,7 +39,7 @@ def test_losses_of_a_type_are_those_of_plain_transformers(model_type: str) -> No
         assert result["gptq"] < (1.05 if model_type == "gemma4_text" else 1)
 
 
-def test_another_rounding_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_rounding_is_wrong(monkeypatch):
     monkeypatch.setattr(reference, "rounded", lambda weight_RC: weight_RC)
     result = audit.result_of("llama")
     assert result["runs"] == "wrong" and result["fp"] <= audit.TOLERANCE < result["rtn"]
@@ -52,22 +48,20 @@ def test_another_rounding_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "runs"), [(tiny, "save", "not tried"), (audit, "_audit", "wrong")]
 )
-def test_a_crash_is_a_result(
-    module: Any, name: str, runs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def crash(*_: object) -> None:
+def test_a_crash_is_a_result(module, name, runs, monkeypatch):
+    def crash(*_):
         raise KeyError("layers")
 
     monkeypatch.setattr(module, name, crash)
     assert audit.result_of("llama") == {"runs": runs, "reason": "KeyError: 'layers'"}
 
 
-def test_what_ran_before_and_is_refused_now_is_reported() -> None:
+def test_what_ran_before_and_is_refused_now_is_reported():
     right, refused = {"runs": "in blocks"}, {"runs": "refused", "reason": "its blocks differ"}
     assert report_worse({"llama": refused}, {"llama": right}) == 0
     assert report_worse({"llama": right}, {"llama": refused}) == 1
     assert report_worse({}, {"llama": {"runs": "wrong", "reason": "losses differ"}}) == 1
 
 
-def test_the_page_shows_the_results() -> None:
+def test_the_page_shows_the_results():
     assert PAGE.read_text(encoding="utf-8") == page(json.loads(RESULTS.read_text(encoding="utf-8")))

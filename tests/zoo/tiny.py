@@ -4,12 +4,8 @@ Configurations are data (`tiny.yaml`): numbers for what a configuration has of t
 changes for types that need more. Nothing here knows qaudit.
 """
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -17,18 +13,16 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-TABLES: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("tiny.yaml").read_text(encoding="utf-8")
-)
+TABLES = yaml.safe_load(Path(__file__).with_name("tiny.yaml").read_text(encoding="utf-8"))
 TEXT_PARTS = ("text_config", "llm_config", "decoder_config", "language_config")
 _MOST_PARAMETERS = 100_000_000
 
 
-def decoders() -> list[str]:
+def decoders():
     return sorted(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def wrappers() -> list[str]:
+def wrappers():
     """Return the types that carry text beside something else, and no plain decoder."""
     named = (
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -37,9 +31,9 @@ def wrappers() -> list[str]:
     return sorted(set(named) - set(decoders()))
 
 
-def config_of(model_type: str, changes: Mapping[str, Any] | None = None) -> Any:
+def config_of(model_type, changes=None):
     """Return a tiny configuration of a type, those inside it included."""
-    kind: Any = CONFIG_MAPPING[model_type]
+    kind = CONFIG_MAPPING[model_type]
     parts = {k: v for k, v in (kind.sub_configs or {}).items() if k in _names(kind)}
     usual = dict(TABLES["text"])
     if parts:  # widths belong to the parts
@@ -47,7 +41,7 @@ def config_of(model_type: str, changes: Mapping[str, Any] | None = None) -> Any:
     return kind(**{**_inner(kind, parts), **_changed(kind, usual), **(changes or {})})
 
 
-def _inner(kind: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
+def _inner(kind, parts):
     if not parts:
         return {}
     try:
@@ -65,35 +59,35 @@ def _inner(kind: Any, parts: Mapping[str, Any]) -> dict[str, Any]:
     return inner
 
 
-def _changed(kind: Any, usual: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(kind, usual):
     values = {k: v for k, v in usual.items() if k in _names(kind)}
     values |= TABLES["types"].get(kind.model_type, {})
     return {k: v for k, v in values.items() if v is not None}
 
 
-def _names(kind: Any) -> set[str]:
+def _names(kind):
     names = set(inspect.signature(kind.__init__).parameters)
     for base in kind.__mro__:
         names |= set(getattr(base, "__annotations__", {}))
     return names - {"kwargs", "self"}
 
 
-def class_of(config: Any) -> Any:
+def class_of(config):
     """Return the class that a release of this configuration names."""
     for auto in (AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoModelForCausalLM):
-        mapping: Any = auto._model_mapping
+        mapping = auto._model_mapping
         kind = mapping.get(type(config), None)
         if kind:
             return kind[0] if isinstance(kind, tuple) else kind
     raise ValueError("no class for it")
 
 
-def save(folder: Path, model_type: str, changes: Mapping[str, Any] | None = None) -> Any:
+def save(folder, model_type, changes=None):
     """Save a random model as the library saves it; return its class."""
     return save_config(folder, config_of(model_type, changes))
 
 
-def save_config(folder: Path, config: Any) -> Any:
+def save_config(folder, config):
     """Save a random model of a configuration; return its class."""
     kind = class_of(config)
     with torch.device("meta"):

@@ -1,7 +1,5 @@
 """Curvature of subjects and slices through the loss, as an audit has them measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -19,11 +17,7 @@ from qaudit.core.registry import parse_scheme
 from qaudit.diagnostics import curvature_measure
 from qaudit.diagnostics.case import Case, DocumentChoice
 from qaudit.diagnostics.curvature import Curvature
-from qaudit.diagnostics.curvature_measure import (
-    find_room,
-    measure_curvature,
-    product_nbytes,
-)
+from qaudit.diagnostics.curvature_measure import find_room, measure_curvature, product_nbytes
 from qaudit.diagnostics.plane import Plane
 from qaudit.diagnostics.plane_measure import Along, Anchor, between, measure_plane
 from qaudit.engine.measure import measure
@@ -32,7 +26,7 @@ from qaudit.errors import MachineError, SchemeError, SourceError
 from qaudit.model.routes import MergedWeights
 from qaudit.saved.codec import encode
 from qaudit.saved.results import ResultStore
-from qaudit.types import Corpus, CurvatureRow, PlaneRow, Subject
+from qaudit.types import Corpus, Subject
 from tests.support.measured import MACHINE, corpus
 from tests.support.models import save_model
 from tests.support.series import find_checkpoints
@@ -51,7 +45,7 @@ def series(tmp_path_factory):
     return [find_checkpoints(save_model(root / f"step{k}", k))[0] for k in (10, 20)]
 
 
-def measured(members, tmp_path, asked=QUICK, text=None) -> list[CurvatureRow]:
+def measured(members, tmp_path, asked=QUICK, text=None):
     single = len(members) == 1
     share = 1.0 if single else 0.5
     subject = Subject("it", tuple((c, share) for c in members), None if single else "mean")
@@ -60,7 +54,7 @@ def measured(members, tmp_path, asked=QUICK, text=None) -> list[CurvatureRow]:
     return list(measure_curvature(case))
 
 
-def test_a_model_is_measured_whole_and_in_parts_and_a_soup_merged(series, tmp_path) -> None:
+def test_a_model_is_measured_whole_and_in_parts_and_a_soup_merged(series, tmp_path):
     whole, *parts = measured(series[:1], tmp_path)
     assert (whole.part, whole.documents, whole.probes) == ("model", 3, 4)
     assert whole.trace.low < whole.trace.estimate < whole.trace.high
@@ -86,7 +80,7 @@ def test_a_model_is_measured_whole_and_in_parts_and_a_soup_merged(series, tmp_pa
     assert (whole.eigenvalues, whole.smallest, whole.products) == ((), None, 4)
 
 
-def test_documents_are_chosen_by_content_whatever_their_order(series, tmp_path) -> None:
+def test_documents_are_chosen_by_content_whatever_their_order(series, tmp_path):
     text = corpus()
     count = len(text.documents)
     turned = Corpus(
@@ -104,8 +98,8 @@ def test_documents_are_chosen_by_content_whatever_their_order(series, tmp_path) 
         measured(series[:1], tmp_path, text=replace(text, evaluation=only))
 
 
-def test_less_goes_side_by_side_where_less_fits_and_nothing_where_none_does(monkeypatch) -> None:
-    def with_free(nbytes: int) -> None:
+def test_less_goes_side_by_side_where_less_fits_and_nothing_where_none_does(monkeypatch):
+    def with_free(nbytes):
         monkeypatch.setattr(curvature_measure, "room_nbytes", lambda device: nbytes)
 
     bare = replace(QUICK, eigenvalues=0)
@@ -129,11 +123,11 @@ RTN = parse_scheme("rtn-3bit:group=16")
 GPTQ = parse_scheme("gptq-3bit:group=16")
 
 
-def points(series, tmp_path, scheme=RTN, **asked) -> dict:
+def points(series, tmp_path, scheme=RTN, **asked):
     return {(row.a, row.b): row for row in rows(series, tmp_path, scheme, **asked)}
 
 
-def rows(series, tmp_path, scheme=RTN, *, previous=True, **asked) -> list[PlaneRow]:
+def rows(series, tmp_path, scheme=RTN, *, previous=True, **asked):
     before, after = series
     task = Task.unplanned(Subject("after", ((after, 1.0),)), corpus(), (scheme,))
     given = Plane(**{"steps": 2, "beyond": 1, **asked})
@@ -143,7 +137,7 @@ def rows(series, tmp_path, scheme=RTN, *, previous=True, **asked) -> list[PlaneR
 
 
 @torch.no_grad()
-def loss_by_hand(series, a: float, b: float, scheme=RTN) -> float:
+def loss_by_hand(series, a, b, scheme=RTN):
     """Return the loss of a model whose weights were moved one by one."""
     before, after = (AutoModelForCausalLM.from_pretrained(folder_of(c)) for c in series)
     earlier = before.state_dict()
@@ -165,7 +159,7 @@ def loss_by_hand(series, a: float, b: float, scheme=RTN) -> float:
     return total / tokens
 
 
-def test_every_point_of_the_grid_is_a_model_whose_weights_were_moved(series, tmp_path) -> None:
+def test_every_point_of_the_grid_is_a_model_whose_weights_were_moved(series, tmp_path):
     found = points(series, tmp_path, grid=True)
     assert len(found) == 25
     for a, b in [(0, 0), (0, 1), (1, 0), (0.5, 0.5), (-0.5, 1.5), (1, 1)]:
@@ -177,7 +171,7 @@ def test_every_point_of_the_grid_is_a_model_whose_weights_were_moved(series, tmp
     assert found[1.0, 1.0].ce.estimate != pytest.approx(afresh, rel=1e-4)
 
 
-def test_the_line_holds_the_subject_for_its_documents_and_scheme(series, tmp_path) -> None:
+def test_the_line_holds_the_subject_for_its_documents_and_scheme(series, tmp_path):
     found = points(series, tmp_path, GPTQ)
     assert sorted(found) == [(0.0, -0.5), (0.0, 0.0), (0.0, 0.5), (0.0, 1.0), (0.0, 1.5)]
     task = Task.unplanned(Subject("after", ((series[1], 1.0),)), corpus(), (GPTQ,))
@@ -203,7 +197,7 @@ def test_the_line_holds_the_subject_for_its_documents_and_scheme(series, tmp_pat
         assert np.allclose(np.diff(asked.along), 1 / asked.steps)
 
 
-def test_blocks_stay_until_read_and_weights_between_two_are_on_a_line(series) -> None:
+def test_blocks_stay_until_read_and_weights_between_two_are_on_a_line(series):
     weight = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
     for keeps, blocks in ((False, {1}), (True, {0, 1})):
         anchor = Anchor(inner=RTN, keeps=keeps)

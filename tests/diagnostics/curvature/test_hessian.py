@@ -4,12 +4,9 @@ Everything is in double precision but for what `transformers` computes in float3
 model's dtype is, its norms: sums in another order then differ by 1e-7 of what is summed.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,15 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qaudit.core.spectrum import (
-    FEWEST,
-    beside,
-    dot,
-    estimate_trace,
-    find_ends,
-    norm,
-    signs,
-)
+from qaudit.core.spectrum import FEWEST, beside, dot, estimate_trace, find_ends, norm, signs
 from qaudit.diagnostics.curvature_measure import LossHessian, cut, recomputed
 from qaudit.errors import SourceError
 from qaudit.types import Window
@@ -42,11 +31,11 @@ SHAPE = {
 }  # fmt: skip
 
 
-def documents(vocabulary: int, count: int = 2) -> list[list[Window]]:
+def documents(vocabulary, count=2):
     """Return documents of two windows each, of unequal lengths, the second with a context."""
     random = np.random.default_rng(5)
 
-    def window(document: int, length: int, scored_from: int) -> Window:
+    def window(document, length, scored_from):
         tokens = random.integers(0, vocabulary, length).astype(np.int32)
         return Window(document, tokens, scored_from)
 
@@ -54,7 +43,7 @@ def documents(vocabulary: int, count: int = 2) -> list[list[Window]]:
 
 
 @pytest.fixture(scope="module")
-def small() -> nn.Module:
+def small():
     """A Llama of a few hundred parameters in double precision, its embedding tied."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPE)).double().eval()
@@ -65,11 +54,11 @@ def small() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def hessian(small: nn.Module) -> LossHessian:
+def hessian(small):
     return LossHessian(small, list(small.model.layers), cut(documents(11), CONTEXT, 24))
 
 
-def mean_loss(model: nn.Module, cases: list[list[Window]]) -> torch.Tensor:
+def mean_loss(model, cases):
     """Return the mean loss of a token, window by window, the slow way."""
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for windows in cases:
@@ -85,7 +74,7 @@ def mean_loss(model: nn.Module, cases: list[list[Window]]) -> torch.Tensor:
     return total / tokens
 
 
-def matrix_of(model: nn.Module, cases: list[list[Window]]) -> torch.Tensor:
+def matrix_of(model, cases):
     """Return the Hessian itself, by two reverse passes, row after row."""
     parameters = list(model.parameters())
     first = torch.autograd.grad(mean_loss(model, cases), parameters, create_graph=True)
@@ -95,24 +84,24 @@ def matrix_of(model: nn.Module, cases: list[list[Window]]) -> torch.Tensor:
     return torch.cat([row.flatten(1) for row in rows], dim=1)
 
 
-def rounding(entries: torch.Tensor) -> float:
+def rounding(entries):
     """Return how far a sum of all entries is off if each is good to a unit of float32."""
     return torch.finfo(torch.float32).eps * float(entries.detach().abs().sum())
 
 
-def must_agree(found: torch.Tensor, expected: torch.Tensor) -> None:
+def must_agree(found, expected):
     largest = float(expected.detach().abs().max())
     assert largest > 0
     torch.testing.assert_close(found, expected.detach(), rtol=0, atol=3e-6 * largest)
 
 
 @pytest.fixture(scope="module")
-def matrix(small: nn.Module) -> torch.Tensor:
+def matrix(small):
     small.set_attn_implementation("eager")
     return matrix_of(small, documents(11))
 
 
-def test_products_forms_and_loss_are_those_of_the_exact_hessian(small, hessian, matrix) -> None:
+def test_products_forms_and_loss_are_those_of_the_exact_hessian(small, hessian, matrix):
     """Forms are of each document and each tensor."""
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randn(len(matrix), generator=generator, dtype=torch.float64)
@@ -132,7 +121,7 @@ def test_products_forms_and_loss_are_those_of_the_exact_hessian(small, hessian, 
     must_agree(alone.multiply(vector), hessian.multiply(vector))  # one window at a time
 
 
-def test_trace_and_ends_are_those_of_the_exact_hessian(hessian, matrix) -> None:
+def test_trace_and_ends_are_those_of_the_exact_hessian(hessian, matrix):
     size = len(matrix)
     values = np.linalg.eigvalsh(matrix.detach().numpy())
     ends = find_ends(hessian.multiply, size, hessian.like, count=2, tolerance=1e-4)
@@ -147,7 +136,7 @@ def test_trace_and_ends_are_those_of_the_exact_hessian(hessian, matrix) -> None:
 
 
 @pytest.mark.parametrize("family", ["olmo2", "gpt_neox", "gemma2", "gpt2", "bloom"])
-def test_recomputing_blocks_changes_no_derivative_of_any_kind_of_block(family: str) -> None:
+def test_recomputing_blocks_changes_no_derivative_of_any_kind_of_block(family):
     config = AutoConfig.for_model(family, **FAMILIES[family])
     torch.manual_seed(2)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -161,14 +150,14 @@ def test_recomputing_blocks_changes_no_derivative_of_any_kind_of_block(family: s
     assert all("forward" not in vars(block) for block in blocks)
 
 
-def test_recomputed_blocks_keep_nothing_and_a_diverged_model_is_refused(small: nn.Module) -> None:
+def test_recomputed_blocks_keep_nothing_and_a_diverged_model_is_refused(small):
     weights = {parameter.data_ptr() for parameter in small.parameters()}
 
-    def kept(blocks: list[nn.Module]) -> int:
+    def kept(blocks):
         """Count the entries that a graph of two derivatives keeps, weights aside."""
-        held: weakref.WeakSet[Any] = weakref.WeakSet()
+        held = weakref.WeakSet()
 
-        def keep(tensor: torch.Tensor) -> Any:
+        def keep(tensor):
             held.add(holder := partial(torch.Tensor.detach, tensor))  # gone with the graph
             return holder
 
@@ -196,7 +185,7 @@ def test_recomputed_blocks_keep_nothing_and_a_diverged_model_is_refused(small: n
 
 
 @pytest.mark.gpu
-def test_a_gpu_makes_the_same_product() -> None:
+def test_a_gpu_makes_the_same_product():
     torch.manual_seed(0)
     config = AutoConfig.for_model("llama", **SHAPE)
     model = AutoModelForCausalLM.from_config(config).double().eval()
@@ -215,7 +204,7 @@ def test_a_gpu_makes_the_same_product() -> None:
 LIKE = torch.zeros(1, dtype=torch.float64)
 
 
-def times(matrix_PP: torch.Tensor):
+def times(matrix_PP):
     def product(vector_P):
         image_P = matrix_PP @ vector_P
         return image_P, (vector_P * image_P).numpy()
@@ -230,13 +219,13 @@ def trace_of(matrix_PP, **probing):
 
 @given(st.integers(1, 12), st.integers(0, 10**6))
 @settings(max_examples=40)
-def test_a_diagonal_matrix_is_exact_at_every_probe(size: int, seed: int) -> None:
+def test_a_diagonal_matrix_is_exact_at_every_probe(size, seed):
     diagonal = torch.diag(symmetric(size, seed).diagonal())
     found = trace_of(diagonal, probes=3)
     assert found.samples_N == pytest.approx(float(diagonal.trace()), rel=1e-9, abs=1e-9)
 
 
-def test_intervals_hold_the_trace_and_probes_scatter_as_often_as_the_theory_says() -> None:
+def test_intervals_hold_the_trace_and_probes_scatter_as_often_as_the_theory_says():
     # 300 matrices at 90 %: 30 misses, give or take 5.2. A right interval is outside of these
     # bounds about once in 2,000 seeds, and the seeds are fixed.
     missed = 0
@@ -252,7 +241,7 @@ def test_intervals_hold_the_trace_and_probes_scatter_as_often_as_the_theory_says
     assert found.samples_N.var(ddof=1) == pytest.approx(2 * off, rel=0.1)
 
 
-def test_probing_stops_at_the_tolerance_and_not_before_it_can_be_known() -> None:
+def test_probing_stops_at_the_tolerance_and_not_before_it_can_be_known():
     nearly = torch.diag(torch.ones(20, dtype=torch.float64)) + 1e-3 * symmetric(20, 1)
     found = trace_of(nearly, tolerance=0.05)
     assert found.reached
@@ -267,13 +256,13 @@ def test_probing_stops_at_the_tolerance_and_not_before_it_can_be_known() -> None
     assert more.forms_NK.sum(axis=1) == pytest.approx(more.samples_N)
 
 
-def ends_of(matrix_PP: torch.Tensor, **search):
+def ends_of(matrix_PP, **search):
     given = {"steps": len(matrix_PP), "tolerance": 1e-9, **search}
     return find_ends(lambda v: matrix_PP @ v, len(matrix_PP), LIKE, **given)
 
 
 @given(st.integers(1, 25), st.integers(0, 10**6))
-def test_all_steps_find_both_ends_exactly(size: int, seed: int) -> None:
+def test_all_steps_find_both_ends_exactly(size, seed):
     matrix = symmetric(size, seed)
     values = np.linalg.eigvalsh(matrix.numpy())
     found = ends_of(matrix, count=min(3, size), tolerance=0.0)
@@ -282,7 +271,7 @@ def test_all_steps_find_both_ends_exactly(size: int, seed: int) -> None:
 
 
 @given(st.integers(2, 40), st.integers(2, 10), st.integers(0, 10**6))
-def test_an_eigenvalue_lies_within_each_residual(size: int, steps: int, seed: int) -> None:
+def test_an_eigenvalue_lies_within_each_residual(size, steps, seed):
     matrix = symmetric(size, seed)
     values = np.linalg.eigvalsh(matrix.numpy())
     found = ends_of(matrix, steps=steps, count=2)
@@ -291,7 +280,7 @@ def test_an_eigenvalue_lies_within_each_residual(size: int, steps: int, seed: in
         assert values[0] - 1e-9 <= end.value <= values[-1] + 1e-9
 
 
-def test_ends_and_what_is_left_beside_others_are_right_in_single_precision() -> None:
+def test_ends_and_what_is_left_beside_others_are_right_in_single_precision():
     found = ends_of(torch.zeros(4, 4, dtype=torch.float64), count=2)
     assert [e.value for e in found.largest] == [0.0, 0.0]
     # Without reorthogonalization copies of 1000 turn up among the largest.
@@ -304,7 +293,7 @@ def test_ends_and_what_is_left_beside_others_are_right_in_single_precision() -> 
     assert not found.reached
     assert math.isnan(found.largest[0].value)
     generator = torch.Generator().manual_seed(0)
-    others: list[torch.Tensor] = []
+    others = []
     common = torch.randn(500, generator=generator)
     for _ in range(6):  # nearly parallel: one sweep would leave much of them
         left = beside(common + 1e-3 * torch.randn(500, generator=generator), others)

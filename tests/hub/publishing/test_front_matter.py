@@ -1,11 +1,8 @@
 """A README's metadata: what is added, what is replaced, and that no other key moves by a byte."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import yaml
@@ -15,14 +12,14 @@ from hypothesis import strategies as st
 
 from qaudit.errors import HubError
 from qaudit.hub.metadata import Metadata, metadata_of, with_metadata
-from qaudit.types import AuditRecord, Ref, TextFile
+from qaudit.types import Ref, TextFile
 from tests.support import sample
 
 URL = "https://huggingface.co/o/m/blob/main/qaudit/audit.json"
 BODY = "\n# My model\n\nSome words.\n"
 
 
-def result(value: float, name: str = "ours", url: str = URL) -> dict[str, Any]:
+def result(value, name="ours", url=URL):
     return {
         "task": {"type": "text-generation"},
         "dataset": {"type": "o/text", "name": "o/text"},
@@ -35,20 +32,20 @@ WANTED = Metadata(("qaudit",), ("o/a", "o/b"), "m", (result(12.5),))
 TAG = Metadata(("qaudit",))
 
 
-def edited(front: str, wanted: Metadata = WANTED) -> str:
+def edited(front, wanted=WANTED):
     text, notes = with_metadata(f"---\n{front}---\n{BODY}", wanted, "o/m")
     assert notes == ()
     assert text.endswith(f"---\n{BODY}")
     return text
 
 
-def lines_changed(before: str, after: str) -> tuple[list[str], list[str]]:
+def lines_changed(before, after):
     """Return the lines that went and those that came."""
     moved = list(difflib.ndiff(before.splitlines(), after.splitlines()))
     return [m[2:] for m in moved if m[0] == "-"], [m[2:] for m in moved if m[0] == "+"]
 
 
-def test_what_is_added_is_what_the_library_itself_would_write_and_reads() -> None:
+def test_what_is_added_is_what_the_library_itself_would_write_and_reads():
     text, notes = with_metadata("# My model\n", WANTED, "o/m")
     assert notes == ()
     assert text.endswith("---\n\n# My model\n")
@@ -82,7 +79,7 @@ thumbnail: 'it''s'
 """
 
 
-def test_comments_quotes_order_and_blank_lines_stay_and_a_tag_joins_a_list_of_any_form() -> None:
+def test_comments_quotes_order_and_blank_lines_stay_and_a_tag_joins_a_list_of_any_form():
     gone, came = lines_changed(f"---\n{ODD}---\n{BODY}", edited(ODD))
     assert (gone, came[:2]) == ([], ["tags:", "- qaudit"])
     for before, after in (
@@ -133,7 +130,7 @@ pipeline_tag: text-generation
 """
 
 
-def test_our_results_are_replaced_and_those_of_others_are_not_touched() -> None:
+def test_our_results_are_replaced_and_those_of_others_are_not_touched():
     wanted = Metadata((), (), "m", (result(12.5), result(13.5, "another")))
     text = edited(THEIRS, wanted)
     gone, came = lines_changed(f"---\n{THEIRS}---\n{BODY}", text)
@@ -159,7 +156,7 @@ def test_our_results_are_replaced_and_those_of_others_are_not_touched() -> None:
     assert [e["name"] for e in yaml.safe_load(text.split("---\n")[1])["model-index"]] == ["other"]
 
 
-def test_what_cannot_be_added_is_told_and_the_rest_is() -> None:
+def test_what_cannot_be_added_is_told_and_the_rest_is():
     for front, wanted, said in (
         ("tags: word\n", TAG, "`tags` is not a list"),
         ("base_model: o/z\n", WANTED, "`base_model` names other models"),
@@ -173,7 +170,7 @@ def test_what_cannot_be_added_is_told_and_the_rest_is() -> None:
         assert front in text
 
 
-def test_metadata_that_cannot_be_read_is_refused() -> None:
+def test_metadata_that_cannot_be_read_is_refused():
     for readme, why in (
         ("---\nlicense: mit\n# no end\n", "it does not end"),
         ("---\na: [1\n---\n", "line 3: "),
@@ -209,8 +206,8 @@ values = st.one_of(words, st.integers(), st.none(), st.lists(words, max_size=3),
     width=st.sampled_from([20, 80]),
 )
 def test_any_metadata_says_the_same_afterwards_and_a_second_edit_changes_nothing(
-    table: dict[str, Any], flow: bool | None, comment: str, rows: list[bool], width: int
-) -> None:
+    table, flow, comment, rows, width
+):
     if rows:
         found = [result(k, url=URL if ours else "https://x.example") for k, ours in enumerate(rows)]
         table = {**table, "model-index": [{"name": "n", "results": found}]}
@@ -239,7 +236,7 @@ def test_any_metadata_says_the_same_afterwards_and_a_second_edit_changes_nothing
     assert not {line for line in gone if line.startswith("#")}
 
 
-def test_aliases_that_stand_for_millions_are_refused_at_once() -> None:
+def test_aliases_that_stand_for_millions_are_refused_at_once():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]" for k in range(1, 12)]
     for bomb in ("\n".join(lines), "\n".join(["m0: &m0 {k: 1}", *(
@@ -250,7 +247,7 @@ def test_aliases_that_stand_for_millions_are_refused_at_once() -> None:
 
 
 @given(front=st.text(alphabet="ab:-[]{}&*<\n '\"#|>?!%@0\t", max_size=60))
-def test_any_front_matter_is_edited_or_refused(front: str) -> None:
+def test_any_front_matter_is_edited_or_refused(front):
     try:
         edited, _ = with_metadata(f"---\n{front}\n---\n", Metadata(tags=("qaudit",)), "a/b")
     except HubError:
@@ -263,11 +260,11 @@ TEXT = TextFile("hf://datasets/o/text/e.jsonl", "o/text", "c" * 40, "e.jsonl", 9
 HERE = "me/soup"
 
 
-def audit(pick: str = "soup", home: str | None = "o/run") -> AuditRecord:
+def audit(pick="soup", home="o/run"):
     """Return the sample with a pick, its checkpoints in a repository or in folders."""
     made = sample.audit()
 
-    def moved(checkpoint: object) -> object:
+    def moved(checkpoint):
         ref = Ref(home or "/runs", checkpoint.label)
         return replace(checkpoint, ref=ref, commit=checkpoint.commit if home else None)
 
@@ -279,7 +276,7 @@ def audit(pick: str = "soup", home: str | None = "o/run") -> AuditRecord:
     return replace(made, subjects=subjects, plan=plan, pick=replace(made.pick, subject=pick))
 
 
-def test_the_soup_that_was_picked_is_a_merge_of_its_members_that_are_elsewhere() -> None:
+def test_the_soup_that_was_picked_is_a_merge_of_its_members_that_are_elsewhere():
     wanted, notes = metadata_of(audit(), HERE, None)
     assert wanted.base_models == ("o/run",)
     assert len(wanted.results[0]["metrics"]) == 1 + len(sample.SCHEMES)
@@ -290,14 +287,14 @@ def test_the_soup_that_was_picked_is_a_merge_of_its_members_that_are_elsewhere()
     assert (bool(named.results), named.base_models) == (True, ())
 
 
-def test_what_was_not_audited_has_no_results() -> None:
+def test_what_was_not_audited_has_no_results():
     for made, repo in ((audit(), "o/run"), (audit(pick="stage1-step500"), HERE)):
         wanted, notes = metadata_of(made, repo, None)
         assert (wanted.base_models, wanted.results, wanted.tags) == ((), (), ("qaudit",))
         assert any("none of those audited" in note for note in notes)
 
 
-def test_weights_speak_louder_than_the_pick() -> None:
+def test_weights_speak_louder_than_the_pick():
     made = audit()
     other = made.subjects[3]
     weights = {file.sha256 for file in other.first.files} | {"more"}
@@ -307,7 +304,7 @@ def test_weights_speak_louder_than_the_pick() -> None:
     assert metadata_of(made, "me/x", None, weights={"more"})[0].results != wanted.results
 
 
-def test_a_number_that_is_none_is_left_out() -> None:
+def test_a_number_that_is_none_is_left_out():
     made = audit()
     for value in (math.inf, math.nan):
         scores = tuple(

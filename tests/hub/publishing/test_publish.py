@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import HfApi, ModelCard, hf_hub_download
 
 from qaudit.errors import AuditError, HubError, QauditError, SourceError, UnreachableError
-from qaudit.hub import Hub as Opened
 from qaudit.hub import open_hub
 from qaudit.hub.publish import (
     MARK,
-    Outcome,
-    PublishPlan,
     description_of,
     propose,
     published_folder,
@@ -30,7 +25,7 @@ from qaudit.hub.publish import (
 from qaudit.saved.evidence import read_saved
 from qaudit.types import Ref, TextFile
 from tests.support import sample
-from tests.support.hub import Hub, Serve
+from tests.support.hub import Hub
 from tests.support.saved_audits import save
 
 REPO = "alice/m"
@@ -40,18 +35,18 @@ TOKENS = {"hf_bob": "bob", "hf_alice": "alice", "hf_reader": "bob:read"}
 TEXT = TextFile("hf://datasets/o/text/eval.jsonl", "o/text", "c" * 40, "eval.jsonl", 9, "0" * 64)
 
 
-def write(folder: Path, **settings: Any) -> Path:
+def write(folder, **settings):
     save(folder / "out", text=TEXT, **settings)
     return folder / "out"
 
 
 @pytest.fixture(scope="module")
-def saved(once: Any) -> Path:
+def saved(once):
     return once(write)
 
 
 @pytest.fixture(scope="module")
-def newer(once: Any) -> Path:
+def newer(once):
     """Return a later audit, without the subject that was measured last before."""
     return once(write, seed=1, subjects=sample.series()[-4:-1])
 
@@ -67,18 +62,16 @@ class Desk:
     said: list[str] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
 
-    def opened(self) -> Opened:
+    def opened(self):
         opened = open_hub()
         opened.client.say = self.said.append
         opened.client.pause = self.waited.append
         return opened
 
-    def look(self, folder: Path, subject: str | None = None) -> PublishPlan:
+    def look(self, folder, subject=None):
         return propose(read(folder), REPO, self.opened(), subject)
 
-    def publish(
-        self, folder: Path, message: str = "Audit", meanwhile: Any = None, **options: Any
-    ) -> Outcome:
+    def publish(self, folder, message="Audit", meanwhile=None, **options):
         proposal = propose(read(folder), REPO, opened := self.opened(), **options)
         if meanwhile:
             meanwhile()
@@ -86,15 +79,15 @@ class Desk:
         return submit(proposal, said, opened, title_of(message), lambda done, total: None)
 
     @property
-    def requests(self) -> list[dict[str, Any]]:
+    def requests(self):
         return self.hub.repos[REPO].discussions
 
-    def writes(self) -> list[str]:
+    def writes(self):
         return [e["path"] for e in self.hub.log if e["method"] not in ("GET", "HEAD")]
 
 
 @pytest.fixture
-def desk(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def desk(serve, tmp_path, monkeypatch):
     place = tmp_path / "root" / REPO / "main"
     place.mkdir(parents=True)
     (place / "README.md").write_text(FRONT + BODY)
@@ -108,22 +101,22 @@ def desk(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     assert hub.leaks == []
 
 
-def api(hub: Hub) -> HfApi:
+def api(hub):
     return HfApi(endpoint=hub.url, token="hf_bob")
 
 
-def tree(hub: Hub, revision: str) -> set[str]:
+def tree(hub, revision):
     return {file.path for file in api(hub).list_repo_tree(REPO, revision=revision, recursive=True)}
 
 
-def test_the_client_reads_what_was_published(desk: Desk, saved: Path, tmp_path: Path) -> None:
+def test_the_client_reads_what_was_published(desk, saved, tmp_path):
     done = desk.publish(saved, "Look at this")
     assert (done.state, done.url) == ("opened", f"{desk.hub.url}/{REPO}/discussions/1")
     details = api(desk.hub).get_discussion_details(REPO, 1)
     whole = (details.title, details.author, details.status)
     assert whole == (f"Look at this {MARK}", "bob", "open")
 
-    def fetched(path: str) -> bytes:
+    def fetched(path):
         where = {"endpoint": desk.hub.url, "cache_dir": tmp_path / "theirs"}
         found = hf_hub_download(REPO, path, revision="refs/pr/1", **where)
         return Path(found).read_bytes()
@@ -144,12 +137,12 @@ def test_the_client_reads_what_was_published(desk: Desk, saved: Path, tmp_path: 
     assert "qaudit" not in hf_text(desk.hub, "main")
 
 
-def hf_text(hub: Hub, revision: str) -> str:
+def hf_text(hub, revision):
     commit = hub.repos[REPO].resolve(revision)
     return commit.files["README.md"].whole().decode()
 
 
-def test_metadata_is_what_the_library_s_own_classes_read(desk: Desk, saved: Path) -> None:
+def test_metadata_is_what_the_library_s_own_classes_read(desk, saved):
     desk.publish(saved, subject="soup")
     card = ModelCard(hf_text(desk.hub, "refs/pr/1"))
     assert card.data.tags == ["text", "qaudit"]
@@ -169,7 +162,7 @@ def test_metadata_is_what_the_library_s_own_classes_read(desk: Desk, saved: Path
     assert "quantization adds" in found["gptq-4bit"].metric_name
 
 
-def test_what_cannot_be_shown_is_told_or_refused(desk: Desk, saved: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_shown_is_told_or_refused(desk, saved, tmp_path):
     save(tmp_path / "other")
     plan = desk.look(tmp_path / "other", "soup")
     assert "model-index" not in plan.readme[1]
@@ -184,7 +177,7 @@ def test_what_cannot_be_shown_is_told_or_refused(desk: Desk, saved: Path, tmp_pa
     assert any("`/home/me/runs/a`" in note for note in notes)
 
 
-def test_a_newer_audit_keeps_an_edit_of_its_readme(desk: Desk, saved: Path, newer: Path) -> None:
+def test_a_newer_audit_keeps_an_edit_of_its_readme(desk, saved, newer):
     first = desk.publish(saved, subject="soup")
     text = hf_text(desk.hub, "refs/pr/1").replace("Words of alice's.", "Other words.")
     place = {"path_in_repo": "README.md", "repo_id": REPO, "revision": "refs/pr/1"}
@@ -204,7 +197,7 @@ def test_a_newer_audit_keeps_an_edit_of_its_readme(desk: Desk, saved: Path, newe
     assert read_saved(published_folder(f"{REPO}@refs/pr/1")).audit == read_saved(newer).audit
 
 
-def test_the_same_audit_again_finds_its_own_pull_request(desk: Desk, saved: Path) -> None:
+def test_the_same_audit_again_finds_its_own_pull_request(desk, saved):
     plan = desk.look(saved)
     assert {state for _, state in plan.files} == {"new", "changed"}
     assert (desk.writes(), desk.requests) == ([], [])
@@ -219,7 +212,7 @@ def test_the_same_audit_again_finds_its_own_pull_request(desk: Desk, saved: Path
     assert len(desk.requests) == 1
 
 
-def test_other_pull_requests_are_left_alone(desk: Desk, saved: Path) -> None:
+def test_other_pull_requests_are_left_alone(desk, saved):
     for who, title in (("hf_alice", "Audit [qaudit]"), ("hf_bob", "Something of mine")):
         HfApi(endpoint=desk.hub.url, token=who).create_pull_request(REPO, title)
     done = desk.publish(saved)
@@ -228,9 +221,7 @@ def test_other_pull_requests_are_left_alone(desk: Desk, saved: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [{"cut": 0}, {"cut": 10}, {"reset": 1}], ids=str)
-def test_a_reply_that_is_lost_opens_no_second_pull_request(
-    desk: Desk, saved: Path, newer: Path, fault: dict[str, Any]
-) -> None:
+def test_a_reply_that_is_lost_opens_no_second_pull_request(desk, saved, newer, fault):
     desk.hub.faults = [{"match": "POST /api/models/alice/m/commit", "times": 1, **fault}]
     with pytest.raises(UnreachableError, match="did not say whether it took"):
         desk.publish(saved)
@@ -242,7 +233,7 @@ def test_a_reply_that_is_lost_opens_no_second_pull_request(
 
 
 @pytest.mark.parametrize("fault", [{"status": 500}, {"body": "<html>"}], ids=str)
-def test_what_may_be_there_is_sent_once(desk: Desk, saved: Path, fault: dict[str, Any]) -> None:
+def test_what_may_be_there_is_sent_once(desk, saved, fault):
     desk.hub.faults = [{"match": "POST .*/commit/", "times": 1, **fault}]
     with pytest.raises(UnreachableError, match="did not say whether it took") as raised:
         desk.publish(saved)
@@ -252,7 +243,7 @@ def test_what_may_be_there_is_sent_once(desk: Desk, saved: Path, fault: dict[str
     assert len(desk.requests) == 1
 
 
-def test_what_was_not_taken_is_sent_again_with_a_fresh_link(desk: Desk, saved: Path) -> None:
+def test_what_was_not_taken_is_sent_again_with_a_fresh_link(desk, saved):
     headers = {"RateLimit": '"api";r=0;t=41'}
     desk.hub.faults = [
         {"match": "POST .*/commit/", "status": 429, "headers": headers, "times": 2},
@@ -270,10 +261,10 @@ def test_what_was_not_taken_is_sent_again_with_a_fresh_link(desk: Desk, saved: P
     assert read_saved(published_folder(f"{REPO}@refs/pr/1")).measurements
 
 
-def test_a_branch_that_moved_is_not_overwritten(desk: Desk, saved: Path, newer: Path) -> None:
+def test_a_branch_that_moved_is_not_overwritten(desk, saved, newer):
     desk.publish(saved)
 
-    def meanwhile() -> None:
+    def meanwhile():
         place = {"path_in_repo": "x", "repo_id": REPO, "revision": "refs/pr/1"}
         api(desk.hub).upload_file(path_or_fileobj=b"x", **place)
 
@@ -284,7 +275,7 @@ def test_a_branch_that_moved_is_not_overwritten(desk: Desk, saved: Path, newer: 
 LIMIT = {"X-Error-Message": "storage limit reached hf_bob"}
 WRONG = {"errors": [{"message": '"license" must be one of ...'}]}
 ODD = {"discussions": [{"num": "1"}], "count": 1}
-REFUSED: list[tuple[str | None, dict[str, Any], str, str]] = [
+REFUSED = [
     # first, as a tree that is known is not asked for again
     ("hf_bob", {"match": "GET .*/tree/", "status": 403, "headers": {"X-Error-Code": "GatedRepo"}},
      "is gated, and your account has no access", "ask for access"),
@@ -304,7 +295,7 @@ REFUSED: list[tuple[str | None, dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-def test_a_refusal_opens_nothing(desk: Desk, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_opens_nothing(desk, saved, monkeypatch):
     for token, fault, sentence, hint in REFUSED:
         monkeypatch.delenv("HF_TOKEN", raising=False)
         if token is not None:
@@ -319,7 +310,7 @@ def test_a_refusal_opens_nothing(desk: Desk, saved: Path, monkeypatch: pytest.Mo
         assert token is None or token not in shown
 
 
-def test_a_file_that_git_ignores_or_a_link_to_elsewhere_is_refused(desk: Desk, saved: Path) -> None:
+def test_a_file_that_git_ignores_or_a_link_to_elsewhere_is_refused(desk, saved):
     paths = [addition.path_in_repo for addition in desk.look(saved).additions]
     files = [{"path": p, "uploadMode": "regular", "shouldIgnore": True} for p in paths]
     desk.hub.faults = [{"match": "POST .*/preupload/", "body": {"files": files}}]
@@ -334,7 +325,7 @@ def test_a_file_that_git_ignores_or_a_link_to_elsewhere_is_refused(desk: Desk, s
     assert desk.requests == []
 
 
-def test_offline_nothing_is_sent(desk: Desk, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_nothing_is_sent(desk, saved, monkeypatch):
     desk.look(saved)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     desk.hub.log.clear()
@@ -343,27 +334,27 @@ def test_offline_nothing_is_sent(desk: Desk, saved: Path, monkeypatch: pytest.Mo
     assert desk.hub.log == []
 
 
-def damaged(saved: Path, tmp_path: Path, change: Callable[[Path], object]) -> Path:
+def damaged(saved, tmp_path, change):
     shutil.rmtree(tmp_path / "bad", ignore_errors=True)
     shutil.copytree(saved, tmp_path / "bad")
     change(tmp_path / "bad")
     return tmp_path / "bad"
 
 
-def swap(folder: Path) -> None:
+def swap(folder):
     one, other = sorted((folder / "evidence").glob("*.npz"))[:2]
     shutil.copy(one, other)
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edit(folder, change):
     shutil.copy(next((folder / "evidence").glob("*.npz")), folder / "card.md")
     audit = json.loads((folder / "audit.json").read_text())
     change(audit["measurements"][0])
     (folder / "audit.json").write_text(json.dumps(audit))
 
 
-def test_an_audit_without_its_evidence_is_not_published(saved: Path, tmp_path: Path) -> None:
-    changes: list[tuple[Callable[[Path], object], type[QauditError], int]] = [
+def test_an_audit_without_its_evidence_is_not_published(saved, tmp_path):
+    changes = [
         (swap, SourceError, 4),
         (lambda folder: edit(folder, lambda row: row.update(evidence="card.md")), SourceError, 4),
         (lambda folder: next((folder / "evidence").glob("*.npz")).unlink(), SourceError, 4),
@@ -377,10 +368,10 @@ def test_an_audit_without_its_evidence_is_not_published(saved: Path, tmp_path: P
         assert raised.value.code == code
 
 
-def test_no_link_is_followed_and_pages_are_rendered_anew(saved: Path, tmp_path: Path) -> None:
+def test_no_link_is_followed_and_pages_are_rendered_anew(saved, tmp_path):
     (tmp_path / "secret").write_text("secret")
 
-    def plant(folder: Path) -> None:
+    def plant(folder):
         (folder / "report.html").symlink_to(tmp_path / "secret")
         (folder / "plots" / "trajectory.svg").unlink()
         (folder / "plots" / "trajectory.svg").symlink_to(tmp_path / "secret")
@@ -396,7 +387,7 @@ def test_no_link_is_followed_and_pages_are_rendered_anew(saved: Path, tmp_path: 
     assert b"<html" in read_for_publishing(old).files["qaudit/report.html"]
 
 
-def test_one_marker_and_a_title_that_is_none_are_refused(desk: Desk, saved: Path) -> None:
+def test_one_marker_and_a_title_that_is_none_are_refused(desk, saved):
     text = FRONT + BODY + "\n<!-- qaudit:begin -->\n"
     place = {"path_in_repo": "README.md", "repo_id": REPO}
     alice = HfApi(endpoint=desk.hub.url, token="hf_alice")

@@ -1,13 +1,9 @@
 """An audit in a repository, fetched through the real source and read like a folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +11,6 @@ import pytest
 from qaudit.errors import AuditError, HubError, QauditError, SourceError, UsageError
 from qaudit.hub.publish import audit_folder, is_published, published_folder
 from qaudit.saved.evidence import read_saved
-from tests.support.hub import Hub, Serve
 from tests.support.items import answered
 from tests.support.saved_audits import save
 
@@ -23,19 +18,17 @@ TASKS = ("arc_easy", "piqa")
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     save(folder, tasks=TASKS)
     return folder
 
 
 @pytest.fixture
-def publish(
-    serve: Serve, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Hub]:
+def publish(serve, saved, tmp_path, monkeypatch):
     """Return a function that serves the audit as `o/m@v1`, after a change."""
 
-    def start(change: Callable[[Path], object] = lambda folder: None, **settings: object) -> Hub:
+    def start(change=lambda folder: None, **settings):
         place = tmp_path / "root" / "o" / "m" / "v1"
         shutil.copytree(saved, place / "qaudit")
         change(place / "qaudit")
@@ -51,8 +44,8 @@ def publish(
 
 
 def test_a_published_audit_reads_like_the_folder_it_came_from_and_serves_offline(
-    publish: Callable[..., Hub], saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    publish, saved, monkeypatch
+):
     hub = publish()
     folder = published_folder("hf://o/m@v1")
     assert sorted(path.name for path in folder.iterdir()) == ["audit.json", "evidence"]
@@ -75,12 +68,12 @@ def test_a_published_audit_reads_like_the_folder_it_came_from_and_serves_offline
     assert hub.log == []
 
 
-def swap(folder: Path) -> None:
+def swap(folder):
     one, other = sorted(folder.glob("*.npz"))[:2]
     shutil.copy(one, other)
 
 
-def lead_to(name: str, folder: Path) -> None:
+def lead_to(name, folder):
     (folder.parent / "secret.npz").write_text("secret")
     audit = json.loads((folder / "audit.json").read_text())
     audit["measurements"][0]["evidence"] = name
@@ -89,7 +82,7 @@ def lead_to(name: str, folder: Path) -> None:
 
 OUT = ("../../../secret.npz", "/etc/hosts", "evidence/../../secret.npz")
 OTHER = "not the evidence that the audit was made from"
-WRONG: list[tuple[Callable[[Path], object], type[QauditError], str]] = [
+WRONG = [
     (lambda folder: swap(folder / "evidence"), SourceError, OTHER),
     (lambda folder: swap(folder / "evidence" / "tasks" / "piqa"), SourceError, OTHER),
     *((partial(lead_to, name), SourceError, "is outside the audit") for name in OUT),
@@ -101,8 +94,8 @@ WRONG: list[tuple[Callable[[Path], object], type[QauditError], str]] = [
 
 @pytest.mark.parametrize(("change", "error", "said"), WRONG)
 def test_an_audit_that_is_none_or_leads_out_is_refused_and_fetches_and_reads_nothing(
-    publish: Callable[..., Hub], change: Any, error: type[QauditError], said: str
-) -> None:
+    publish, change, error, said
+):
     hub = publish(change)
     with pytest.raises(error, match=said) as raised:
         read_saved(published_folder("o/m@v1"))
@@ -110,9 +103,7 @@ def test_an_audit_that_is_none_or_leads_out_is_refused_and_fetches_and_reads_not
     assert ("qaudit publish" in raised.value.hint) == ("no audit" in said)
 
 
-def test_what_is_not_there_is_named(
-    publish: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_there_is_named(publish, monkeypatch):
     hub = publish()
     for target, error, sentence in (
         ("o/m@v2", HubError, "has no revision `v2`"),
@@ -132,7 +123,7 @@ def test_what_is_not_there_is_named(
     assert hub.asked("resolve") == []
 
 
-def test_what_is_on_this_machine_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_on_this_machine_wins(tmp_path, monkeypatch):
     (tmp_path / "runs" / "a").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert audit_folder("runs/a") == Path("runs/a")
