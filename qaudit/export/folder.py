@@ -38,7 +38,7 @@ from qaudit.executors.part import Ready, make_ready
 from qaudit.export import contents
 from qaudit.export.choice import ExportChoice
 from qaudit.export.packed import Packed, refuse_rounded
-from qaudit.export.soup import SHARD_NBYTES, note_doubts
+from qaudit.export.soup import SHARD_NBYTES, refuse_members
 from qaudit.formats.packing import Format, changed_inputs, declared_group, format_named, formats
 from qaudit.judge import judge
 from qaudit.judge.gate import GateInput
@@ -50,7 +50,7 @@ from qaudit.model.skeleton import Shapes, Skeleton, build_skeleton
 from qaudit.model.stored_names import Unfused
 from qaudit.planning.pin import libraries
 from qaudit.planning.resolve import whole
-from qaudit.planning.survey import refuse, shapes_of
+from qaudit.planning.survey import shapes_of
 from qaudit.policy import policy_named
 from qaudit.report.folder import render_card
 from qaudit.saved import exports
@@ -96,9 +96,7 @@ def export_quantized(
     contents.must_be_new(out)
     may_sign(choice.record, choice.folder)  # refused before hours go into what it would sign
     try_format(choice.scheme, packing)
-    members = [checkpoint for checkpoint, _ in choice.subject.members]
-    refuse(members, allow_pickle=choice.options.allow_pickle, trust_remote_code=False)
-    note_doubts(choice.subject, watch)
+    refuse_members(choice.subject, choice.options, watch)
     work = [choice.subject.content, choice.scheme.spec, choice.audit_sha256, form, __version__]
     with (
         contents.begun_folder(out, digest(work)) as begun,
@@ -205,8 +203,7 @@ def try_format(scheme: Scheme, form: Format) -> None:
     refuse_rounded(scheme)
     linears = Linears({"linear": weight_RC}, inputs, block_has_norm_folds=True)
     quantized = scheme.quantize(linears)
-    runtime_rounds = scheme.layout is not None and scheme.layout.rounds_inputs
-    if quantized.inputs is not None and not runtime_rounds:
+    if quantized.inputs is not None and not (scheme.layout and scheme.layout.rounds_inputs):
         raise changed_inputs(scheme)
     form.pack("linear", quantized.stored["linear"])
 

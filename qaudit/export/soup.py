@@ -41,11 +41,9 @@ def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch 
     contents.must_be_new(out)
     hub = open_hub(watch=watch) if any(map(is_hub, recipe.targets)) else None
     soup = resolve_soup(recipe, hub)
-    members = [checkpoint for checkpoint, _ in soup.members]
-    refuse(members, allow_pickle=options.allow_pickle, trust_remote_code=False)
     shares = [f"{share:.4g} of {checkpoint.label}" for checkpoint, share in soup.members]
     watch.note(f"{soup.label}: {soup.merge} of {listing(shares)}")
-    note_doubts(soup, watch)
+    refuse_members(soup, options, watch)
     from qaudit.engine.block_pass import open_weights  # imports torch: after the message
 
     identity = digest(["soup", soup.label, soup.content, __version__])
@@ -59,9 +57,11 @@ def export_soup(recipe: Recipe, out: Path, options: RunOptions, *, watch: Watch 
         return write_soup(soup, out, weights, begun, hub, watch)
 
 
-def note_doubts(subject: Subject, watch: Watch) -> None:
-    """Say what is odd about the files of a subject, such as weights beside them that are unread."""
-    for checkpoint, _ in subject.members:
+def refuse_members(subject: Subject, options: RunOptions, watch: Watch) -> None:
+    """Refuse checkpoints that are not read, and say what is odd, such as weights beside others."""
+    members = [checkpoint for checkpoint, _ in subject.members]
+    refuse(members, allow_pickle=options.allow_pickle, trust_remote_code=False)
+    for checkpoint in members:
         for text in doubts_of_files(checkpoint.suspect):
             watch.note(f"{checkpoint.label}: {text}")
 

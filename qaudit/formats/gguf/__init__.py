@@ -99,16 +99,12 @@ class GgufFiles(packing.Format):
 
     def use(self, converter: Path | None) -> None:
         """Take what metadata come from: the converter, or a file that it made."""
-        if converter is None:
+        if converter is None or not converter.is_file():
+            needed = "a GGUF file needs metadata and a tokenizer of llama.cpp's converter"
             raise UsageError(
-                "a GGUF file needs metadata and a tokenizer, which llama.cpp's converter writes",
+                f"there is no file `{converter}`" if converter else needed,
                 hint="add `--converter llama.cpp/convert_hf_to_gguf.py`, or `--converter` with a "
                 "`.gguf` file that it made of this model",
-            )
-        if not converter.is_file():
-            raise UsageError(
-                f"there is no file `{converter}`",
-                hint="give the path of `convert_hf_to_gguf.py`, or of a `.gguf` file that it made",
             )
         library()
         self.template, self.converter = converter if is_gguf(converter) else None, converter
