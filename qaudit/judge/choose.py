@@ -251,9 +251,8 @@ def _lead(
     table: Measurements, a: Measurement, b: Measurement, level: float, *, by_divergence: bool
 ) -> Interval:
     sums = divergences if by_divergence else losses
-    how = {"confidence": level, "sums": sums}
-    cells = [a.cell, b.cell]
-    return interval_of(table, cells, statistics.change, **how) or statistics.UNKNOWN
+    lead = interval_of(table, [a.cell, b.cell], statistics.change, confidence=level, sums=sums)
+    return lead or statistics.UNKNOWN
 
 
 def _divergence(table: Measurements, measured: Measurement) -> float:

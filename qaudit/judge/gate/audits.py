@@ -141,11 +141,9 @@ class GateInput:
             return labels[-1:] if selector == "@last" else labels
         return [s.label for s in self.subjects if selector == "@all" or matches(s.label, selector)]
 
-    def schemes(self, globs: Iterable[str], bits: Sequence[str] = ()) -> list[str]:
+    def schemes(self, globs: Sequence[str], bits: Sequence[str] = ()) -> list[str]:
         """Return the measured schemes that some glob matches; full precision only by its name."""
-        globs = tuple(globs)
-        quantized = self.table.quantized_schemes
-        matching = [name for name in quantized if matches_any(name, globs)]
+        matching = [name for name in self.table.quantized_schemes if matches_any(name, globs)]
         if bits:
             return [name for name in matching if self.table.class_of[name] in bits]
         return [FULL_PRECISION, *matching] if FULL_PRECISION in globs else matching
