@@ -187,9 +187,6 @@ def _not_as_measured(
         yield "embeddings, norms or head are not those that the audit measured"
 
 
-KEY = "quantization_config"
-
-
 def _check_weights(
     folder: Path,
     record: ExportRecord,
@@ -254,5 +251,5 @@ def _configuration(
     written = [
         form.config(outside, symmetric=symmetric, dtype=record.dtype) for symmetric in (True, False)
     ]
-    if read_configuration(folder).get(KEY) not in written:
-        yield f"`{KEY}` of `config.json` is not that of `{record.scheme}`"
+    if read_configuration(folder).get("quantization_config") not in written:
+        yield f"`quantization_config` of `config.json` is not that of `{record.scheme}`"

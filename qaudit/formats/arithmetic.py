@@ -66,16 +66,6 @@ def halves(packed_RB: Tensor) -> Tensor:
     return torch.stack((packed_RB & 15, packed_RB >> 4), dim=-1).flatten(-2)
 
 
-def unpack_fp4(packed_RB: Tensor) -> Tensor:
-    """Return the 4-bit floats of bytes."""
-    return e2m1_values(halves(packed_RB))
-
-
-def power_of_two(exponents: Tensor) -> Tensor:
-    """Return scales that are stored as a biased exponent alone (E8M0)."""
-    return powers_of(exponents.view(torch.uint8))
-
-
 def wide(scales: Tensor, name: str) -> Tensor:
     """Return scales in float32; refuse any that are not finite."""
     scales = scales.float()
@@ -140,7 +130,7 @@ def in_blocks(name: str, weight_RC: Tensor, scales: Tensor, block: tuple[int, in
     """Multiply a weight by the scales of its blocks; those at the ends may be smaller."""
     rows, columns = weight_RC.shape
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
-        scales = power_of_two(scales)
+        scales = powers_of(scales.view(torch.uint8))
     scales = scales.reshape(-(-rows // block[0]), -(-columns // block[1]))
     scales_RG = scales.index_select(0, in_order(rows, block[0]))
     return scaled(name, weight_RC.float(), scales_RG, in_order(columns, block[1]))
@@ -196,8 +186,9 @@ def _experts(parts: reading.StoredLinear) -> reading.Layout:
         raise parts.refused(f"has blocks of {nbytes} bytes, where 32 codes take 16")
 
     def decode(read: Mapping[str, Tensor]) -> Tensor:
-        scales = wide(power_of_two(read["_scales"]), parts.name)[..., None]
-        return (unpack_fp4(read["_blocks"]) * scales).flatten(2).transpose(1, 2).contiguous()
+        scales = wide(powers_of(read["_scales"].view(torch.uint8)), parts.name)[..., None]
+        values = e2m1_values(halves(read["_blocks"]))
+        return (values * scales).flatten(2).transpose(1, 2).contiguous()
 
     return reading.Layout((experts, blocks * MX_GROUP, rows), 4, decode)
 
@@ -235,8 +226,9 @@ def fp4(parts: reading.StoredLinear, weights: reading.Config) -> reading.Layout:
                 raise parts.refused("has a `weight_global_scale` of zero")
             scales_RG = wide(scales_RG, name) / whole
         else:
-            scales_RG = power_of_two(scales_RG)
-        return scaled(name, unpack_fp4(read[".weight_packed"]), scales_RG, in_order(columns, size))
+            scales_RG = powers_of(scales_RG.view(torch.uint8))
+        weight_RC = e2m1_values(halves(read[".weight_packed"]))
+        return scaled(name, weight_RC, scales_RG, in_order(columns, size))
 
     return reading.Layout((rows, columns), 4, without_zeros(parts, decode), size)
 

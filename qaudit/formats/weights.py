@@ -19,9 +19,6 @@ from qaudit.formats.packing import formats, further_readers, reader_named, reade
 from qaudit.formats.reading import contradiction, refused
 from qaudit.support.lazy import Tensor
 
-IN_PLUGINS = {"torchao": "`pip install qaudit-torchao` reads it"}
-"""Formats that distributions beside this one read."""
-
 _DENSE = ("F64", "F32", "F16", "BF16")
 _OF_INPUTS = (".input", ".activation", "._weight_act")
 """How parts begin that may be beside a dense weight, too."""
@@ -112,8 +109,8 @@ def known_quantization(folder: Path) -> tuple[str, reading.Reader, reading.Confi
     if reader is None:
         raise ConfigurationError(
             f"the format `{name[:60]}` of `{folder}` is not read",
-            hint=IN_PLUGINS[name]
-            if name in IN_PLUGINS
+            hint="`pip install qaudit-torchao` reads it"
+            if name == "torchao"
             else f"these are: {', '.join([*readers(), *formats().entries, *further_readers()])}",
         )
     sparsity = config.get("sparsity_config")
