@@ -119,6 +119,11 @@ def read_table(text: str, where: str) -> tuple[dict[str, Any], dict[Place, int]]
         raise PolicyError(
             f"{where} is not a policy", hint="a policy is a table of keys, `rules` among them"
         )
+    # Other YAML files may have anchors.
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if getattr(event, "anchor", None) and event.start_mark:
+            line = f"line {event.start_mark.line + 1}"
+            raise PolicyError(f"{where}, {line}: there is an anchor", hint="write it out")
     return table, lines_of(node)
 
 

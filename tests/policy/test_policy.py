@@ -197,6 +197,7 @@ IGNORE = "extends: release\nignores:\n  - {%s}\n"
         ("extends: release\nverify: {los: 1 nats}\n", 2, "no key `verify.los`", "`loss`?"),
         ("extends: release\nverify:\n  kl: 1%\n", 3, "`1%` is no margin of `kl`", "nats"),
         ("extends: release\nverify:\n  loss: -1 nats\n", 3, "is impossible", "between 0 nats"),
+        ("rules: &all []\n", 1, "there is an anchor", "write it out"),
         # what is no policy at all
         ("", 0, "is not a policy", ""),
         ("- a\n", 0, "is not a policy", ""),
