@@ -231,14 +231,8 @@ _STATE = {
                        "linear_key_head_dim"),
     "ssm.group_count": (0, "n_groups", "mamba_n_groups", "linear_num_key_heads"),
 }  # fmt: skip
-_WITHOUT_ATTENTION = (
-    "feed_forward_length", "attention.head_count", "attention.head_count_kv",
-    "attention.key_length", "attention.value_length", "rope.dimension_count",
-)  # fmt: skip
 _LOGITS = {"logit_scale": (None, "logit_scale")}
-_FREE_OF_LATENTS = (
-    "attention.key_length", "attention.value_length", "attention.head_count_kv",
-)  # fmt: skip
+_OF_HEADS = ("attention.key_length", "attention.value_length", "attention.head_count_kv")
 _EXPERTS_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
     "mlp_only_layers": (None, []), "decoder_sparse_step": (None, 1),
 }  # fmt: skip
@@ -269,8 +263,9 @@ class Architecture:
 _NORMS: Any = {"layer_norms": True, "epsilon": "layer_norm_eps"}
 _LONG_NORMS: Any = {"layer_norms": True, "epsilon": "layer_norm_epsilon"}
 _MAMBA = Architecture(
-    ("mamba", "falcon_mamba"), epsilon="layer_norm_epsilon", keys=_STATE, free=_WITHOUT_ATTENTION
-)
+    ("mamba", "falcon_mamba"), epsilon="layer_norm_epsilon", keys=_STATE,
+    free=("feed_forward_length", "attention.head_count", "rope.dimension_count", *_OF_HEADS),
+)  # fmt: skip
 _NEMOTRON_H = Architecture(
     ("nemotron_h",), **_LONG_NORMS, interleaved=True, activations=(), layered=True, keys=_STATE,
     moves=NEMOTRON_H, free=("feed_forward_length", "rope.dimension_count"),
@@ -332,7 +327,7 @@ ARCHITECTURES = {
         ("lfm2_moe",), epsilon="norm_eps", normalizes=True, layered=True, moves=LFM2_MOE
     ),
     "deepseek2": Architecture(
-        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), free=_FREE_OF_LATENTS,
+        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), free=_OF_HEADS,
     ),
     "falcon": Architecture(
         ("falcon",), **_LONG_NORMS, activations=("gelu",), moves=BY_GROUPS,
