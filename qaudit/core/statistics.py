@@ -160,11 +160,6 @@ def per_token(sums: Array) -> Any:
     return sums[0] / sums[1]
 
 
-def root_mean(sums: Array) -> Any:
-    """Return the root of a mean per token; sums are (squares, tokens)."""
-    return np.sqrt(sums[0] / sums[1])
-
-
 def excess(sums: Array) -> Any:
     """Return by what part of a loss another is higher; sums are (nll, nll of full precision)."""
     return sums[0] / sums[1] - 1

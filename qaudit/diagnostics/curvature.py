@@ -55,7 +55,10 @@ ROLES = ("role", "trace, over probes", "share, %", "per million parameters")
 
 
 def section(view: View) -> doc.Section:
-    models = whole_models(view)
+    by_subject = {
+        row.subject: row for row in view.audit.diagnostics.curvature if row.part == "model"
+    }
+    models = {s.label: by_subject[s.label] for s in view.subjects if s.label in by_subject}
     if not models:
         return doc.Section("How sharp the loss is", (), 5)
     first = next(iter(models.values()))
@@ -98,11 +101,6 @@ def section(view: View) -> doc.Section:
         )
         blocks.append(doc.fold(f"By role, {last}", doc.table(ROLES, roles)))
     return doc.Section("How sharp the loss is", tuple(blocks), 5)
-
-
-def whole_models(view: View) -> dict[str, CurvatureRow]:
-    rows = {row.subject: row for row in view.audit.diagnostics.curvature if row.part == "model"}
-    return {s.label: rows[s.label] for s in view.subjects if s.label in rows}
 
 
 def along_the_series(view: View, models: dict[str, CurvatureRow]) -> str:

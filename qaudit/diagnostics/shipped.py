@@ -144,11 +144,6 @@ def _cells(view: View, one: ShippedRow) -> doc.Cells:
 ALT = "KL divergence of shipped files against their bytes"
 
 
-def _is_drawn(view: View) -> bool:
-    """Return whether there is a file with a place in the picture."""
-    return any(is_shipped(score.spec) for score in _with_bytes(view))
-
-
 def _draw(view: View) -> Chart:
     scores = sorted(_with_bytes(view), key=lambda score: -(score.nbytes or 0))
     broken = {row.scheme for row in view.audit.diagnostics.shipped if row.looks_broken}
@@ -190,4 +185,6 @@ def _with_bytes(view: View) -> list[MeasurementRow]:
     return [s for s in scores if s.nbytes and s.kl and 0 < s.kl.estimate < math.inf]
 
 
-FIGURE = DiagnosticFigure("shipped", ALT, _is_drawn, _draw)
+FIGURE = DiagnosticFigure(
+    "shipped", ALT, lambda view: any(is_shipped(score.spec) for score in _with_bytes(view)), _draw
+)

@@ -56,10 +56,10 @@ from qaudit.report.folder import render_card
 from qaudit.saved import exports
 from qaudit.saved.audits import read_audit, to_json
 from qaudit.saved.codec import FILE
-from qaudit.saved.evidence import may_sign, signed_export
+from qaudit.saved.evidence import may_sign, read_evidence, signed_export
 from qaudit.saved.exports import ExportRecord, kept_folder
 from qaudit.saved.parts import PLAN
-from qaudit.saved.results import ResultFile, ResultStore, read_measurement, sha256_of
+from qaudit.saved.results import ResultFile, ResultStore, sha256_of
 from qaudit.support.lazy import torch
 from qaudit.support.sizes import size
 from qaudit.types import SILENT, AuditRecord, Diagnostics, Measurement, Watch, digest
@@ -301,7 +301,7 @@ def measured_of(choice: ExportChoice) -> Measurement | None:
     if not rows:
         return None
     row = min(rows, key=lambda each: each.calibration_seed)
-    return read_measurement(choice.folder / row.evidence, row.evidence_sha256)
+    return read_evidence(row, choice.folder)
 
 
 def _hashes(scheme: Scheme, folder: Path) -> dict[str, str]:

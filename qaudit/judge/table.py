@@ -215,7 +215,7 @@ MEANS: dict[Mean, tuple[Callable[[Evidence], Array], Statistic, float]] = {
     "kl": (divergences, statistics.per_token, math.inf),
     "top1_agreement": (_same_top, statistics.per_token, 1.0),
     "sure_flips": (sure_flips, statistics.per_token, 1.0),
-    "rms_dp": (_squared_dp, statistics.root_mean, 1.0),
+    "rms_dp": (_squared_dp, lambda sums: np.sqrt(sums[0] / sums[1]), 1.0),
     "output_error": (_output_error, statistics.per_token, math.inf),
     "routing_agreement": (_same_experts, statistics.per_token, 1.0),
     "routing_moved": (_moved, statistics.per_token, 1.0),

@@ -133,8 +133,8 @@ def read_saved(path: Path) -> SavedAudit:
             tasks[row.cell].append(row)
     measurements = []
     for score in audit.measurements:
-        measured = _read_evidence(score, folder)
-        of_tasks = [_read_evidence(row, folder) for row in tasks[score.cell]]
+        measured = read_evidence(score, folder)
+        of_tasks = [read_evidence(row, folder) for row in tasks[score.cell]]
         for each in (measured, *of_tasks):
             try:
                 must_be_of(each, subjects[score.subject], score.spec)
@@ -154,7 +154,7 @@ def read_saved(path: Path) -> SavedAudit:
     return SavedAudit(audit, tuple(measurements))
 
 
-def _read_evidence(row: MeasurementRow | TaskRow, folder: Path) -> Measurement:
+def read_evidence(row: MeasurementRow | TaskRow, folder: Path) -> Measurement:
     path = folder / row.evidence
     try:
         # The file itself may be a link, as in the shared cache: its bytes are hashed.

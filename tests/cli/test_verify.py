@@ -280,6 +280,9 @@ def test_without_an_audit_the_folder_agrees_with_itself_alone(qaudit, exported):
     done = qaudit("verify", "new", code=3)
     assert "The weights match the export's own record." in done.out and "`--audit`" in done.out
     # What cannot be compared is refused.
+    for evidence in Path("out/evidence").glob("*.npz"):
+        evidence.write_bytes(evidence.read_bytes() + b"x")
+    refused(qaudit("verify", "new", "--audit", "out"), 4, "is not the evidence that", "scan again")
     audit = Path("out/audit.json")
     audit.write_text(audit.read_text() + "\n")
     refused(qaudit("verify", "new", "--audit", "out"), 2, "not the audit that was exported", "that")
