@@ -31,8 +31,8 @@ from qaudit.core.items import expected_score
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import Batch, make_batches, make_rollout_batches
 from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.read_out import evidence_of
 from qaudit.engine.tokens import Feed
 from qaudit.judge.tasks import places_of_divergence
 from qaudit.model.blocks import BlockModel

@@ -35,10 +35,11 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.planning.machine import Footprint, choose_column_loop
-from qaudit.planning.sizes import Load, Sizes, TextSize
+from qaudit.planning.sizes import Load, TextSize
 from qaudit.settings import DEFAULT_SCHEMES
 from qaudit.support.sizes import size
 from qaudit.types import Window
+from tests.support.tiny import header_sizes
 
 COPIES = ("HtoD", "DtoH")
 Span = tuple[float, float]
@@ -93,7 +94,7 @@ def run_pass(folder: Path, device: torch.device) -> None:
         make_batches([Window(k, row) for k, row in enumerate(rows)], CONTEXT)
         for rows in read_tokens(folder)
     )
-    loop, _ = choose_column_loop(str(device), schemes, Sizes.read(folder))
+    loop, _ = choose_column_loop(str(device), schemes, header_sizes(folder))
     model = BlockModel(folder, WeightFolder(folder), dtype=torch.bfloat16, device=device)
     with HiddenStates(folder / "spill", 2**36, device) as states:
         run_blocks(model, Feed(calibration, evaluation, column_loop=loop), schemes, states)
@@ -106,7 +107,7 @@ def memory(folder: Path, device: torch.device, windows: int) -> Memory:
     run_pass(folder, device)
     tokens = windows * CONTEXT
     load = Load.of(parse_schemes(DEFAULT_SCHEMES), TextSize(tokens, tokens, CONTEXT))
-    planned = Footprint(Sizes.read(folder), load, 2, 0, "cuda").memory_nbytes
+    planned = Footprint(header_sizes(folder), load, 2, 0, "cuda").memory_nbytes
     return Memory(planned, int(torch.cuda.max_memory_allocated(device)))
 
 

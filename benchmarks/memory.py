@@ -49,11 +49,12 @@ from qaudit.engine.batches import make_batches
 from qaudit.model.blocks import BlockModel
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.tokens import Feed
-from qaudit.planning.sizes import Load, Sizes, TextSize
+from qaudit.planning.sizes import Load, TextSize
 from qaudit.planning.machine import Footprint
 from qaudit.engine.hidden_states import HiddenStates
 from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.types import Protocol, Window
+from tests.support.tiny import header_sizes
 documents, limit = int(sys.argv[2]) // 512, int(sys.argv[3])
 def windows(seed):
     random = np.random.default_rng(seed)
@@ -68,7 +69,7 @@ with tempfile.TemporaryDirectory() as spill:
         run_blocks(model, feed, schemes, streams)
 protocol = Protocol(512, evaluation_documents=documents, calibration_documents=documents)
 load = Load.of(schemes, TextSize.bound(protocol))
-estimate = Footprint(Sizes.read(folder), load, 4, limit).memory_nbytes
+estimate = Footprint(header_sizes(folder), load, 4, limit).memory_nbytes
 print(json.dumps({"nbytes": held("VmHWM:") - before, "estimate": estimate}))
 """
 

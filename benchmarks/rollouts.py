@@ -34,14 +34,15 @@ from qaudit.checkpoints.safetensors import WeightFolder
 from qaudit.core.registry import parse_schemes
 from qaudit.engine.batches import make_batches, make_rollout_batches
 from qaudit.engine.block_pass import run_blocks
-from qaudit.engine.evidence import evidence_of
 from qaudit.engine.hidden_states import HiddenStates
+from qaudit.engine.read_out import evidence_of
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.planning.machine import Footprint
-from qaudit.planning.sizes import Load, Sizes, TextSize
+from qaudit.planning.sizes import Load, TextSize
 from qaudit.text.documents import python_part
 from qaudit.types import FULL_PRECISION, Corpus, EvaluationDocument, Protocol, RolloutText, Window
+from tests.support.tiny import header_sizes
 
 Ints = npt.NDArray[np.int32]
 Sampler = tuple[float, int | None, float]
@@ -102,7 +103,7 @@ def tokens_of(place: Path, count: int) -> Ints:
         ids = [token for text in texts for token in read.encode(text)]
         return np.array(ids[: count * CONTEXT], dtype=np.int32).reshape(count, CONTEXT)
     draw = np.random.default_rng(1)
-    return draw.integers(3, Sizes.read(place).vocabulary, (count, CONTEXT), dtype=np.int32)
+    return draw.integers(3, header_sizes(place).vocabulary, (count, CONTEXT), dtype=np.int32)
 
 
 def corpus_of(place: Path, count: int, sampler: Sampler | None, *, rollouts: bool) -> Corpus:
@@ -121,7 +122,7 @@ def corpus_of(place: Path, count: int, sampler: Sampler | None, *, rollouts: boo
     )
     rows = [tokens[0], *(() if rollouts else tokens)]
     return Corpus(
-        Protocol(CONTEXT, CONTEXT),
+        Protocol(CONTEXT),
         (),
         tuple(Window(k, row) for k, row in enumerate(rows)),
         tuple(EvaluationDocument(str(k), str(k), CONTEXT) for k in range(len(rows))),
@@ -178,7 +179,7 @@ def peak(place: Path, dtype: str, windows: int, *, rollouts: bool) -> dict[str, 
     text = TextSize(0, (windows + 1) * CONTEXT, CONTEXT)
     load = Load.of(parse_schemes(SCHEMES), text)
     itemsize = getattr(torch, dtype).itemsize
-    planned = Footprint(Sizes.read(place), load, itemsize, LIMIT_NBYTES).memory_nbytes
+    planned = Footprint(header_sizes(place), load, itemsize, LIMIT_NBYTES).memory_nbytes
     return {"peak": nbytes, "planned": planned}
 
 

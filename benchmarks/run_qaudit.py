@@ -26,8 +26,8 @@ from qaudit.engine.hidden_states import HiddenStates
 from qaudit.engine.tokens import Feed
 from qaudit.model.blocks import BlockModel
 from qaudit.planning.machine import choose_column_loop
-from qaudit.planning.sizes import Sizes
 from qaudit.types import Window
+from tests.support.tiny import header_sizes
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         for rows in read_tokens(folder)
     )
     evaluated = evaluation if what != "quantize-only" else ()
-    loop, _ = choose_column_loop(DEVICE, schemes, Sizes.read(folder))
+    loop, _ = choose_column_loop(DEVICE, schemes, header_sizes(folder))
     feed = Feed(calibration, evaluated, compared=what == "audit", column_loop=loop)
     dtype = getattr(torch, json.loads((folder / "config.json").read_text())["dtype"])
     device = torch.device(DEVICE)

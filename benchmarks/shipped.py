@@ -16,6 +16,7 @@ import argparse
 import json
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,7 +36,7 @@ from qaudit.core.scheme import Shipped
 from qaudit.engine.batches import make_batches
 from qaudit.engine.block_pass import run_blocks
 from qaudit.engine.hidden_states import HiddenStates
-from qaudit.engine.shipped import opener
+from qaudit.engine.shipped import open_shipped
 from qaudit.engine.tokens import Feed
 from qaudit.formats.packing import format_named
 from qaudit.model.blocks import BlockModel
@@ -117,7 +118,10 @@ def ours(base: Path, files: list[Path], tokens: np.ndarray) -> tuple[list[float]
         for one in files
     ]
     names = frozenset(weights.names())
-    openers = {s.spec: opener(s, one, base, names) for s, one in zip(schemes, files, strict=True)}
+    openers = {
+        scheme.spec: partial(open_shipped, scheme, file, base, names)
+        for scheme, file in zip(schemes, files, strict=True)
+    }
     windows = [Window(k, row) for k, row in enumerate(tokens)]
     feed = Feed((), make_batches(windows, tokens.shape[1]), shipped=openers)
     with TemporaryDirectory() as spill, HiddenStates(Path(spill), 2**33, CPU) as states:

@@ -55,7 +55,7 @@ from qaudit.policy import policy_named
 from qaudit.report.folder import render_card
 from qaudit.saved import exports
 from qaudit.saved.audits import read_audit, to_json
-from qaudit.saved.codec import FILE
+from qaudit.saved.codec import FILE, write
 from qaudit.saved.evidence import may_sign, read_evidence, signed_export
 from qaudit.saved.exports import ExportRecord, kept_folder
 from qaudit.saved.parts import PLAN
@@ -171,7 +171,7 @@ def _write(choice: ExportChoice, form: Format, made: Made, folder: Path, place: 
     )
     if judged is choice and may_sign(choice.record, choice.folder):
         record = signed_export(record)
-    exports.write_export(record, folder)
+    write(folder / exports.FILE, record)
     settings = read_configuration(folder if form.has_settings else evidence)
     card = contents.export_card(judged, record, form, settings, choice.repo or place)
     (folder / contents.README).write_text(card, encoding="utf-8")

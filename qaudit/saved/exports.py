@@ -12,7 +12,7 @@ from typing import Any, Literal
 from qaudit.core.mixture import DIGITS, NO_TABLE, Mixture, Table
 from qaudit.core.scheme import Scheme
 from qaudit.errors import AuditError, SchemeError
-from qaudit.saved.codec import decode, read_object, refuse_other_schema, write
+from qaudit.saved.codec import decode, read_object, refuse_other_schema
 from qaudit.saved.results import read_measurement
 from qaudit.support.foreign import json_of
 from qaudit.types import AuditRecord, Measurement, Signature, digest
@@ -44,10 +44,6 @@ class ExportRecord:
     libraries: dict[str, Any]
     mixture: dict[str, int] = field(default_factory=dict)  # bits of each linear, where they differ
     signature: Signature | None = None  # of this record, where the audit is signed
-
-
-def write_export(record: ExportRecord, folder: Path) -> None:
-    write(folder / FILE, record)
 
 
 def read_export(folder: Path) -> ExportRecord:

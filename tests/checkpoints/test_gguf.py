@@ -223,6 +223,7 @@ def test_metadata_by_which_llama_cpp_computes_otherwise_is_refused(family, folde
 def test_neutral_metadata_is_accepted_and_a_window_is_the_base_s(folders):
     neutral = {
         "context_length": 7, "vocab_size": 1, "expert_count": 0, "rope.scaling.factor": 1.0,
+        "nextn_predict_layers": "yarn",
         "rope.scaling.type": "none", "attention.causal": True, "attention.key_length": 16,
         "rope.scaling.finetuned": True, "feed_forward_length": [128] * 3,
     }  # fmt: skip

@@ -18,8 +18,9 @@ from qaudit.errors import MachineError, QauditError, SourceError, UsageError
 from qaudit.export.contents import begun_folder, begun_path, whole_folder
 from qaudit.export.verify import verify
 from qaudit.recipe.soups import resolve_soups
+from qaudit.saved.codec import write
 from qaudit.saved.evidence import VARIABLE, signed_export
-from qaudit.saved.exports import FILE, read_export, write_export
+from qaudit.saved.exports import FILE, read_export
 from qaudit.types import SILENT, Recipe
 from tests.support.damage import damaged, edited
 from tests.support.filled import filled
@@ -201,7 +202,7 @@ def exported(tmp_path_factory):
     assert command(["qaudit", "export", str(place / "model"), *what]) == 0
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(VARIABLE, KEY)
-        write_export(signed_export(read_export(place / "new")), place / "new")
+        write(place / "new" / FILE, signed_export(read_export(place / "new")))
     return place / "new"
 
 

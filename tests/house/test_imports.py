@@ -6,12 +6,13 @@ keeps a package from being *loaded* lets it pass.
 """
 
 import graphlib
+import subprocess
 import sys
 from fnmatch import fnmatch
 
 import pytest
 
-from tests.house.source import imports, modules, room_of
+from tests.house.source import ROOT, imports, modules, room_of
 
 FLOORS = tuple(
     frozenset(floor.split())
@@ -205,3 +206,10 @@ def test_rooms_do_not_import_each_other_in_a_circle(house):
         loaded = {room(found.target) for found in imports(module.tree) if not found.typing}
         graph.setdefault(here, set()).update(loaded - {here, None})
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_every_benchmark_can_be_imported():
+    names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    names -= {"run_llmcompressor"}  # in that library's own environment
+    program = "import " + ", ".join(f"benchmarks.{name}" for name in sorted(names))
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

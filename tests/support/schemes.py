@@ -6,15 +6,15 @@ other bits, groups and block sizes where it has them.
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import yaml
 
 from qaudit.core.linears import Inputs, Linears
 from qaudit.core.registry import parse_scheme, schemes
 from qaudit.errors import SchemeError
-from tests.support.tiny import TABLES
 
 COLUMNS = 160
 TRANSFORMS = ("flatquant", "spinquant", "ostquant")
@@ -126,7 +126,8 @@ def transform_nbits(scheme, columns):
     return 0
 
 
-SHAPES = TABLES["awkward"]
+TABLES = Path(__file__).with_name("families.yaml")
+SHAPES = yaml.safe_load(TABLES.read_text(encoding="utf-8"))["awkward"]
 NAMES = tuple(PLUGINS)
 REFUSED = {
     ("smoothquant", "post-norm"): "no norm of block 0 can take the scales of `smoothquant`",
@@ -144,6 +145,8 @@ def short(name):
 
 def made(folder, shape):
     """Save a small random model."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # `make kernels` has none
+
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[shape])).save_pretrained(folder)
     return folder

@@ -20,8 +20,8 @@ from qaudit.engine.tasks import Machine
 from qaudit.engine.tokens import Feed
 from qaudit.errors import QauditError
 from qaudit.model.skeleton import must_open
-from qaudit.planning.sizes import Sizes
 from qaudit.types import FULL_PRECISION, Window
+from tests.support.tiny import header_sizes
 from tests.zoo import reference, tiny
 
 TOLERANCE = 1e-5
@@ -64,7 +64,7 @@ def result_of(model_type, seconds=60):
 
 def _must_open(folder):
     """Return why the plan would refuse a model from its headers, or nothing."""
-    Sizes.read(folder)
+    header_sizes(folder)
     weights = WeightFolder(folder)
     try:
         must_open(folder, {name: weights.shape(name) for name in weights.names()})

@@ -74,6 +74,9 @@ def differences(header: GgufHeader, config: Table) -> Iterator[tuple[str, Any, A
     """Yield each key by which llama.cpp computes otherwise than the base: its value and theirs."""
     start = f"{header.architecture}."
     stored = {k.removeprefix(start): v for k, v in header.metadata.items() if k.startswith(start)}
+    further = stored.get("nextn_predict_layers")
+    if type(further) is not int or not 0 <= further < 100:  # which no file has that is whole
+        stored.pop("nextn_predict_layers", None)
     wanted = _wanted(header.architecture, stored, config)
     for key, (absent, *accepted) in wanted.items():
         value = stored.get(key, absent)
@@ -177,7 +180,7 @@ def _of_one(architecture: str, stored: Table, get: _Values) -> Wanted:
     if architecture.startswith("qwen3") and get("linear_num_key_heads"):
         linear = [kind == "linear_attention" for kind in get("layer_types") or ()]
         linear = linear or _every(int(get("full_attention_interval") or 4), get.layers)
-        dense = [False] * int(stored.get("nextn_predict_layers") or 0)
+        dense = [False] * stored.get("nextn_predict_layers", 0)
         interval = stored.get("full_attention_interval", 4)
         by_interval = _every(interval, get.layers) if isinstance(interval, int) else None
         recurrent = [*linear, *dense] if _RECURRENT in stored else linear
@@ -198,7 +201,7 @@ def _wanted(architecture: str, stored: Table, config: Table) -> Wanted:
     theta = get.rope("rope_theta")
     usual = hidden // heads if heads and hidden else None
     wanted: Wanted = {
-        "block_count": (None, get.layers + int(stored.get("nextn_predict_layers") or 0)),
+        "block_count": (None, get.layers + stored.get("nextn_predict_layers", 0)),
         "embedding_length": (None, hidden),
         "feed_forward_length": (None, width or (4 * hidden if hidden else None)),
         "attention.head_count": (None, heads),
