@@ -174,9 +174,8 @@ def resumable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        begun = out.with_name(f".{out.name}.begun")
-        places = [f"`{folder}`" for folder in (begun, out) if folder.is_dir()]
-        what = f"results are kept in {places[-1]}" if places else "nothing is kept yet"
+        places = [f"`{p}`" for p in (out.with_name(f".{out.name}.begun"), out) if p.is_dir()]
+        what = f"what was measured is in {places[-1]}" if places else "nothing is kept yet"
         raise Interrupted(f"interrupted; {what}", hint=AGAIN) from error
 
 

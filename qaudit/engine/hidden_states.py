@@ -3,9 +3,9 @@
 A stream is the same batches of tokens after the blocks passed so far, under one scheme. With
 eight schemes there are nine for evaluation and a few for calibration, and together they are
 what fills memory, not the model. On a GPU they stay there while they fit, then in host memory
-while they fit that; what is left is in files, one for each batch. Plain reads and writes, not a
-memory map: mapped pages count as resident until the kernel feels like dropping them, and the
-promise here is a peak that does not grow.
+while they fit that; what is left is in files, one for each batch, written from a GPU one batch
+late, while it computes the next. Plain reads and writes, not a memory map: mapped pages count as
+resident until the kernel drops them, and the promise here is a peak that does not grow.
 
 What blocks leave beside the hidden states of a batch is stored the same way, in streams of its own.
 What a model makes of its tokens for its blocks is stored once, with the embedded tokens, where all
@@ -58,6 +58,7 @@ class HiddenStates:
         self._names_of: Counter[int] = Counter()  # of each tensor in memory, by its id
         self._nbytes: Counter[str] = Counter()  # of them, by the type of their device
         self._files: dict[tuple[str, int], _SpilledBatch] = {}
+        self._late: list[tuple[Path, HostCopy]] = []  # what a GPU may still copy to the host
         self._names: dict[tuple[str, int], set[str]] = {}  # of what is beside a batch of a stream
         self._opened = 0
         self.nbytes_spilled = 0
@@ -118,24 +119,34 @@ class HiddenStates:
                     return
             return_large_blocks()
             self._opened += 1
-        spilled = self._copies.to_host(hidden_BTD.detach()).read().contiguous()
-        path = self._folder / f"{self._opened}-{id(self)}.spill"
-        if key in self._files:
-            path = self._files[key].path
-        self._files[key] = _SpilledBatch(path, spilled.shape, spilled.dtype)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(spilled.flatten().view(torch.uint8).numpy().data)
-        except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise MachineError(
-                f"{why} while spilling hidden states to `{self._folder}`",
-                hint="free some space, or set a larger `--set stream_memory=SIZE`",
-            ) from error
+        copy = self._copies.to_host(hidden_BTD.detach())
+        new = self._folder / f"{self._opened}-{id(self)}.spill"
+        path = self._files[key].path if key in self._files else new
+        self._files[key] = _SpilledBatch(path, copy.tensor.shape, copy.tensor.dtype)
+        self._write_late()
+        self._late.append((path, copy))
+        if copy.written is None:
+            self._write_late()
         self.nbytes_spilled += hidden_BTD.nbytes
 
+    def _write_late(self) -> None:
+        while self._late:
+            path, copy = self._late.pop()
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(copy.read().contiguous().flatten().view(torch.uint8).numpy().data)
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                raise MachineError(
+                    f"{why} while spilling hidden states to `{self._folder}`",
+                    hint="free some space, or set a larger `--set stream_memory=SIZE`",
+                ) from error
+
     def _get(self, stream: str, batch: int) -> Tensor:
-        copy = self._memory.get((stream, batch)) or HostCopy(self._files[stream, batch].read())
+        copy = self._memory.get((stream, batch))
+        if copy is None:
+            self._write_late()
+            copy = HostCopy(self._files[stream, batch].read())
         if copy.tensor.device.type == self._device.type:
             return copy.tensor
         return self._copies.to_device(copy)
@@ -170,6 +181,7 @@ class HiddenStates:
     def _forget(self, key: tuple[str, int]) -> None:
         self._release(key)
         if (spilled := self._files.pop(key, None)) is not None:
+            self._late = [late for late in self._late if late[0] != spilled.path]
             spilled.path.unlink(missing_ok=True)
 
     def _release(self, key: tuple[str, int]) -> HostCopy | None:

@@ -124,9 +124,8 @@ def tied(
     named: dict[tuple[int, str], Entry] = {}
     for linear in scores:
         shared, row = linear.fused if scheme.tie == FUSED else (linear.name, linear.name)
-        entry = linear.block, shared
-        if "*" in row and scheme.one_width_of_experts:
-            entry = -1, "experts"  # of all blocks
+        of_all_blocks = "*" in row and scheme.one_width_of_experts
+        entry = (-1, "experts") if of_all_blocks else (linear.block, shared)
         named[linear.block, row] = entry
         for bits in scheme.widths:
             before = options[entry].get(bits, (0, 0.0))

@@ -51,7 +51,7 @@ class Loaded:
     """A folder in its runtime: what it predicts behind every token of a window but the last."""
 
     vocabulary: int
-    logits: Callable[[Tensor], Tensor]  # (B, T) -> (B, T - 1, V); losses (B, T - 1) of vLLM
+    predicted: Callable[[Tensor], Tensor]  # logits (B, T - 1, V), or losses (B, T - 1) of vLLM
 
 
 @dataclass(frozen=True)
@@ -377,7 +377,7 @@ def _compared(
     for start in range(0, len(tokens_BT), step):
         some_BT = tokens_BT[start : start + step].long()
         targets_N = some_BT[:, 1:].reshape(-1)
-        logits_NV = model.logits(some_BT).flatten(0, 1)
+        logits_NV = model.predicted(some_BT).flatten(0, 1)
         if logits_NV.dim() == 1:  # losses
             yield ComparedRows(logits_NV.float()), None
             continue

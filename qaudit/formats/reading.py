@@ -80,10 +80,9 @@ class Rounding:
     def _round(self, x: Tensor) -> Tensor:
         from qaudit.core import floats
 
-        number = self.number or 0.0
-        bounded = x if self.number is None else x.clamp(-number, number)
+        limit, number = self.number, self.number or 0.0
         rounded: Mapping[Kind, Callable[[], Tensor]] = {
-            "fp8": lambda: floats.fp8_tokens(bounded),
+            "fp8": lambda: floats.fp8_tokens(x if limit is None else x.clamp(-limit, limit)),
             "fp8 by 128": lambda: floats.fp8_token_groups(x),
             "int8": lambda: floats.int8_tokens(x),
             "mxfp4": lambda: floats.mxfp4_groups(x, "even"),

@@ -282,6 +282,7 @@ class Front:
     def _moved(self, tokens_BT: Tensor) -> Recorded:
         """Return what blocks are called with where each returns other hidden states."""
         self._tape.moves = True
-        _, recorded = self._play(tokens_BT)
-        self._tape.moves = False
-        return recorded
+        try:
+            return self._play(tokens_BT)[1]
+        finally:
+            self._tape.moves = False

@@ -39,7 +39,7 @@ from qaudit.hub import Hub
 from qaudit.planning.resolve import resolve, still_there
 from qaudit.recipe.table import recipe_from
 from qaudit.saved.audits import read_audit
-from qaudit.saved.codec import FILE, is_inside
+from qaudit.saved.codec import is_inside
 from qaudit.saved.parts import AGAIN, PLAN, read_plan
 from qaudit.types import Pins, Plan, Recipe, Resolved, TextFile, WeightFile
 
@@ -289,13 +289,10 @@ FURTHER = ("choices", "rollouts", "reference")
 
 def must_extend(plan: Plan, out: Path) -> None:
     """Refuse a plan whose audit would lack what the audit in its folder has."""
-    if not (out / FILE).is_file():
-        return
     try:
-        before = read_audit(out).plan
-    except QauditError:  # damaged: it is written anew
+        lost = list(_lost(read_audit(out).plan, plan))
+    except QauditError:  # there is none, or it is damaged and written anew
         return
-    lost = list(_lost(before, plan))
     if not lost:
         return
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""

@@ -258,20 +258,16 @@ def find_recipe(target: str) -> Path:
     return shipped
 
 
-def _nearly(path: Path) -> str:
-    """Return a hint for a missing recipe: the nearest name, here or among the shipped ones."""
-    here = [str(path.parent / p.name) for p in path.parent.glob("*.y*ml")]
-    near = get_close_matches(str(path), [*here, *shipped_recipes()], n=1)
-    return f"did you mean `{near[0]}`?" if near else "`qaudit list recipes` names those that ship"
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         table, _ = yaml_file(path)
     except RecipeError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        raise RecipeError(f"there is no recipe `{path}`", hint=_nearly(path)) from error
+        here = [str(path.parent / p.name) for p in path.parent.glob("*.y*ml")]
+        near = get_close_matches(str(path), [*here, *shipped_recipes()], n=1)
+        hint = f"did you mean `{near[0]}`?" if near else "see `qaudit list recipes`"
+        raise RecipeError(f"there is no recipe `{path}`", hint=hint) from error
     if not isinstance(table, dict):
         raise RecipeError(
             f"`{path}` is not a recipe", hint="a recipe is a table of keys, `targets` among them"

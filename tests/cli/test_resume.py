@@ -273,7 +273,7 @@ def test_an_unfinished_scan_says_so_and_shows_what_is_measured(scan, qaudit, mon
         patched.setattr("qaudit.engine.measure.send", send)
         done = scan("series")
     again = f"run the same command again: qaudit scan {' '.join(QUICK)} series"
-    refused(done, 130, "interrupted; results are kept in `out`", again)
+    refused(done, 130, "interrupted; what was measured is in `out`", again)
     assert len(times(OUT / "evidence")) == 2
     for command in (
         "gate out", "pick out", "diff out out", "export out --out file",

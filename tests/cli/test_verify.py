@@ -126,7 +126,7 @@ def test_a_policy_says_how_far_losses_may_differ(qaudit, exported, monkeypatch):
 
     def load(folder, dtype):
         loaded = one.load(folder, dtype)
-        return replace(loaded, logits=lambda tokens_BT: loaded.logits(tokens_BT) * 1.01)
+        return replace(loaded, predicted=lambda tokens_BT: loaded.predicted(tokens_BT) * 1.01)
 
     rest = [other for other in runs.RUNTIMES if other is not one]
     monkeypatch.setattr(runs, "RUNTIMES", (replace(one, load=load), *rest))
@@ -155,7 +155,7 @@ class _Engine:
 
     def generate(self, prompts, *_, **__):
         rows = [prompt["prompt_token_ids"] for prompt in prompts]
-        logits_BTV = self._loaded.logits(torch.tensor(rows)).log_softmax(-1)
+        logits_BTV = self._loaded.predicted(torch.tensor(rows)).log_softmax(-1)
         return [
             SimpleNamespace(prompt_logprobs=[None, *(
                 {token: SimpleNamespace(logprob=float(logits_V[token]))}

@@ -214,10 +214,6 @@ def test_each_line_that_orders_streams_is_needed(once, tmp_path, monkeypatch):
         for site in sorted(sites - seen):
             if "_wait_for_the_oldest" in source(site):  # for memory alone: see above
                 continue
-            if (
-                limit == IN_FILES and site[0] == "record_stream"
-            ):  # what goes to a file is waited for
-                continue
             read, _ = without(site, folder, tmp_path, limit)
             assert isinstance(read, Exception) or not are_equal(read, expected), site
         seen |= sites

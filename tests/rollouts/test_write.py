@@ -94,7 +94,7 @@ def test_a_killed_command_goes_on(place, qaudit, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(generating, "generate", killed)
         ended = qaudit("rollouts", *COMMAND, "--out", "out")
-    refused(ended, 130, "results are kept in `out`", "run the same command again")
+    refused(ended, 130, "what was measured is in `out`", "run the same command again")
     assert not (place / "out" / "rollouts.json").exists()
     partial = place / "out" / "partial.jsonl"
     kept = partial.read_bytes()
