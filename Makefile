@@ -26,7 +26,7 @@ demo: $(VENV)/.run ## audit the series that ships with qaudit; OUT=qaudit-out/de
 test: $(VENV)/.dev ## run the tests; JOBS=0 PYTEST="-k gptq -x"
 	$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST)
 
-arithmetic: $(VENV)/.dev ## run the tests of numbers under an older instruction set; a minute of processor
+arithmetic: $(VENV)/.dev ## run the tests of numbers under an older instruction set; half a minute of processor
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 $(PY) -m pytest -n $(JOBS) $(ARITHMETIC) $(PYTEST)
 
 quick: $(VENV)/.dev ## run the tests of the inner loop: everything without a model
